@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors
 from fedssl.engine import run_aggregation
+from fedssl.engine.secure_sums import client_words, num_client_words, run_secure_aggregation
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
 from fedssl.methods.registry import ADD_ONS, MERGES, OBJECTIVES, REDUCERS
@@ -102,25 +103,59 @@ def _check(spec: RunSpec, fixed: RunSpec | None) -> None:
     assert (fixed is None) == (method.why_not_summed is not None)
     if kinds & PER_IMAGE:
         assert fixed is None
+        _check_secure(spec)
         return
     apart = tuple(sorted(kinds & {"centroids"}))
+    assert (method.why_not_secure is None) == (fixed is not None and bool(plan.update) and not apart)
+    _check_secure(spec)
     if plan.update:
         assert tuple(sorted(method.sent_apart)) == apart
     one, two = _results(fixed or spec)
+    if method.why_not_secure is None and fixed is not None:
+        _check_words(fixed, one)
     if fixed is not None:
         assert all(torch.equal(one[name], two[name]) for name in one)
     else:
         assert max(float((one[name].double() - two[name].double()).abs().max()) for name in one) > GRID
 
 
-def _results(spec: RunSpec) -> tuple[Tensors, Tensors]:
-    """Return the coordinator's tensors after a round, for two cohorts with the same sums."""
-    method, plan = METHODS[spec.method.name], METHODS[spec.method.name].bind(spec).plan
+def _check_secure(spec: RunSpec) -> None:
+    """Assert that a spec may ask for secure aggregation if and only if its method can take part."""
+    why = spec.method.why_not_secure
+    arithmetic = "fixed" if spec.method.why_not_summed is None else "float"
+    asked = {**spec.model_dump(mode="json"), "aggregation": {"arithmetic": arithmetic}, "secure_aggregation": {}}
+    if why is None:
+        assert RunSpec.model_validate(asked).secure_aggregation is not None
+        return
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate(asked)
+    assert f"secure_aggregation is impossible here: {why}" in str(refused.value)
+
+
+def _check_words(spec: RunSpec, expected: Tensors) -> None:
+    """Assert that a coordinator with nothing but the sum of the clients' words finds the same bits."""
+    method, (state, sent), ctx = METHODS[spec.method.name], _cohort(spec), context(spec, 1)
+    words = [client_words(method, state, update, NUM_CLIENTS, ctx) for update in _updates(sent)]
+    assert {each.numel() for each in words} == {num_client_words(method, ctx)}
+    found = run_secure_aggregation(method, state, torch.stack(words).sum(dim=0), NUM_CLIENTS, ctx).state
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def _cohort(spec: RunSpec) -> tuple[Tensors, list[Tensors]]:
+    """Return a state and the update of each client."""
+    plan = METHODS[spec.method.name].bind(spec).plan
     state = {tensor.name: _on_grid(tensor, seed) for seed, tensor in enumerate(plan.broadcast)}
-    first = [
+    return state, [
         {tensor.name: _moved(tensor, state, 1000 * client + seed) for seed, tensor in enumerate(plan.update)}
         for client in range(NUM_CLIENTS)
     ]
+
+
+def _results(spec: RunSpec) -> tuple[Tensors, Tensors]:
+    """Return the coordinator's tensors after a round, for two cohorts with the same sums."""
+    method, plan = METHODS[spec.method.name], METHODS[spec.method.name].bind(spec).plan
+    state, first = _cohort(spec)
     second = [dict(update) for update in first]
     for seed, tensor in enumerate(plan.update):
         if tensor.kind not in spec.method.sent_apart:
@@ -131,11 +166,14 @@ def _results(spec: RunSpec) -> tuple[Tensors, Tensors]:
 
 
 def _aggregated(method: Any, state: Tensors, sent: list[Tensors], spec: RunSpec) -> Tensors:
-    updates = [
+    return run_aggregation(method, state, _updates(sent), context(spec, 1)).state
+
+
+def _updates(sent: list[Tensors]) -> list[Update]:
+    return [
         Update(f"client-{index}", 40, lambda tensors=tensors: tensors)  # type: ignore[misc]
         for index, tensors in enumerate(sent)
     ]
-    return run_aggregation(method, state, updates, context(spec, 1)).state
 
 
 def _on_grid(tensor: TensorSpec, seed: int) -> torch.Tensor:

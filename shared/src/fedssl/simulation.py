@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -32,6 +33,7 @@ from fedssl.engine import (
 from fedssl.engine.aggregation import ValueOutOfRange
 from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
+from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
 from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
@@ -49,6 +51,9 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
+
+if TYPE_CHECKING:
+    from fedssl.engine.secure_rounds import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,7 @@ def simulate(
     checkpoint: Checkpoint | None = None,
     cohorts: Mapping[int, Sequence[str]] | None = None,
     lost_states: Mapping[int, Collection[str]] | None = None,
+    lost_clients: Mapping[int, Mapping[str, "Phase"]] | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     on_progress: OnProgress = lambda number, client, progress: None,
     on_distillation: OnDistillation = lambda number, progress: None,
@@ -163,9 +169,10 @@ def simulate(
     simulation that is run again goes on there, to the same bits. `cohorts`: of a deployed run whose rounds did not all
     have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
     simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round:
-    they start cold, as in a deployed run that has the event `client.state_lost`. Where the spec has an evaluation, the
-    encoder is judged as it says, before training too. If the spec has `model.initial`, its file is read, and the
-    digest of its weights is in the result's spec.
+    they start cold, as in a deployed run that has the event `client.state_lost`. `lost_clients`: of a spec with
+    `secure_aggregation`, the clients that are lost in a round, each with the phase in which it is
+    (`engine.secure_rounds.Phase`). Where the spec has an evaluation, the encoder is judged as it asks, before training
+    too. If the spec has `model.initial`, its file is read, and the digest of its weights is in the result's spec.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
@@ -180,6 +187,7 @@ def simulate(
     require_device(device)
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
+    _require_masks(spec, len(names))
     everywhere = Context(
         spec=spec, round_number=0, device=torch.device(device), public=_public(spec, public, data_root, device)
     )
@@ -200,7 +208,7 @@ def simulate(
             train = functools.partial(_train_here, {name: _on_device(each, device) for name, each in data.items()})
             stack.callback(release_trainer)
         federation = _Federation(
-            everywhere, sizes, train, on_progress, on_distillation, cohorts or {}, lost_states or {}
+            everywhere, sizes, train, on_progress, on_distillation, cohorts or {}, lost_states or {}, lost_clients or {}
         )
         result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start(start)
         result.chance = judges.chance
@@ -255,8 +263,9 @@ class _Federation:
         on_distillation: OnDistillation,
         cohorts: Mapping[int, Sequence[str]],
         lost_states: Mapping[int, Collection[str]],
+        lost_clients: Mapping[int, Mapping[str, "Phase"]],
     ) -> None:
-        self._cohorts, self._lost_states = cohorts, lost_states
+        self._cohorts, self._lost_states, self._lost_clients = cohorts, lost_states, lost_clients
         self._spec, self._everywhere, self._sizes = everywhere.spec, everywhere, sizes
         self._train_clients = train
         self._on_progress, self._on_distillation = on_progress, on_distillation
@@ -316,12 +325,16 @@ class _Federation:
             bytes_down=len(cohort) * self._bytes_down,
             bytes_up=len(cohort) * self._bytes_up,
         )
+        ctx = dataclasses.replace(self._everywhere, round_number=number)
+        if self._spec.secure_aggregation is not None:
+            self._train_securely(result, updates, trained, make_record, ctx, started, restart=restart)
+            return
         try:
             aggregated = run_aggregation(
                 self._method,
                 result.server_state,
                 updates,
-                dataclasses.replace(self._everywhere, round_number=number),
+                ctx,
                 on_epoch=functools.partial(self._on_distillation, number),
                 restart=restart,
             )
@@ -351,6 +364,45 @@ class _Federation:
             updates=dict(norms.measures),
             unusual=_unusual(result.history, norms, num_examples),
             alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, number, clients)],
+        )
+        result.history.append(record)
+
+    def _train_securely(
+        self,
+        result: Result,
+        updates: Sequence[Update],
+        trained: Mapping[str, LocalResult],
+        make_record: Callable[..., RoundRecord],
+        ctx: Context,
+        started: float,
+        *,
+        restart: bool,
+    ) -> None:
+        """Finish a round whose coordinator receives masked vectors only. It measures no update."""
+        from fedssl.engine.secure_rounds import run_secure_round
+
+        lost = self._lost_clients.get(ctx.round_number, {})
+        make_record = functools.partial(make_record, bytes_up=len(updates) * num_vector_bytes(self._method, ctx))
+        try:
+            secure = run_secure_round(
+                self._method, result.server_state, result.model, updates, ctx, lost=lost, restart=restart
+            )
+        except (NoSecureSum, ValueOutOfRange) as error:
+            rejected = sorted(error.rejected) if isinstance(error, NoSecureSum) else []
+            seconds = time.perf_counter() - started
+            result.history.append(make_record(seconds=seconds, rejected=rejected, skipped=str(error)))
+            return
+        clients = {name: trained[name].metrics for name in secure.survivors}
+        used = {name: trained[name].state for name in secure.survivors}
+        result.client_states = {} if restart else {**result.client_states, **used}
+        result.server_state, result.model = secure.result.state, secure.result.broadcast
+        record = make_record(
+            clients=clients,
+            num_examples={name: trained[name].num_examples for name in secure.survivors},
+            server=secure.result.metrics,
+            seconds=time.perf_counter() - started,
+            rejected=sorted(secure.rejected),
+            alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, ctx.round_number, clients)],
         )
         result.history.append(record)
 
@@ -518,6 +570,20 @@ def _participants(cohort: CohortConfig, shards: Mapping[str, ImageData | CachedD
     if (cohort.min_updates or 0) > cohort.num_wanted(len(names)):
         raise SpecError(f"cohort.min_updates is {cohort.min_updates}, more than a cohort of these {len(names)} clients")
     return names
+
+
+def _require_masks(spec: RunSpec, num_clients: int) -> None:
+    """Raise SpecError if the spec asks for secure aggregation, and no round here could have it."""
+    config = spec.secure_aggregation
+    if config is None:
+        return
+    if importlib.util.find_spec("cryptography") is None:
+        raise SpecError("secure_aggregation needs the package cryptography: pip install 'fedssl[secure]'")
+    if (size := spec.cohort.num_wanted(num_clients)) < config.min_cohort:
+        raise SpecError(
+            f"secure_aggregation.min_cohort is {config.min_cohort}, more than the {size} clients of a cohort of these "
+            f"{num_clients}: lower it (to 3 at least), or have more clients"
+        )
 
 
 def _client_data(images: ImageData | CachedData) -> ClientData:

@@ -117,3 +117,20 @@ def test_a_method_says_whether_its_updates_can_be_summed(name: str, expected: st
     document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
     assert (document["why_not_summed"] is None) == expected.startswith("yes")
     assert document["sent_apart"] == (["centroids"] if name == "orchestra" else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fedbyol", "yes"),
+        ("orchestra", "no: next to the sum, orchestra sends the coordinator the centroids of each client"),
+        ("fedu2", "no: method.reducer eua compares each update with every other one"),
+        ("single", "no: single sends no tensors here, so there is no sum"),
+    ],
+)
+def test_a_method_says_whether_it_can_be_aggregated_securely(name: str, expected: str) -> None:
+    shown = CliRunner().invoke(app, ["method", "show", name]).stdout
+    (line,) = (line for line in shown.splitlines() if line.startswith("secure aggregation"))
+    assert line.removeprefix("secure aggregation").strip() == expected
+    document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
+    assert document["why_not_secure"] == (None if expected == "yes" else expected.removeprefix("no: "))

@@ -179,6 +179,46 @@ def test_a_key_that_came_later_is_left_out_while_it_says_what_was_so_before(
     assert RunSpec.model_validate_json(changed.model_dump_json()) == changed
 
 
+def test_secure_aggregation_is_left_out_of_a_spec_without_it() -> None:
+    assert "secure_aggregation" not in RunSpec().model_dump(mode="json")
+    secure = RunSpec.model_validate({"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {}})
+    assert secure.model_dump(mode="json")["secure_aggregation"] == {"min_cohort": 5, "collusion": 1}
+    assert RunSpec.model_validate_json(secure.model_dump_json()) == secure
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"aggregation": {"arithmetic": "float"}}, 'set aggregation.arithmetic = "fixed"'),
+        (
+            {"method": {"name": "fedu2"}, "aggregation": {}},
+            "method.reducer eua compares each update with every other one; choose another",
+        ),
+        ({"method": {"name": "single"}}, "single sends no tensors here, so there is no sum"),
+        ({"method": {"name": "orchestra"}}, "orchestra sends the coordinator the centroids of each client"),
+        ({"robustness": {"max_update_norm": 1.0, "action": "reject"}}, "so that no one can reject it"),
+        ({"cohort": {"clients": list("abcdefgh"), "fraction": 0.5}}, "a round wants 4 of the 8 clients, fewer than"),
+        (
+            {"evaluation": {"dataset": "digits", "at": "both", "sites": {"classes": ["a", "b"]}}},
+            'set evaluation.at = "coordinator"',
+        ),
+        ({"secure_aggregation": {"min_cohort": 3, "collusion": 2}}, "a sum needs 4 updates or more"),
+        ({"secure_aggregation": {"min_cohort": 2}}, "greater than or equal to 3"),
+    ],
+)
+def test_what_secure_aggregation_cannot_carry_is_refused(changes: dict[str, Any], why: str) -> None:
+    sections = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {}}
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate({**sections, **changes})
+    assert why in str(refused.value)
+
+
+def test_a_norm_bound_that_clips_goes_with_secure_aggregation() -> None:
+    sections = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {}}
+    assert RunSpec.model_validate({**sections, "robustness": {"max_update_norm": 1.0}}).secure_aggregation
+    assert RunSpec.model_validate({**sections, "robustness": {"action": "reject"}}).secure_aggregation
+
+
 def test_the_arithmetic_is_left_out_of_a_spec_that_computes_in_float() -> None:
     assert "aggregation" not in RunSpec().model_dump(mode="json")
     assert "aggregation" not in RunSpec(aggregation=AggregationConfig(arithmetic="float")).model_dump(mode="json")

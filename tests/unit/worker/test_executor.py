@@ -15,6 +15,7 @@ from fedssl.data import ImageData
 from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
 from fedssl.protocol.data import DataConfig, WindowConfig
 from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker import data as data_module
 from fedssl_worker import executor as executor_module
@@ -47,6 +48,14 @@ def widened(item: WorkItem) -> WorkItem:
 def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any, words: str) -> None:
     with pytest.raises(CannotTrain, match=words):
         setting.executor().execute(change(setting.item(make_spec(), 1)), silent)
+    assert setting.coordinator.calls == []
+
+
+def test_a_run_that_asks_for_masks_gets_no_update_without_them(setting: Setting) -> None:
+    secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
+    with pytest.raises(CannotTrain, match="cannot mask its update") as refused:
+        setting.executor().execute(setting.item(make_spec(**secure), 1), silent)
+    assert refused.value.cause == Cause.SPEC
     assert setting.coordinator.calls == []
 
 

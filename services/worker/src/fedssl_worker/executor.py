@@ -18,6 +18,7 @@ from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, StateLost, WorkItem
@@ -64,6 +65,7 @@ class Executor:
         `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
         not the announced one) and ClientError. `causes.cause_of` returns whose problem each of them is.
         """
+        _require_no_masks(item.spec)
         self._check_sizes(item)
         method = self._method_of(item)
         self._check_encoder(item)
@@ -241,6 +243,16 @@ def describe_device(device: torch.device) -> str:
 def describe_environment(device: torch.device) -> str:
     """Return a text that names what the bits of a training depend on, besides its inputs."""
     return f"torch {torch.__version__}, {describe_device(device)}"
+
+
+def _require_no_masks(spec: RunSpec) -> None:
+    """Raise CannotTrain if the run asks for secure aggregation: this worker would send the update without masks."""
+    if spec.secure_aggregation is not None:
+        raise CannotTrain(
+            "the run asks for secure aggregation, and this version of the worker cannot mask its update: update the "
+            "worker, or create a run without secure_aggregation",
+            Cause.SPEC,
+        )
 
 
 def _progress(local: LocalProgress) -> Progress:

@@ -116,7 +116,8 @@ def _why(scaled: Tensor, scale: float, largest: int) -> str:
     )
 
 
-def _whole(weights: Sequence[float]) -> list[int]:
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """Return the weights as integers. Raises AggregationError unless each is a positive whole number."""
     numbers = checked_weights(weights)
     if fractions := [number for number in numbers if not number.is_integer()]:
         raise AggregationError(f"a weight in fixed point must be a whole number, not {fractions[0]}")
@@ -173,6 +174,33 @@ class FixedPointSum:
         self._like |= other._like
         self._count, self._weight = self._count + other._count, self._weight + other._weight
         self._require_room()
+
+    def vector(self) -> Tensor:
+        """Return the sum of the weights and then all words, in name order, as one int64 vector."""
+        weight = torch.tensor([self._weight])
+        return torch.cat([weight, *(words.flatten().cpu() for _, words in sorted(self._words.items()))])
+
+    def take(self, vector: Tensor, like: Mapping[str, Tensor], num_clients: int) -> Tensor:
+        """Become the sum with which `vector` begins, and return the rest of it.
+
+        Args:
+            vector: int64 (N,), begins with the sum of what `vector()` returned for `num_clients` clients.
+            like: a tensor of the dtype and shape of each update's, by name. Only these are read.
+            num_clients: how many clients are in the sum.
+
+        Raises AggregationError if the vector is too short, or its weight is not positive.
+        """
+        sizes = [like[name].numel() for name in sorted(like)]
+        if vector.numel() < 1 + sum(sizes):
+            raise AggregationError(f"a sum of {1 + sum(sizes)} words was cut to {vector.numel()}")
+        weight, *pieces, rest = torch.split(vector, [1, *sizes, vector.numel() - 1 - sum(sizes)])
+        if int(weight) < 1:
+            raise AggregationError(f"the weights of {num_clients} clients add up to {int(weight)}: it must be positive")
+        self._words = {name: piece.view(like[name].shape) for name, piece in zip(sorted(like), pieces, strict=True)}
+        self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in like.items()}
+        self._count, self._weight = num_clients, int(weight)
+        self._require_room()
+        return rest
 
     def mean(self) -> dict[str, Tensor]:
         """Return base + words / (weight 2^f), rounded to each tensor's dtype; integer tensors are rounded half to even.
@@ -242,7 +270,7 @@ def fixed_point_mean(
     Reference: FedAvg (McMahan et al. 2017), Algorithm 1, in the fixed point of secure aggregation (Bonawitz et al.
     2017), without its clipping.
     """
-    numbers = _whole(weights)
+    numbers = whole_weights(weights)
     total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=len(weights))
     count = 0
     with torch.no_grad():

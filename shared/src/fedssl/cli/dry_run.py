@@ -47,7 +47,18 @@ def traffic_of(spec: RunSpec) -> Traffic | None:
     plan = plan_of(spec)
     if plan is None:
         return None
-    return Traffic(file_bytes(plan.broadcast), file_bytes(plan.update))
+    return Traffic(file_bytes(plan.broadcast), _masked_bytes(spec) or file_bytes(plan.update))
+
+
+def _masked_bytes(spec: RunSpec) -> int | None:
+    """Return the size of a masked vector, or None without secure aggregation."""
+    if spec.secure_aggregation is None:
+        return None
+    from fedssl.engine.secure_sums import num_vector_bytes
+    from fedssl.methods import METHODS
+    from fedssl.methods.api import Context
+
+    return num_vector_bytes(METHODS[spec.method.name], Context(spec=spec, round_number=1))
 
 
 def plan_of(spec: RunSpec) -> "ArtifactPlan | None":

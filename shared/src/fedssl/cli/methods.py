@@ -102,6 +102,7 @@ def show(
             "leaves the client": info.leaves_the_client,
             "stays on the client": info.stays_on_the_client,
             "can be summed": _summed(config),
+            "secure aggregation": _secure(config),
         }
     )
     show_table(["parameter", "default", "allowed", "meaning"], _parameters(config, everything=everything))
@@ -159,6 +160,12 @@ def _summed(config: type[MethodConfig]) -> str:
     return "yes" + (f", except {', '.join(usual.sent_apart)}" if usual.sent_apart else "")
 
 
+def _secure(config: type[MethodConfig]) -> str:
+    """Describe whether masks can hide all that a client sends, with the method's default parts."""
+    why = config.model_validate({}).why_not_secure
+    return "yes" if why is None else f"no: {why}"
+
+
 def _document(config: type[MethodConfig]) -> dict[str, Any]:
     usual = config.model_validate({})
     return {
@@ -166,6 +173,7 @@ def _document(config: type[MethodConfig]) -> dict[str, Any]:
         **config.info.model_dump(),
         "description": (config.__doc__ or "").strip(),
         "why_not_summed": usual.why_not_summed,
+        "why_not_secure": usual.why_not_secure,
         "sent_apart": list(usual.sent_apart),
         "config_schema": config.model_json_schema(),
     }

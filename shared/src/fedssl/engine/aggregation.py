@@ -63,7 +63,7 @@ def start_run(
     loaded = load_start(modules, initial, ctx)
     state = bound.server.initial_state(modules, ctx)
     kept = first_optimizer_state(bound, state, ctx)
-    return dataclasses.replace(_publish(bound, state, kept, {}, ctx), loaded=loaded)
+    return dataclasses.replace(published(bound, state, kept, {}, ctx), loaded=loaded)
 
 
 def run_aggregation(
@@ -135,7 +135,7 @@ def _aggregated(
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     if restart:
         state = bound.server.restarted(state)
-    result = _publish(bound, state, kept, metrics, ctx)
+    result = published(bound, state, kept, metrics, ctx)
     layout, shares = Layout.of(bound.plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
@@ -158,7 +158,7 @@ def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Dis
     return functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
 
 
-def _publish(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Metrics, ctx: Context) -> ServerResult:
+def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Metrics, ctx: Context) -> ServerResult:
     """Return the result of a round. `kept`: the state of the coordinator's optimiser. Raises MethodError if a tensor of
     it is not finite."""
     broadcast = bound.server.broadcast(state, ctx)

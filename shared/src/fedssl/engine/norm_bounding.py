@@ -78,6 +78,15 @@ def bounded(
     once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Updates that cannot
     be used in any run are rejected even without a bound. Raises TooFewUpdates.
     """
+    kept, norms = screened(updates, broadcast, plan, ctx)
+    _require_enough(len(kept), len(updates), norms, ctx)
+    return kept, norms
+
+
+def screened(
+    updates: Sequence[Update], broadcast: Tensors, plan: ArtifactPlan, ctx: Context
+) -> tuple[Sequence[Update], Norms]:
+    """Return the same as `bounded`, even if too few updates are left."""
     limits, layout = _limits(ctx.spec.robustness), Layout.of(plan)
     clipped: dict[str, str] = {}
     rejected: dict[str, str] = {}
@@ -98,9 +107,7 @@ def bounded(
             load = functools.partial(_clip, update, broadcast, layout, beyond, found)
             update = replace(update, load=load)
         kept.append(update)
-    norms = Norms(measures, clipped, rejected)
-    _require_enough(len(kept), len(updates), norms, ctx)
-    return kept, norms
+    return kept, Norms(measures, clipped, rejected)
 
 
 def _require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) -> None:

@@ -3,13 +3,15 @@
 Shape suffixes used throughout: B batch, C image channels, H representation width, D embedding width, K clients.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from fedssl.aggregation import fixed_point_mean
+from fedssl.aggregation.fixed_point import Factor
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.image_batches import Images
 from fedssl.errors import MethodError
@@ -56,6 +58,20 @@ def refuse_to_distil(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Me
     raise MethodError("training on public images is part of a round: call run_local_round or run_aggregation")
 
 
+class FixedMean(Protocol):
+    """Computes a weighted mean as a sum of integers: `fixed_point_mean`, whose arguments it has."""
+
+    def __call__(
+        self,
+        updates: Iterable[Mapping[str, torch.Tensor]],
+        weights: Sequence[float],
+        base: Mapping[str, torch.Tensor] | None,
+        *,
+        fraction_bits: int,
+        factor: Factor | None = None,
+    ) -> Tensors: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Who computes, in which round, and on which device. `client_id` "" is the coordinator. `round_number` counts from
@@ -72,6 +88,9 @@ class Context:
     none."""
     distil: "Distil" = refuse_to_distil
     """Trains on the public images, besides local training. The engine provides it, because it owns the optimiser."""
+    fixed_mean: FixedMean = fixed_point_mean
+    """Computes the means of a run with `aggregation.arithmetic = "fixed"`. The engine replaces it in a secure round, in
+    which a client has only its own update and the coordinator only the sum of all."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a fresh generator on the device: the same for each call of this client in this round for this

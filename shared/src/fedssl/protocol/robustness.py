@@ -58,3 +58,9 @@ class RobustnessConfig(StrictModel):
         description="If a norm is larger, `clip` scales the difference (or the row) down to it, and `reject` "
         "leaves the update out.",
     )
+
+    @property
+    def has_norm_bound(self) -> bool:
+        """True if any norm of an update is bounded."""
+        bounds = (self.max_update_norm, self.max_center_norm, self.max_control_norm, self.max_feature_norm)
+        return any(bound is not None for bound in bounds)

@@ -14,6 +14,7 @@ from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.robustness import RobustnessConfig
+from fedssl.protocol.secure_aggregation import SecureAggregationConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
 from fedssl.protocol.watch import WatchConfig
 
@@ -43,6 +44,12 @@ class RunSpec(StrictModel):
     watch: WatchConfig = WatchConfig()
     robustness: RobustnessConfig = RobustnessConfig()
     aggregation: AggregationConfig = Field(default=AggregationConfig(), exclude_if=lambda it: it == AggregationConfig())
+    secure_aggregation: SecureAggregationConfig | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Whether the coordinator learns only the sum of the updates, and no single one. Null: it learns "
+        "each update. Only `fedssl simulate` has it so far.",
+    )
 
     @property
     def central_evaluation(self) -> EvaluationConfig | None:
@@ -97,6 +104,34 @@ class RunSpec(StrictModel):
         if isinstance(self.method, ComposedConfig) and self.method.reducer.name == "none":
             raise ValueError(f"{needs}method.reducer none combines nothing; leave the optimiser out")
         return self
+
+    @model_validator(mode="after")
+    def _secure_aggregation_is_possible(self) -> "RunSpec":
+        if self.secure_aggregation is not None and (why := self._why_not_secure(self.secure_aggregation)) is not None:
+            raise ValueError(f"secure_aggregation is impossible here: {why}")
+        return self
+
+    def _why_not_secure(self, config: SecureAggregationConfig) -> str | None:
+        if (why := self.method.why_not_secure) is not None:
+            return f"{why}; choose another method or part, or leave secure_aggregation out"
+        if self.aggregation.arithmetic != "fixed":
+            return 'masks are added to integers: set aggregation.arithmetic = "fixed"'
+        if self.robustness.action == "reject" and self.robustness.has_norm_bound:
+            return (
+                "only its client sees an update, so that no one can reject it; with robustness.action = "
+                '"clip", each client clips its own'
+            )
+        if self.aggregation.server_optimizer is not None:
+            return "aggregation.server_optimizer cannot be combined with it yet; leave one of them out"
+        if self.site_evaluation is not None:
+            return 'the coordinator would receive the counts of each site: set evaluation.at = "coordinator"'
+        clients = self.cohort.clients
+        if clients is not None and (size := self.cohort.num_wanted(len(clients))) < config.min_cohort:
+            return (
+                f"a round wants {size} of the {len(clients)} clients, fewer than secure_aggregation.min_cohort = "
+                f"{config.min_cohort}: lower it (to 3 at least), or name more clients"
+            )
+        return None
 
     def _why_not_a_sum(self) -> str | None:
         if (why := self.method.why_not_summed) is not None:

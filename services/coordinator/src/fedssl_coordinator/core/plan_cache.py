@@ -19,7 +19,18 @@ log = structlog.get_logger(__name__)
 
 _KEPT_SECONDS = 24 * 3600
 _ASKED_SECONDS = 60
-_IRRELEVANT = ("name", "seed", "num_rounds", "cohort", "partition", "evaluation", "watch", "robustness", "aggregation")
+_IRRELEVANT = (
+    "name",
+    "seed",
+    "num_rounds",
+    "cohort",
+    "partition",
+    "evaluation",
+    "watch",
+    "robustness",
+    "aggregation",
+    "secure_aggregation",
+)
 
 
 def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedssl.aggregation import capped_at_median, capped_weights, fixed_point_mean, weighted_mean
+from fedssl.aggregation import capped_at_median, capped_weights, weighted_mean
 from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Update
@@ -35,7 +35,7 @@ def mean_of(
     """
     if not is_fixed(ctx):
         return weighted_mean(tensors, weights)
-    return fixed_point_mean(tensors, weights, base, fraction_bits=COUNTED_BITS)
+    return ctx.fixed_mean(tensors, weights, base, fraction_bits=COUNTED_BITS)
 
 
 def equal_mean_of(
@@ -48,7 +48,7 @@ def equal_mean_of(
     ones = [1] * num_updates
     if not is_fixed(ctx):
         return weighted_mean(tensors, ones)
-    return fixed_point_mean(tensors, ones, base, fraction_bits=EQUAL_BITS)
+    return ctx.fixed_mean(tensors, ones, base, fraction_bits=EQUAL_BITS)
 
 
 def is_fixed(ctx: Context) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 from fedssl.aggregation import (
     efficient_unified_aggregation,
-    fixed_point_mean,
     is_batch_norm_buffer,
     layerwise_divergence_aware,
 )
@@ -42,7 +41,7 @@ def ldawa(config: LDAWAConfig) -> Reducer:
         if not is_fixed(ctx):
             return layerwise_divergence_aware(loaded, previous, _plain(config)), {}
         ones, factor = [1] * len(updates), capped_cosines(previous, _plain(config))
-        return fixed_point_mean(loaded, ones, previous, fraction_bits=EQUAL_BITS, factor=factor), {}
+        return ctx.fixed_mean(loaded, ones, previous, fraction_bits=EQUAL_BITS, factor=factor), {}
 
     return Reducer(reduce)
 

@@ -68,6 +68,24 @@ class MethodConfig(StrictModel):
         return ()
 
     @property
+    def sends_nothing(self) -> bool:
+        """True if no client sends a tensor."""
+        return False
+
+    @property
+    def why_not_secure(self) -> str | None:
+        """Why a secure aggregation cannot carry all that leaves a client, or None if it can."""
+        if self.why_not_summed is not None:
+            return self.why_not_summed
+        if self.sends_nothing:
+            return f"{self.name} sends no tensors here, so there is no sum"
+        if self.sent_apart:
+            return (
+                f"next to the sum, {self.name} sends the coordinator the {' and '.join(self.sent_apart)} of each client"
+            )
+        return None
+
+    @property
     def restarts_states(self) -> bool:
         """True if every client must start cold after one of them has lost its state (SCAFFOLD)."""
         return False

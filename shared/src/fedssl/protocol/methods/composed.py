@@ -75,6 +75,10 @@ class ComposedConfig(MethodConfig):
         return self.objective_sends_apart
 
     @property
+    def sends_nothing(self) -> bool:
+        return self.merge.sends_nothing
+
+    @property
     def restarts_states(self) -> bool:
         return any(part.restarts_states for part in (*self.add_ons, self.merge, self.reducer))
 

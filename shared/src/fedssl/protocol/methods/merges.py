@@ -1,6 +1,6 @@
 """Configs of the merge rules: what a client does with the global model that it receives."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -120,6 +120,8 @@ class OverwriteConfig(PartConfig):
 
 class LocalConfig(PartConfig):
     """Each client keeps its own weights and sends nothing: training without a federation."""
+
+    sends_nothing: ClassVar[bool] = True
 
     name: Literal["local"] = "local"
 

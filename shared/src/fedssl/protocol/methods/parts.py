@@ -64,6 +64,9 @@ class PartConfig(StrictModel):
     """Why the coordinator cannot compute this part's result from a weighted sum over the clients, or None if it can, or
     if the part sends nothing."""
 
+    sends_nothing: ClassVar[bool] = False
+    """True if no client sends a tensor with this part."""
+
     name: str
 
     def check(self, host: Host, model: ModelConfig) -> None:

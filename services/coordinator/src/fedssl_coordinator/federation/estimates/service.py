@@ -16,7 +16,11 @@ from fedssl_coordinator.identity import clients
 
 
 def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
-    """Return the estimate of a run that might be created. Null stands for what is not known."""
+    """Return the estimate of a run that might be created. Null stands for what is not known.
+
+    Raises ProblemError if no run can have such a spec yet.
+    """
+    fitness.require_available(spec)
     names = clients.eligible(session, project, spec.cohort.clients)
     plan = plan_cache.plan_of(session, spec)
     left_out = fitness.unfit(session, spec, spec.method.info.version, names)

@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.data import fixed_shape_refusal
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_aggregation import UNAVAILABLE
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.clients import Registration
 
@@ -43,6 +44,19 @@ def require_fit(session: Session, project: str, spec: RunSpec) -> None:
         f"{len(found)} of the run's {len(names)} clients (cohort.clients) cannot take part: {shortened(found)}",
         errors=[{"loc": ["spec", "cohort", "clients"], "msg": f"{name}: {why}"} for name, why in found.items()],
     )
+
+
+def require_available(spec: RunSpec) -> None:
+    """Raise ProblemError if a new run asks for something that only simulations have."""
+    if spec.secure_aggregation is not None:
+        loc = ["spec", "secure_aggregation"]
+        place = ".".join(loc)
+        raise ProblemError(
+            "invalid-request",
+            f"nothing was changed; correct this and send it again: {place}: {UNAVAILABLE}",
+            errors=[{"loc": loc, "msg": UNAVAILABLE}],
+            audit_event=AuditEvent("request.refused", f"{place}: {UNAVAILABLE}"),
+        )
 
 
 def record_left_out(session: Session, run: Run, round_number: int, left_out: Mapping[str, str]) -> None:

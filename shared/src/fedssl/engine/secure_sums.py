@@ -1,0 +1,177 @@
+"""The words that a client adds up in a secure round, and the result that the coordinator finds from their sum.
+
+The coordinator's half of a method computes means with `Context.fixed_mean`, and uses the updates for nothing else if
+its spec may ask for secure aggregation. So the same code runs at both ends. At a client it has one update, and
+`fixed_mean` records that update's words. At the coordinator it has the names and shapes of the updates, and
+`fixed_mean` reads the mean from the sum of all clients' words.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedssl.aggregation import AggregationError, OutOfRange
+from fedssl.aggregation.fixed_point import Factor, FixedPointSum, whole_weights
+from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published
+from fedssl.engine.norm_bounding import NO_NORMS, screened
+from fedssl.errors import MethodError
+from fedssl.methods import BoundMethod, Method
+from fedssl.methods.api import Context, ServerState, Update
+from fedssl.protocol.plan import TensorSpec
+
+
+class UnusableUpdate(MethodError):
+    """A client's update is not finite, or lies beyond every possible training: it stays with the client."""
+
+
+class NoSecureSum(MethodError):
+    """A secure round ends without a sum: the weights and the clients' states stay as they were. `rejected`: clients
+    that kept their updates, because these could not be used."""
+
+    def __init__(self, message: str, rejected: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.rejected = rejected
+
+
+def client_words(method: Method, broadcast: Tensors, update: Update, num_clients: int, ctx: Context) -> Tensor:
+    """Return the words of one client's update, int64 (N,): for each mean, the client's weight and then its tensors.
+
+    An update beyond a norm of the spec's `robustness` is clipped first. `num_clients`: of the round's cohort.
+
+    Raises UnusableUpdate, and ValueOutOfRange if a value does not fit into its word.
+    """
+    bound = method.bind(ctx.spec)
+    kept, norms = screened([update], broadcast, bound.plan, ctx)
+    if not kept:
+        raise UnusableUpdate(f"the update of {update.client_id} cannot be used: {norms.rejected[update.client_id]}")
+    words = _Recorded(num_clients)
+    try:
+        bound.server.aggregate(in_name_order(broadcast), kept, dataclasses.replace(ctx, fixed_mean=words))
+    except OutOfRange as error:
+        raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
+    except AggregationError as error:
+        raise MethodError(f"the update of {update.client_id} cannot be added up: {error}") from error
+    return torch.cat(words.parts)
+
+
+def num_client_words(method: Method, ctx: Context) -> int:
+    """Return N, the number of words that `client_words` returns for each client. No tensor is computed."""
+    bound = method.bind(ctx.spec)
+    counted = _Counted()
+    bound.server.aggregate(_shapes(bound.plan.broadcast), _any_updates(bound, 1), _with(ctx, counted))
+    return counted.total
+
+
+def num_vector_bytes(method: Method, ctx: Context) -> int:
+    """Return the size of each client's masked vector: 8 bytes per word, and one word that counts clients."""
+    return 8 * (1 + num_client_words(method, ctx))
+
+
+def run_secure_aggregation(
+    method: Method, state: Mapping[str, Tensor], words: Tensor, num_clients: int, ctx: Context, *, restart: bool = False
+) -> ServerResult:
+    """Return the next state from the sum of the clients' words: the bits of `run_aggregation` with their updates.
+
+    Args:
+        method: whose config may ask for secure aggregation.
+        state: the coordinator's, before the round.
+        words: int64 (N,), the sum of what `client_words` returned for each client.
+        num_clients: how many clients are in the sum.
+        ctx: of the coordinator in this round.
+        restart: all clients will start cold.
+
+    Raises MethodError if the words are not such a sum, or the result is not finite.
+    """
+    bound, summed = method.bind(ctx.spec), _Summed(words, num_clients)
+    try:
+        found, metrics = bound.server.aggregate(
+            in_name_order(state), _any_updates(bound, num_clients), _with(ctx, summed)
+        )
+    except AggregationError as error:
+        raise MethodError(f"the sum cannot be decoded: {error}") from error
+    if summed.rest.numel():
+        raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
+    return published(bound, bound.server.restarted(found) if restart else found, {}, metrics, ctx)
+
+
+class _Recorded:
+    """Records the words of one update, and returns the update itself as its mean."""
+
+    def __init__(self, num_clients: int) -> None:
+        self._num_clients = num_clients
+        self.parts: list[Tensor] = []
+
+    def __call__(
+        self,
+        updates: Iterable[Mapping[str, Tensor]],
+        weights: Sequence[float],
+        base: Mapping[str, Tensor] | None,
+        *,
+        fraction_bits: int,
+        factor: Factor | None = None,
+    ) -> Tensors:
+        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients)
+        for update, weight in zip(updates, whole_weights(weights), strict=True):
+            total.add(update, weight, factor)
+        self.parts.append(total.vector())
+        return total.mean()
+
+
+class _Counted:
+    """Counts the words of an update from the shapes of its tensors."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def __call__(
+        self,
+        updates: Iterable[Mapping[str, Tensor]],
+        weights: Sequence[float],
+        base: Mapping[str, Tensor] | None,
+        *,
+        fraction_bits: int,
+        factor: Factor | None = None,
+    ) -> Tensors:
+        (update,) = updates
+        self.total += 1 + sum(update[name].numel() for name in update)
+        return {name: update[name] for name in sorted(update)}
+
+
+class _Summed:
+    """Reads each mean from the sum of all words. `rest`: what no mean has been read from yet."""
+
+    def __init__(self, words: Tensor, num_clients: int) -> None:
+        self.rest, self._num_clients = words, num_clients
+
+    def __call__(
+        self,
+        updates: Iterable[Mapping[str, Tensor]],
+        weights: Sequence[float],
+        base: Mapping[str, Tensor] | None,
+        *,
+        fraction_bits: int,
+        factor: Factor | None = None,
+    ) -> Tensors:
+        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients)
+        self.rest = total.take(self.rest, next(iter(updates)), self._num_clients)
+        return total.mean()
+
+
+def _with(ctx: Context, means: "_Counted | _Summed") -> Context:
+    return dataclasses.replace(ctx, fixed_mean=means)
+
+
+def _any_updates(bound: BoundMethod, num_clients: int) -> list[Update]:
+    """Return as many updates as are in the sum. They have names and shapes, but no values and no client."""
+    shapes = _shapes(bound.plan.update)
+    return [Update("", 1, lambda: shapes)] * num_clients
+
+
+def _shapes(tensors: Sequence[TensorSpec]) -> ServerState:
+    return {
+        each.name: torch.empty(each.shape, dtype=TORCH_DTYPES[each.dtype], device="meta")
+        for each in sorted(tensors, key=lambda each: each.name)
+    }

@@ -1,0 +1,43 @@
+"""A run whose coordinator learns only the sum of its clients' updates."""
+
+from pydantic import Field, model_validator
+
+from fedssl.protocol.base import StrictModel
+
+
+class SecureAggregationConfig(StrictModel):
+    """Secure aggregation: masks hide each update, and only their sum is disclosed.
+
+    A lost client does not stop a round. A round that has no sum closes as skipped.
+    """
+
+    min_cohort: int = Field(
+        default=5,
+        ge=3,
+        le=10_000,
+        description="The smallest number of updates in a sum. With two, each of the two clients would know the "
+        "other's.",
+    )
+    collusion: int = Field(
+        default=1,
+        ge=0,
+        le=9_998,
+        description="How many clients may give the coordinator everything that they know without disclosing the "
+        "update of another one.",
+    )
+
+    @model_validator(mode="after")
+    def _sum_hides_two(self) -> "SecureAggregationConfig":
+        if self.min_cohort < self.collusion + 2:
+            raise ValueError(
+                f"secure_aggregation.min_cohort is {self.min_cohort}: with collusion = {self.collusion}, a sum needs "
+                f"{self.collusion + 2} updates or more, so that those of two honest clients are in it"
+            )
+        return self
+
+
+UNAVAILABLE = (
+    "a deployed run cannot have secure_aggregation yet, because workers and coordinator do not exchange the messages "
+    "of its protocol: leave it out, or train with `fedssl simulate`, which has it"
+)
+"""Why a coordinator refuses a run that asks for secure aggregation."""

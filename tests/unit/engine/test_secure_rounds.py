@@ -1,0 +1,152 @@
+"""Secure rounds through the protocol's objects: the bits of plain fixed point, whichever clients are lost."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine import run_aggregation, start_run
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
+from fedssl.engine.secure_rounds import Phase, run_secure_round
+from fedssl.engine.secure_sums import NoSecureSum, run_secure_aggregation
+from fedssl.errors import MethodError
+from fedssl.methods import METHODS
+from fedssl.methods.api import Update
+from fedssl.protocol.runs import RunSpec
+from fedssl.secure_aggregation import SecureServer
+from fedssl.secure_aggregation.messages import MaskedVector
+from support.methods import context, method_spec
+
+FIXED: dict[str, Any] = {"aggregation": {"arithmetic": "fixed"}}
+SECURE: dict[str, Any] = {**FIXED, "secure_aggregation": {"min_cohort": 3, "collusion": 1}}
+NAMES = tuple("abcdef")
+PHASES: tuple[Phase, ...] = ("keys", "shares", "vectors", "confirmations", "reveals")
+
+
+class Cohort:
+    """Six clients with updates near the first broadcast, and different numbers of images."""
+
+    def __init__(self, name: str = "fedsimclr", **changes: Any) -> None:
+        self.spec = method_spec(name, **SECURE, **changes)
+        self.method, self.ctx = METHODS[name], context(self.spec, 1)
+        first = start_run(self.method, context(self.spec, 0))
+        self.state, self.broadcast = first.state, first.broadcast
+        plan = self.method.bind(self.spec).plan
+        self.sent = {
+            client: {t.name: self._tensor(t.name, t.shape, seed) for t in plan.update}
+            for seed, client in enumerate(NAMES)
+        }
+
+    def _tensor(self, name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+        base = self.broadcast.get(name, torch.zeros(shape))
+        if not base.is_floating_point():
+            return base + seed
+        return base + 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(seed + len(name)))
+
+    def updates(self, names: tuple[str, ...] = NAMES) -> list[Update]:
+        return [Update(name, 10 + 7 * NAMES.index(name), lambda name=name: self.sent[name]) for name in names]  # type: ignore[misc]
+
+    def plain(self, names: tuple[str, ...]) -> ServerResult:
+        spec: RunSpec = self.spec.model_copy(update={"secure_aggregation": None})
+        return run_aggregation(self.method, self.state, self.updates(names), context(spec, 1))
+
+    def secure(self, lost: dict[str, Phase] | None = None) -> Any:
+        return run_secure_round(self.method, self.state, self.broadcast, self.updates(), self.ctx, lost=lost)
+
+
+def is_equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("method", ["fedsimclr", "ldawa", "scaffold", "fedrlc"])
+def test_a_secure_round_has_the_bits_of_a_plain_one(method: str) -> None:
+    reducer = {"method": {"name": "ldawa", "reducer": {"name": "ldawa", "num_plain_rounds": 0}}}
+    cohort = Cohort(method, **(reducer if method == "ldawa" else {}))
+    found = cohort.secure()
+    assert (found.survivors, found.rejected) == (NAMES, ())
+    assert is_equal(found.result.state, cohort.plain(NAMES).state)
+    assert not is_equal(found.result.broadcast, cohort.broadcast)
+
+
+@pytest.mark.parametrize("first", PHASES)
+@pytest.mark.parametrize("second", PHASES)
+def test_two_clients_lost_in_any_phases_change_only_the_survivors(first: Phase, second: Phase) -> None:
+    cohort = Cohort()
+    lost: dict[str, Phase] = {"b": first, "e": second}
+    found = cohort.secure(lost)
+    late = ("confirmations", "reveals")  # after the vector was sent
+    survivors = tuple(name for name in NAMES if name not in lost or lost[name] in late)
+    assert found.survivors == survivors
+    assert is_equal(found.result.state, cohort.plain(survivors).state)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_too_many_lost_clients_leave_no_sum(phase: Phase) -> None:
+    cohort = Cohort()
+    with pytest.raises(NoSecureSum):
+        cohort.secure(dict.fromkeys("abcd", phase))
+
+
+def test_fewer_than_min_cohort_or_min_updates_leave_no_sum() -> None:
+    cohort = Cohort(cohort={"min_clients": 3, "min_updates": 6})
+    with pytest.raises(NoSecureSum, match="5 clients are fewer than the 6 that a sum must have"):
+        cohort.secure({"a": "vectors"})
+
+
+def test_an_update_that_cannot_be_used_stays_with_its_client() -> None:
+    cohort = Cohort()
+    next(iter(cohort.sent["c"].values())).view(-1)[0] = float("nan")
+    found = cohort.secure()
+    assert found.rejected == ("c",)
+    assert found.survivors == tuple("abdef")
+    assert is_equal(found.result.state, cohort.plain(NAMES).state)  # which leaves it out as well
+
+
+def test_a_value_out_of_range_names_its_tensor_and_gives_no_sum() -> None:
+    cohort = Cohort()
+    name = next(name for name, tensor in cohort.sent["c"].items() if tensor.is_floating_point())
+    cohort.sent["c"][name].view(-1)[0] = 1e9
+    with pytest.raises(ValueOutOfRange, match=rf"^out of range: {name}: a value is 1e\+09 from the broadcast"):
+        cohort.secure()
+
+
+def test_each_client_clips_its_own_update_to_the_same_bits() -> None:
+    cohort = Cohort(robustness={"max_update_norm": 0.2})
+    next(iter(cohort.sent["c"].values())).view(-1)[0] += 50
+    plain = cohort.plain(NAMES)
+    assert "c" in plain.norms.clipped
+    assert is_equal(cohort.secure().result.state, plain.state)
+
+
+def test_the_coordinator_receives_no_word_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal updates, unmasked vectors would be equal too; with the same keys, so would be those of two rounds."""
+    seen: list[Any] = []
+    add = SecureServer.add_vector
+
+    def spy(server: SecureServer, vector: MaskedVector) -> None:
+        seen.append(vector.words.words64)
+        add(server, vector)
+
+    monkeypatch.setattr(SecureServer, "add_vector", spy)
+    cohort = Cohort()
+    cohort.sent = dict.fromkeys(NAMES, cohort.sent["a"])
+    cohort.secure()
+    cohort.secure()
+    assert len(seen) == 12
+    for place, one in enumerate(seen):
+        assert not any((one == other).any() for other in seen[:place])
+
+
+def test_a_sum_of_another_size_is_refused() -> None:
+    cohort = Cohort()
+    for size, why in ((3, "was cut to 3"), (100_000, "words more than the method's means")):
+        with pytest.raises(MethodError, match=why):
+            run_secure_aggregation(cohort.method, cohort.state, torch.ones(size, dtype=torch.int64), 6, cohort.ctx)
+    with pytest.raises(MethodError, match="add up to 0: it must be positive"):
+        run_secure_aggregation(cohort.method, cohort.state, torch.zeros(100_000, dtype=torch.int64), 6, cohort.ctx)
+
+
+def test_only_a_client_of_the_cohort_can_be_lost() -> None:
+    with pytest.raises(ValueError, match="z cannot be lost, because it is not in the cohort"):
+        Cohort().secure({"z": "keys"})

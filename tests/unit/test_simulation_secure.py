@@ -1,0 +1,67 @@
+"""Simulations with secure aggregation: the bits of the same spec without masks, and rounds without a sum."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.cli.dry_run import traffic_of
+from fedssl.errors import SpecError
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
+from support.methods import method_spec, shards
+
+FIXED: dict[str, Any] = {
+    "aggregation": {"arithmetic": "fixed"},
+    "partition": {"dataset": "digits", "num_clients": 5, "alpha": 1.0, "max_images": 250},
+}
+
+
+def _spec(method: str, **changes: Any) -> RunSpec:
+    return method_spec(method, **{**FIXED, "secure_aggregation": {"min_cohort": 3, "collusion": 0}, **changes})
+
+
+def _is_equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_lost_clients_leave_the_bits_of_a_run_without_their_updates() -> None:
+    spec, plain = _spec("fedbyol"), method_spec("fedbyol", **FIXED)
+    a, b, c, d, e = sorted(shards(spec))
+    secure = simulate(spec, shards(spec), lost_clients={1: {a: "vectors"}, 2: {b: "confirmations", c: "keys"}})
+    expected = simulate(plain, shards(plain), cohorts={1: [b, c, d, e], 2: [a, b, d, e]})
+    assert _is_equal(secure.model, expected.model)
+    assert secure.client_states.keys() == expected.client_states.keys()
+    assert all(_is_equal(secure.client_states[name], expected.client_states[name]) for name in secure.client_states)
+    for found, wanted in zip(secure.history, expected.history, strict=True):
+        assert (found.clients, found.loss, found.num_examples) == (wanted.clients, wanted.loss, wanted.num_examples)
+        assert (found.skipped, found.updates, found.unusual) == (None, {}, ())
+    assert secure.history[0].bytes_up == 5 * _up(spec) > expected.history[0].bytes_up
+
+
+def _up(spec: RunSpec) -> int:
+    traffic = traffic_of(spec)
+    assert traffic is not None
+    return traffic.up
+
+
+def test_a_round_without_a_sum_is_skipped_and_moves_no_client_state() -> None:
+    spec = _spec("fedbyol", num_rounds=1)
+    result = simulate(spec, shards(spec), lost_clients={1: dict.fromkeys(sorted(shards(spec))[:3], "shares")})
+    assert result.history[0].skipped == ("2 clients sent shares: 2 clients are fewer than the 3 that a sum must have")
+    assert _is_equal(result.model, result.initial)
+    assert result.client_states == {}
+
+
+def test_more_updates_than_there_are_clients_cannot_be_demanded() -> None:
+    spec = _spec("fedsimclr", secure_aggregation={"min_cohort": 6})
+    with pytest.raises(SpecError, match="min_cohort is 6, more than the 5 clients of a cohort of these 5"):
+        simulate(spec, shards(spec))
+
+
+def test_without_cryptography_a_simulation_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    spec = _spec("fedsimclr")
+    with pytest.raises(SpecError, match=r"needs the package cryptography: pip install 'fedssl\[secure\]'"):
+        simulate(spec, shards(spec))
