@@ -40,6 +40,7 @@ from fedssl.evaluation.site import evaluate_at_site
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.methods.site_data import client_data
 from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
 from fedssl.protocol.explanation import spec_of
@@ -190,7 +191,7 @@ def simulate(
     sizes = {name: len(shards[name]) for name in names}
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
-        data = {name: _client_data(shards[name]) for name in names}
+        data = {name: client_data(shards[name], spec, name) for name in names}
         if num_processes > 1:
             devices = devices_of(device, num_processes)
             train = stack.enter_context(ClientProcesses(spec, data, everywhere.public, devices)).train
@@ -505,10 +506,9 @@ def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[st
     return names
 
 
-def _client_data(images: ImageData) -> ClientData:
-    labels = None if images.labels is None else torch.from_numpy(images.labels)
-    return ClientData(torch.from_numpy(images.images), labels)
-
-
 def _on_device(data: ClientData, device: str) -> ClientData:
-    return ClientData(data.images.to(device), None if data.labels is None else data.labels.to(device))
+    return ClientData(
+        data.images.to(device),
+        None if data.labels is None else data.labels.to(device),
+        None if data.held_out is None else data.held_out.to(device),
+    )

@@ -38,10 +38,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ClientData:
-    """One client's images, on the device that trains. `images`: uint8 (N, C, size, size); `labels`: int64 (N,)."""
+    """One client's images, on the device that trains. `images`: uint8 (N, C, size, size); `labels`: int64 (N,).
+
+    For methods that use the sites' own labels, `labels` are -1 for an image without one, may be the presence of several
+    labels (N, C), and come with `held_out` (N,), true for the labelled images that are not trained on.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor | None = None
+    held_out: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)

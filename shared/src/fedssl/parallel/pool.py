@@ -33,6 +33,11 @@ def labels_of(client: str) -> str:
     return f"labels of {client}"
 
 
+def held_out_of(client: str) -> str:
+    """Return the name of a client's mask of held-out images among the shared tensors."""
+    return f"held-out images of {client}"
+
+
 class ClientProcesses:
     """Processes, each of which trains one client at a time, for as long as the `with` block lasts.
 
@@ -50,6 +55,7 @@ class ClientProcesses:
         self._images, self._broadcast = SharedTensors(), SharedTensors()
         held = {images_of(name): each.images for name, each in data.items()}
         held |= {labels_of(name): each.labels for name, each in data.items() if each.labels is not None}
+        held |= {held_out_of(name): each.held_out for name, each in data.items() if each.held_out is not None}
         held |= {} if public is None else {PUBLIC: public.images}
         self._setup = {"spec": spec.model_dump(mode="json"), "threads": torch.get_num_threads()}
         self._setup["images"] = self._images.write(held)
