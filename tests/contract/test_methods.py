@@ -123,7 +123,7 @@ def test_the_coordinator_combines_tensors_as_the_plan_declares(name: str) -> Non
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
     sent = {client: _train(spec, start.broadcast, None, client).update for client in ("client-0", "client-1")}
-    updates = [Update(client, 10, lambda tensors=tensors: tensors) for client, tensors in sent.items()]  # type: ignore[misc]
+    updates = [Update(client, 200, lambda tensors=tensors: tensors) for client, tensors in sent.items()]  # type: ignore[misc]
     after = run_aggregation(METHODS[name], start.state, updates, context(spec, 1)).broadcast
     for tensor in METHODS[name].bind(spec).plan.broadcast:
         found, values = after[tensor.name], [update[tensor.name] for update in sent.values() if tensor.name in update]
