@@ -23,6 +23,9 @@ from support.methods import CONFIGS, PUBLIC, context, method_spec
 PER_IMAGE = frozenset({"dictionary", "similarity", "representations"})
 """Kinds of tensors with an entry per image, which no sum over clients can carry."""
 
+REFUSED_IF_RANDOM = frozenset({"probe-sums"})
+"""Kinds that the coordinator refuses unless they can be sums of products: see test_ridge_probe.py."""
+
 GRID = 2.0**-10
 NUM_CLIENTS = 5  # so many are what Multi-Krum needs
 
@@ -101,7 +104,7 @@ def _check(spec: RunSpec, fixed: RunSpec | None) -> None:
     plan, method = METHODS[spec.method.name].bind(spec).plan, spec.method
     kinds = {tensor.kind for tensor in plan.update}
     assert (fixed is None) == (method.why_not_summed is not None)
-    if kinds & PER_IMAGE:
+    if kinds & (PER_IMAGE | REFUSED_IF_RANDOM):
         assert fixed is None
         _check_secure(spec)
         return

@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "orchestra": {
         "method": {"num_global_centroids": 8, "num_local_centroids": 4, "memory_size": 24, "num_global_steps": 20}
     },
+    "ridge-probe": {"method": {"classes": ["0", "1", "2", "3"], "min_images": 8}},
     "ssd": {"model": WIDE_PROJECTOR},
 }
 

@@ -39,6 +39,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # First rounds whose loss cannot be compared: FedCA's dictionary is random, Orchestra only clusters.
 ROUNDS_BEFORE_LEARNING = {"fedca": 1, "orchestra": 1}
 
+# Methods that take no training step: they have no loss.
+WITHOUT_LOSS = frozenset({"ridge-probe"})
+
 # Further sections of the spec that a method needs; keyed by method.
 SECTIONS: dict[str, dict[str, Any]] = {
     "fedca": {"public_data": PUBLIC},

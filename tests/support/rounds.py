@@ -10,7 +10,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
 from fedssl.engine.aggregation import ServerResult
-from fedssl.methods import METHODS
+from fedssl.methods import METHODS, site_data
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms, Update
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
@@ -19,9 +19,7 @@ from support.methods import context, shards
 
 def client_data(spec: RunSpec, client: str) -> ClientData:
     """A client's images, on the CPU."""
-    images = shards(spec)[client]
-    labels = None if images.labels is None else torch.from_numpy(images.labels)
-    return ClientData(torch.from_numpy(images.images), labels)
+    return site_data.client_data(shards(spec)[client], spec, client)
 
 
 def start(spec: RunSpec) -> ServerResult:

@@ -95,4 +95,5 @@ def on_device(device: str, ctx: Any) -> Any:
 
 
 def moved(data: ClientData, device: str) -> ClientData:
-    return ClientData(data.images.to(device), None if data.labels is None else data.labels.to(device))
+    others = (None if each is None else each.to(device) for each in (data.labels, data.held_out))
+    return ClientData(data.images.to(device), *others)

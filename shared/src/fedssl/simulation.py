@@ -43,6 +43,7 @@ from fedssl.evaluation.site import evaluate_at_site
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.methods.site_data import client_data
 from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
 from fedssl.protocol.explanation import spec_of
@@ -199,7 +200,7 @@ def simulate(
     sizes = {name: len(shards[name]) for name in names}
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
-        data = {name: _client_data(shards[name]) for name in names}
+        data = {name: client_data(shards[name], spec, name) for name in names}
         if num_processes > 1:
             devices = devices_of(device, num_processes)
             train = stack.enter_context(ClientProcesses(spec, data, everywhere.public, devices)).train
@@ -586,12 +587,9 @@ def _require_masks(spec: RunSpec, num_clients: int) -> None:
         )
 
 
-def _client_data(images: ImageData | CachedData) -> ClientData:
-    labels = None if images.labels is None else torch.from_numpy(images.labels)
-    if isinstance(images, CachedData):
-        return ClientData(images.images, labels)
-    return ClientData(torch.from_numpy(images.images), labels)
-
-
 def _on_device(data: ClientData, device: str) -> ClientData:
-    return ClientData(data.images.to(device), None if data.labels is None else data.labels.to(device))
+    return ClientData(
+        data.images.to(device),
+        None if data.labels is None else data.labels.to(device),
+        None if data.held_out is None else data.held_out.to(device),
+    )

@@ -95,7 +95,8 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def _moved(data: ClientData | None) -> ClientData | None:
     if data is None:
         return None
-    return ClientData(data.images.to(META), None if data.labels is None else data.labels.to(META))
+    others = (None if each is None else each.to(META) for each in (data.labels, data.held_out))
+    return ClientData(data.images.to(META), *others)
 
 
 def _move(modules: torch.nn.ModuleDict) -> None:

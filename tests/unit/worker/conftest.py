@@ -29,6 +29,7 @@ from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.disclosure.ledger.verification import read_entries, verify
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.executor import Executor
+from fedssl_worker.labels import OwnLabels
 from fedssl_worker.state import ClientStates
 
 from .coordinator import TOKEN, FakeCoordinator
@@ -101,9 +102,10 @@ class Setting:
     def states(self) -> ClientStates:
         return ClientStates(self.folder / "runs")
 
-    def executor(self) -> Executor:
+    def executor(self, labels: OwnLabels | None = None) -> Executor:
+        broadcasts = self.folder / "broadcasts"
         return Executor(
-            self.client, self.images, self.states(), self.folder / "broadcasts", client_id=CLIENT, device=CPU
+            self.client, self.images, self.states(), broadcasts, client_id=CLIENT, device=CPU, labels=labels
         )
 
     def egress(self, policy: Path | None = None) -> Egress:
@@ -135,10 +137,10 @@ class Setting:
         agent = Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, reregister=reregister)
         return agent, reregister
 
-    def restart(self, policy: Path | None = None, **changes: Any) -> Agent:
+    def restart(self, policy: Path | None = None, labels: OwnLabels | None = None, **changes: Any) -> Agent:
         backoff = Backoff(first=0.01, longest=0.05)
         egress, changes = self.egress(policy), {"claim_seconds": 0.1, "backoff": backoff, **changes}
-        return Agent(self.client, self.executor(), egress, self.states(), **changes)
+        return Agent(self.client, self.executor(labels), egress, self.states(), **changes)
 
     def sent(self, index: int = -1) -> Tensors:
         """The update that was accepted, as tensors."""

@@ -109,6 +109,7 @@ def _work(
         public=PublicImages(device, settings.public_data, cache),
         encoder=settings.encoder,
         max_artifact_bytes=settings.max_artifact_bytes or total_memory_bytes() // 4,
+        labels=labels,
     )
     evaluations = SiteEvaluations(client, executor, egress, images, labels, device, backoff)
     collector = StateCollector(client, states, settings.keep_ended_seconds)

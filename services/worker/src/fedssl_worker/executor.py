@@ -1,5 +1,7 @@
 """Trains one work item: takes a broadcast, returns an update. Only this module uses the device."""
 
+import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,9 +14,10 @@ from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
 from fedssl.engine.devices import find_device
-from fedssl.errors import ArtifactDamaged, Cancelled, MethodError, NotFinite
+from fedssl.errors import ArtifactDamaged, Cancelled, DataError, MethodError, NotFinite
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
+from fedssl.methods.site_data import wants_site_labels, with_site_labels
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import TensorSpec
@@ -23,7 +26,8 @@ from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, StateLost, WorkItem
 from fedssl_worker.causes import CannotTrain, from_coordinator
-from fedssl_worker.data import OwnImages, PublicImages
+from fedssl_worker.data import OwnImages, PreparedImages, PublicImages
+from fedssl_worker.labels import OwnLabels
 from fedssl_worker.settings import SettingsError
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
 
@@ -47,8 +51,10 @@ class Executor:
         public: PublicImages | None = None,
         encoder: EncoderConfig | None = None,
         max_artifact_bytes: int | None = None,
+        labels: OwnLabels | None = None,
     ) -> None:
-        """`max_artifact_bytes` limits the broadcast and the update, unless it is None."""
+        """`max_artifact_bytes` limits the broadcast and the update, unless it is None. `labels` are those of the images
+        that methods of the sites' own labels use."""
         self._client = client
         self._images = images
         self._states = states
@@ -57,6 +63,7 @@ class Executor:
         self._device = device
         self._encoder = encoder
         self._max_artifact_bytes = max_artifact_bytes
+        self._labels = labels
         self._public = public or PublicImages(device)
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
@@ -69,7 +76,7 @@ class Executor:
         self._check_sizes(item)
         method = self._method_of(item)
         self._check_encoder(item)
-        images = self._images.prepared(item.spec.data)
+        images = self._labelled(item, self._images.prepared(item.spec.data))
         work = work_digest(item, images.fingerprint, describe_environment(self._device))
         self._states.discard(item.run_id, item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
@@ -105,6 +112,24 @@ class Executor:
         self._method_of(item)
         with from_coordinator():
             return self._fetch(item, lambda _: None)
+
+    def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
+        """Return the images with the labels that the run's method trains on. Raises DataError.
+
+        The fingerprint then covers the labels too: after they were corrected, an update of before is not sent again.
+        """
+        if (config := wants_site_labels(item.spec)) is None:
+            return images
+        if self._labels is None:
+            raise DataError("this site has no labels: its worker was started without --labels")
+        labels = self._labels.for_run(config).without(images.unreadable)
+        data = with_site_labels(images.data.images, labels, item.spec, item.client_id)
+        assert data.labels is not None, "just added"
+        assert data.held_out is not None, "just added"
+        digest = hashlib.sha256(images.fingerprint.encode())
+        for tensor in (data.labels, data.held_out):
+            digest.update(tensor.cpu().numpy().tobytes())
+        return dataclasses.replace(images, data=data, fingerprint=digest.hexdigest())
 
     def _state_of(self, item: WorkItem, *, keeps_state: bool) -> tuple[Tensors | None, StateLost | None]:
         """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.

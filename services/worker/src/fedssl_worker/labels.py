@@ -1,17 +1,27 @@
-"""The labels of this client's images. They are read here, and only counts per class are computed from them."""
+"""The labels of this client's images. They are read here. Only counts and sums over images leave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
 from fedssl.data.label_files import load_site_labels, read_label_names
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
-from fedssl.protocol.evaluation import SitesConfig
 
 log = structlog.get_logger()
+
+
+class RunClasses(Protocol):
+    """The classes of a run, as its spec names them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def multi_label(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,7 @@ class OwnLabels:
     labels: SiteLabels
     renamed: Mapping[str, str]
 
-    def for_run(self, config: SitesConfig) -> SiteLabels:
+    def for_run(self, config: RunClasses) -> SiteLabels:
         """Return the labels as numbers of the run's classes. Raises DataError, without names of this machine."""
         try:
             return with_run_classes(self.labels, config.classes, multi_label=config.multi_label, renamed=self.renamed)

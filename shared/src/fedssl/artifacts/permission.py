@@ -37,6 +37,18 @@ def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_numbe
     return None
 
 
+def fewest_images(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_number: int = 1) -> int | None:
+    """Return the fewest images whose sums may leave, or None if the plan has no sums over images.
+
+    `refusal` returns whether the update may leave at all.
+    """
+    sums = [tensor for tensor in plan.update if tensor.kind == "probe-sums"]
+    width = max((tensor.shape[0] - 1 for tensor in sums if len(tensor.shape) == 2), default=0)
+    indices = {_rule_for(policy.allow, tensor, spec, round_number)[0] for tensor in sums}
+    given = [policy.allow[index].min_images for index in indices if index is not None]
+    return max((2 * width if least is None else least for least in given), default=None)
+
+
 def permits_metric(policy: PolicyNotice, method: str, name: str) -> bool:
     """Whether a number of this name may leave in a run of the method."""
     rules = (rule for rule in policy.allow if rule.artifact == "metrics")

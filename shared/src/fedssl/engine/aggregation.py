@@ -96,15 +96,18 @@ def run_aggregation(
     before = bound.server.broadcast(known, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     # A training on the coordinator must not begin with an update that is left out later: it may keep a checkpoint.
-    is_screened = is_bounded(ctx) or ctx.spec.method.distillation_epochs(ctx.round_number) > 0
-    within, norms = bounded(ordered, before, bound.plan, ctx) if is_screened else (ordered, NO_NORMS)
+    distils = ctx.spec.method.distillation_epochs(ctx.round_number) > 0
+    is_screened = is_bounded(ctx) or distils or bound.server.screens
+    screen = functools.partial(bounded, ordered, before, bound.plan, ctx)
+    refusal = functools.partial(_refusal, bound, known, ctx)
+    within, norms = screen(refusal) if is_screened else (ordered, NO_NORMS)
     try:
         return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, restart=restart)
     except MethodError as error:
         if is_screened:
             raise
         # A further read of the updates finds those that cannot be used. If all can, the error stands.
-        within, norms = bounded(ordered, before, bound.plan, ctx)
+        within, norms = screen()
         if not norms.rejected:
             if isinstance(error, ValueOutOfRange):
                 raise ValueOutOfRange(str(error), norms) from error
@@ -146,6 +149,10 @@ def _aggregated(
         share = shares.get(update.client_id)
         measures[update.client_id] = recorded(found) | ({} if share is None else {WEIGHT_SHARE: share})
     return dataclasses.replace(result, norms=dataclasses.replace(norms, measures=measures))
+
+
+def _refusal(bound: BoundMethod, state: ServerState, ctx: Context, update: Update) -> str | None:
+    return bound.server.refusal(state, update, ctx)
 
 
 def _shares(updates: Sequence[Update], ctx: Context) -> Metrics:

@@ -9,7 +9,7 @@ own: with SCAFFOLD, "reject" is exact and "clip" is not.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -70,9 +70,15 @@ def is_bounded(ctx: Context) -> bool:
 
 
 def bounded(
-    updates: Sequence[Update], broadcast: Tensors, plan: ArtifactPlan, ctx: Context
+    updates: Sequence[Update],
+    broadcast: Tensors,
+    plan: ArtifactPlan,
+    ctx: Context,
+    refusal: Callable[[Update], str | None] = lambda update: None,
 ) -> tuple[Sequence[Update], Norms]:
     """Return the updates as they may be aggregated, and their norms. `broadcast` is what the clients received.
+
+    `refusal` returns why the method cannot use an update that has finite numbers, or None if it can.
 
     Norms are summed in float64, in name order, so they are the same wherever they are computed. Each update is read
     once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Updates that cannot
@@ -95,7 +101,7 @@ def screened(
         found = measure(update.load(), broadcast, layout)
         measures[update.client_id] = recorded(found)
         beyond = {name: limit for name, limit in limits.items() if not found.get(name, 0.0) <= limit}
-        if (why := why_unusable(found)) is not None:
+        if (why := why_unusable(found) or refusal(update)) is not None:
             rejected[update.client_id] = why
             continue
         if beyond:

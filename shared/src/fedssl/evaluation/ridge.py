@@ -23,6 +23,9 @@ _CHUNK = 8192
 _ASYMMETRY = 1e-9  # relative to the diagonal; rounding is a million times smaller
 _PATH = torch.logspace(-6, 3, 10, dtype=torch.float64)
 
+NUM_PENALTIES = len(_PATH)
+"""How many penalties :func:`ridge_path` returns."""
+
 
 def ridge_sums(h_NH: Tensor, labels_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Return the Gram matrix X'X (H+1, H+1) and the moment X'Y (H+1, C), in float64 on the device of `h_NH`.

@@ -43,11 +43,15 @@ CPU = torch.device("cpu")
 class ClientData:
     """One client's images, for training on a device. `images`: uint8 or int16 (N, C, size, size); `labels`: int64 (N,).
 
+    For methods that use the sites' own labels, `labels` are -1 for an image without one, may be the presence of several
+    labels (N, C), and come with `held_out` (N,), true for the labelled images that are not trained on.
+
     The images are in the device's memory, or in a cache.
     """
 
     images: Images
     labels: torch.Tensor | None = None
+    held_out: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)

@@ -30,6 +30,8 @@ from fedssl.methods.objectives.dictionary_contrast import DictionaryContrast
 from fedssl.methods.objectives.moco import MomentumContrast
 from fedssl.methods.objectives.orchestra import orchestra
 from fedssl.methods.objectives.protocl import ProtoCL
+from fedssl.methods.objectives.ridge_probe import REDUCER as RIDGE
+from fedssl.methods.objectives.ridge_probe import ProbeClient, RidgeProbe
 from fedssl.methods.objectives.simclr import SimCLR
 from fedssl.methods.objectives.simsiam import SimSiam
 from fedssl.methods.objectives.vicreg import VICReg
@@ -50,6 +52,7 @@ from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
 from fedssl.protocol.methods.fedvicreg import FedVICRegConfig
 from fedssl.protocol.methods.flesd import FLESDConfig
 from fedssl.protocol.methods.orchestra import OrchestraConfig
+from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.methods.supervised import SupervisedConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -65,6 +68,7 @@ OBJECTIVES: dict[type[ComposedConfig], Callable[[Any], Objective]] = {
     FedSimSiamConfig: SimSiam,
     FedVICRegConfig: VICReg,
     OrchestraConfig: orchestra,
+    RidgeProbeConfig: RidgeProbe,
     SupervisedConfig: CrossEntropy,
 }
 """The objective of a config and of the presets that inherit from it."""
@@ -112,6 +116,8 @@ def client_of(config: ComposedConfig) -> ClientAlgorithm:
     """Return what the clients do, with the parts that the config names."""
     host, merge_rule = objective_of(config), MERGES[config.merge.name](config.merge)
     add_ons = tuple(ADD_ONS[add_on.name](add_on) for add_on in config.add_ons)
+    if isinstance(config, RidgeProbeConfig):
+        return ProbeClient(host, merge_rule)
     distils = distillation_of(config)
     if distils is None:
         return ClientAlgorithm(host, merge_rule, add_ons)
@@ -123,7 +129,8 @@ def bind(spec: RunSpec) -> BoundMethod:
     config = spec.method
     assert isinstance(config, ComposedConfig), "every method's config is a composed one"
     client = client_of(config)
-    return BoundMethod(spec, client, ServerAlgorithm(client, REDUCERS[config.reducer.name](config.reducer)))
+    reducer = RIDGE if isinstance(config, RidgeProbeConfig) else REDUCERS[config.reducer.name](config.reducer)
+    return BoundMethod(spec, client, ServerAlgorithm(client, reducer))
 
 
 METHODS: dict[str, Method] = {name: Method(config, bind) for name, config in METHOD_CONFIGS.items()}

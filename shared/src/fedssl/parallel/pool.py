@@ -33,6 +33,11 @@ def labels_of(client: str) -> str:
     return f"labels of {client}"
 
 
+def held_out_of(client: str) -> str:
+    """Return the name of a client's mask of held-out images among the shared tensors."""
+    return f"held-out images of {client}"
+
+
 class ClientProcesses:
     """Processes, each of which trains one client at a time, for as long as the `with` block lasts.
 
@@ -57,6 +62,7 @@ class ClientProcesses:
                 caches[name], rows = each.images.parts()
                 held |= {f"{part} of {images_of(name)}": tensor for part, tensor in rows.items()}
         held |= {labels_of(name): each.labels for name, each in data.items() if each.labels is not None}
+        held |= {held_out_of(name): each.held_out for name, each in data.items() if each.held_out is not None}
         if public is not None:
             held[PUBLIC] = public.images[:]
         self._setup = {

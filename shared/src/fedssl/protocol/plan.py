@@ -9,12 +9,14 @@ from fedssl.protocol.base import StrictModel
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
 """Element types, in safetensors' names."""
 
-Kind = Literal["weights", "centers", "similarity", "representations", "control", "centroids", "dictionary"]
+Kind = Literal[
+    "weights", "centers", "similarity", "representations", "control", "centroids", "dictionary", "probe-sums"
+]
 """What a tensor contains, for the data owner whose policy must permit it."""
 
 Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]
 """How the coordinator combines a tensor over all updates: weighted mean; weighted mean rounded to whole numbers; sum
-(which no method uses yet); keep the broadcast's value, which the server enforces; or the method's own rule."""
+(of counts and of sums over images); keep the broadcast's value, which the server enforces; or the method's own rule."""
 
 MOST_TENSORS = 100_000
 """The most tensors in one direction. The largest network here has fewer than 1,000."""

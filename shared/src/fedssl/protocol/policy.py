@@ -62,6 +62,20 @@ class AllowRule(StrictModel):
         exclude_if=lambda it: it is None,
         description="Only for `evaluation`: classes with fewer training or test images are left out. Default: 10.",
     )
+    min_images: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        exclude_if=lambda it: it is None,
+        description="Only for `probe-sums`: the fewest images whose sums leave. Default: twice the width of the "
+        "representations. With fewer images than the width, the sums can determine the representations.",
+    )
+
+    @model_validator(mode="after")
+    def _fields_fit_sums(self) -> "AllowRule":
+        if self.artifact != "probe-sums" and self.min_images is not None:
+            raise ValueError("only a rule for probe-sums has min_images")
+        return self
 
     @model_validator(mode="after")
     def _fields_fit_evaluations(self) -> "AllowRule":

@@ -14,6 +14,7 @@ from fedssl.engine import LocalProgress, release_trainer, run_local_round, start
 from fedssl.errors import Cancelled, DataError, FedSSLError
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context, Metrics, Schedule
+from fedssl.methods.site_data import wants_site_labels
 from fedssl.protocol.runs import RunSpec
 from fedssl_worker.check.outgoing import Outgoing
 from fedssl_worker.check.own_data import sample_images
@@ -72,6 +73,8 @@ def check_training(
     """Train some steps as the run's method does, and estimate the time of one of its rounds."""
     if spec.method.distillation_epochs(0):
         return _not_tried("the coordinator trains before the first round, and no worker has those weights yet")
+    if wants_site_labels(spec) is not None:
+        return TrialFound([Check(_NAME, Found.NOTE, "the run's method takes no training steps")])
     try:
         public = PublicImages(device, settings.public_data).load(spec.public_data, spec.data)
     except DataError as error:

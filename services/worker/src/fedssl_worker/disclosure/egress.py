@@ -12,8 +12,10 @@ import structlog
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
 from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
+from fedssl.methods.objectives.ridge_probe import GRAM
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.site_evaluation import SiteCounts
@@ -163,6 +165,8 @@ class Egress:
             if digest_of(update) != digest:
                 raise DigestMismatch("the update's file changed after it was trained: it is not sent")
             self._enforcer.require_permitted(item)
+            if (num_images := num_summed(update, item.plan)) is not None:
+                self._enforcer.require_enough_images(item, num_images)
             self._require_within_totals(item, header.total_bytes, digest)
         about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
         fields = {**_update_fields(item, header, numbers), "reported": self._enforcer.reportable(item)}
@@ -254,6 +258,15 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
         raise ArtifactError("the update's file is longer or shorter than its tensors: it is not sent")
     check_finite(path, header)
     return header
+
+
+def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
+    """Return over how many images the sums in an update are, or None if it holds no sums, or only zeros."""
+    names = [tensor.name for tensor in plan.update if tensor.kind == "probe-sums" and tensor.dtype == "F64"]
+    if not names:
+        return None
+    tensors = load_tensors(path)
+    return int(tensors[GRAM][-1, -1]) if any(bool(tensors[name].any()) for name in names) else None
 
 
 def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:

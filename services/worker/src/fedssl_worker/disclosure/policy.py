@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from fedssl.artifacts.permission import evaluation_rule, permits_metric, refusal
+from fedssl.artifacts.permission import evaluation_rule, fewest_images, permits_metric, refusal
 from fedssl.errors import FedSSLError
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT
@@ -188,6 +188,17 @@ class PolicyEnforcer:
             return
         if (why := refusal(self.notice, item.spec, item.plan, item.round_number)) is not None:
             raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this work: {why}")
+
+    def require_enough_images(self, item: WorkItem, num_images: int) -> None:
+        """Raise NotPermitted unless sums over so many images may leave."""
+        if self.notice is None:
+            return
+        least = fewest_images(self.notice, item.spec, item.plan, item.round_number)
+        if least is not None and num_images < least:
+            raise NotPermitted(
+                f"the data owner's policy ({self.digest[:8]}) does not permit this update: its sums are of "
+                f"{num_images} images, and min_images is {least}"
+            )
 
     def evaluation_min_count(self, item: SiteEvaluationItem, num_bytes: int = 0) -> int:
         """Return the fewest images that a class needs to be counted in an evaluation.

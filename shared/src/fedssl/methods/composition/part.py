@@ -67,6 +67,10 @@ class Wire:
     aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
     """The next of those tensors and of the modules in `combines`, from the state and the updates."""
 
+    refusal: Callable[[Tensors, Update, Context], str | None] | None = None
+    """Returns why an update cannot be used, from the state and the update, or None if it can. If given, it is called
+    for each update before any is combined."""
+
     restart: Callable[[Tensors], Tensors] = _nothing_restarted
     """The tensors of the state that begin again after a client has lost its state, if the config `restarts_states`."""
 

@@ -74,6 +74,16 @@ class ServerAlgorithm:
         next_state |= {spec.name: state[spec.name] for spec in self.plan(ctx.spec).broadcast if spec.reduce == "keep"}
         return next_state, metrics
 
+    @property
+    def screens(self) -> bool:
+        """Return whether a part must see each update before any is combined."""
+        return any(wire.refusal is not None for wire in self.client.wires)
+
+    def refusal(self, state: ServerState, update: Update, ctx: Context) -> str | None:
+        """Return why a part cannot use this update, or None if all can."""
+        reasons = (wire.refusal(state, update, ctx) for wire in self.client.wires if wire.refusal is not None)
+        return next((why for why in reasons if why is not None), None)
+
     def restarted(self, state: ServerState) -> ServerState:
         """Return the state from which all clients start cold, because one of them has lost its own."""
         next_state = dict(state)

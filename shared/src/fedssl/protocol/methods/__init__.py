@@ -27,6 +27,7 @@ from fedssl.protocol.methods.fedx import FedXMethodConfig
 from fedssl.protocol.methods.flesd import FLESDConfig
 from fedssl.protocol.methods.ldawa import LDAWAMethodConfig
 from fedssl.protocol.methods.orchestra import OrchestraConfig
+from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.methods.scaffold import ScaffoldMethodConfig
 from fedssl.protocol.methods.single import SingleConfig
 from fedssl.protocol.methods.ssd import SSDConfig
@@ -52,6 +53,7 @@ AnyMethod = Annotated[
     | FLESDConfig
     | LDAWAMethodConfig
     | OrchestraConfig
+    | RidgeProbeConfig
     | SSDConfig
     | ScaffoldMethodConfig
     | SingleConfig

@@ -1,0 +1,271 @@
+"""A linear probe by ridge regression, exact over all sites: `evaluation/ridge.py` has the mathematics.
+
+It trains no network. In the first round each client sends the Gram matrix X'X and the moment X'Y of its labelled
+training images, X = [h, 1]. The coordinator adds them up and solves for the weights of ten penalties. In each later
+round every client counts how many of its held-out images each of the ten predicts correctly, and sends these counts.
+The penalty with the most gives the classifier. Among equals it is the largest penalty, hence the smallest weights.
+
+With several labels per image, a prediction is right or wrong for each pair of image and label; a score of 0.5 or more
+predicts the label.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError
+from fedssl.evaluation.ridge import NUM_PENALTIES, require_sums, ridge_path, ridge_solution, ridge_sums
+from fedssl.methods.api import Batch, ClientData, Context, Metrics, Schedule, ServerState, Terms, Update
+from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.composition.embedding import embed
+from fedssl.methods.composition.modules import encoder_width
+from fedssl.methods.composition.part import ENCODER, Objective, Online, Wire
+from fedssl.methods.composition.server import Reducer
+from fedssl.methods.objectives.cross_entropy import CLASSIFIER
+from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.runs import RunSpec
+
+PROBE = "probe"
+GRAM, MOMENT, RIGHT, HELD_OUT = (f"{PROBE}.{name}" for name in ("gram", "moment", "right", "held_out"))
+PENALTIES, SOLUTIONS = f"{PROBE}.penalties", f"{PROBE}.solutions"
+WEIGHT, BIAS = f"{CLASSIFIER}.weight", f"{CLASSIFIER}.bias"
+
+_FIRST_CHOICE = 3  # 1e-3 of the Gram matrix's mean diagonal, until images have been held against it
+_THRESHOLD = 0.5
+
+
+class Solutions(nn.Module):
+    """The penalties (P,), all 0 before they are known, and the solutions' weights (P, H+1, C), in float64."""
+
+    penalties: torch.Tensor
+    weights: torch.Tensor
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("penalties", torch.zeros(NUM_PENALTIES, dtype=torch.float64))
+        self.register_buffer("weights", torch.zeros(NUM_PENALTIES, width + 1, num_classes, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class RidgeProbe(Objective):
+    """The sums and the counts of one client."""
+
+    config: RidgeProbeConfig
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    num_views: ClassVar[int] = 1
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        return {PROBE: Solutions(encoder_width(modules), len(self.config.classes))}
+
+    def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
+        return Schedule(num_epochs=0, steps_per_epoch=schedule.steps_per_epoch, learning_rate=schedule.learning_rate)
+
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        if data.labels is None or data.held_out is None:
+            raise DataError(f"{ctx.client_id} has no labels, which ridge-probe needs: it cannot take part")
+        num_images, least = int(_trains(data).sum()), fewest_images(self.config, encoder_width(modules))
+        if num_images < least:
+            raise DataError(
+                f"{ctx.client_id} has {num_images} labelled training images, and sums of fewer than {least} do not "
+                "leave a site: label more, or lower method.min_images"
+            )
+        solutions = _solutions(modules)
+        solutions.penalties.copy_(broadcast[PENALTIES])
+        solutions.weights.copy_(broadcast[SOLUTIONS])
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
+        raise MethodError("ridge-probe takes no training step")
+
+    def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
+        assert data.labels is not None, "`begin` has checked it"
+        assert data.held_out is not None, "`begin` has checked it"
+        solutions, num_classes = _solutions(modules), len(self.config.classes)
+        counts = bool(solutions.penalties.any())
+        chosen = data.held_out if counts else _trains(data)
+        labels = data.labels[chosen]
+        h_NH = _representations(modules, data.images[chosen], ctx)
+        if counts:
+            gram, moment = (torch.zeros(shape, dtype=torch.float64) for shape in self._shapes(modules))
+            return {GRAM: gram, MOMENT: moment, **count_right(h_NH, labels, solutions)}
+        try:
+            gram, moment = ridge_sums(h_NH, labels, num_classes)
+        except ValueError as error:
+            raise MethodError(f"the run's encoder cannot be probed: {error}") from error
+        none = torch.zeros(NUM_PENALTIES, dtype=torch.int64)
+        return {GRAM: gram, MOMENT: moment, RIGHT: none, HELD_OUT: none[:1].clone()}
+
+    @property
+    def wire(self) -> Wire:
+        return Wire(plan=self._plan, initial_state=self._initial_state, refusal=self._refusal)
+
+    def _shapes(self, modules: nn.ModuleDict) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the shapes of the Gram matrix and of the moment."""
+        width = encoder_width(modules) + 1
+        return (width, width), (width, len(self.config.classes))
+
+    def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
+        gram, moment = self._shapes(modules)
+        down = (
+            TensorSpec(name=WEIGHT, dtype="F32", shape=(moment[1], moment[0] - 1), reduce="method"),
+            TensorSpec(name=BIAS, dtype="F32", shape=(moment[1],), reduce="method"),
+            TensorSpec(name=PENALTIES, dtype="F64", shape=(NUM_PENALTIES,), reduce="method"),
+            TensorSpec(name=SOLUTIONS, dtype="F64", shape=(NUM_PENALTIES, *moment), reduce="method"),
+        )
+        up = (
+            TensorSpec(name=GRAM, dtype="F64", shape=gram, kind="probe-sums", reduce="sum"),
+            TensorSpec(name=MOMENT, dtype="F64", shape=moment, kind="probe-sums", reduce="sum"),
+            TensorSpec(name=RIGHT, dtype="I64", shape=(NUM_PENALTIES,), kind="probe-sums", reduce="sum"),
+            TensorSpec(name=HELD_OUT, dtype="I64", shape=(1,), kind="probe-sums", reduce="sum"),
+        )
+        return ArtifactPlan(broadcast=down, update=up)
+
+    def _initial_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
+        width, num_classes = encoder_width(modules), len(self.config.classes)
+        probe = Solutions(width, num_classes)
+        return {
+            WEIGHT: torch.zeros(num_classes, width),
+            BIAS: torch.zeros(num_classes),
+            PENALTIES: probe.penalties,
+            SOLUTIONS: probe.weights,
+        }
+
+    def _refusal(self, state: ServerState, update: Update, ctx: Context) -> str | None:
+        sent = update.load()
+        gram, moment, right, held_out = (sent[name] for name in (GRAM, MOMENT, RIGHT, HELD_OUT))
+        if not bool(state[PENALTIES].any()):
+            return _why_no_sums(gram, moment, update.num_examples, fewest_images(self.config, len(gram) - 1))
+        if bool(gram.any() | moment.any()):
+            return "it has sums in a round that only counts right predictions"
+        most = update.num_examples * (len(self.config.classes) if self.config.multi_label else 1)
+        total = int(held_out)
+        if not 0 <= total <= most or bool(((right < 0) | (right > total)).any()):
+            return f"it counts {right.tolist()} right predictions of {total}, and at most {most} are possible"
+        return None
+
+
+@dataclass(frozen=True)
+class ProbeClient(ClientAlgorithm):
+    """A client that keeps the encoder as it is, and sends the sums and counts of its objective."""
+
+    @property
+    def sends_modules(self) -> bool:
+        return False
+
+    def reduced(self, ctx: Context) -> frozenset[str]:
+        return frozenset((GRAM, MOMENT, RIGHT, HELD_OUT))
+
+    def plan(self, spec: RunSpec) -> ArtifactPlan:
+        plan = super().plan(spec)
+        down = tuple(
+            each.model_copy(update={"reduce": "keep"}) if each.name.startswith(f"{ENCODER}.") else each
+            for each in plan.broadcast
+        )
+        return plan.model_copy(update={"broadcast": down})
+
+
+def fewest_images(config: RidgeProbeConfig, width: int) -> int:
+    """Return the fewest labelled training images of a client, for representations of this width."""
+    return 2 * width if config.min_images is None else config.min_images
+
+
+def count_right(h_NH: torch.Tensor, labels: torch.Tensor, solutions: Solutions) -> Tensors:
+    """Return the counts of right predictions of each solution (P,), and of all predictions (1,).
+
+    Args:
+        h_NH: the representations of held-out images.
+        labels: their class numbers (N,), or the presence of several labels (N, C).
+        solutions: a penalty of 0 stands for sums that did not determine weights; none of its predictions is right.
+    """
+    x_NX = torch.cat([h_NH.double(), h_NH.new_ones(len(h_NH), 1).double()], dim=1)
+    right = []
+    for penalty, weights in zip(solutions.penalties.tolist(), solutions.weights, strict=True):
+        scores_NC = x_NX @ weights
+        hits = (scores_NC >= _THRESHOLD) == labels.bool() if labels.ndim == 2 else scores_NC.argmax(dim=1) == labels
+        right.append(int(hits.sum()) if penalty else 0)
+    return {RIGHT: torch.tensor(right), HELD_OUT: torch.tensor([labels.numel()])}
+
+
+def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+    """Return the next state: the ten solutions from all sums, or the one that the counts choose."""
+    if bool(state[PENALTIES].any()):
+        right = _added(RIGHT, updates)
+        total = int(_added(HELD_OUT, updates))
+        chosen = int((right == right.max()).nonzero()[-1]) if total else _FIRST_CHOICE
+        next_state, metrics = _choice(state[PENALTIES], state[SOLUTIONS], chosen)
+        return next_state, metrics | ({"held_out_accuracy": int(right[chosen]) / total} if total else {})
+    gram, moment = _added(GRAM, updates), _added(MOMENT, updates)
+    solutions = torch.zeros_like(state[SOLUTIONS])
+    penalties = torch.zeros_like(state[PENALTIES])
+    for index, penalty in enumerate(ridge_path(gram)):
+        try:
+            solutions[index] = ridge_solution(gram, moment, penalty)
+        except ArtifactError:  # too small a penalty; a larger one determines the weights
+            continue
+        except FedSSLError as error:
+            raise MethodError(f"the sums of {len(updates)} clients give no classifier: {error}") from error
+        penalties[index] = penalty
+    if not bool(penalties.any()):
+        raise MethodError("the sums determine no classifier: is every representation 0?")
+    first = max(_FIRST_CHOICE, int(penalties.nonzero()[0]))
+    next_state, metrics = _choice(penalties, solutions, first)
+    return next_state, metrics | {"probe_images": float(gram[-1, -1])}
+
+
+REDUCER = Reducer(combine, declares=None)
+
+
+def _why_no_sums(gram: torch.Tensor, moment: torch.Tensor, num_images: int, least: int) -> str | None:
+    try:
+        require_sums(gram, moment, num_images)
+    except ArtifactError as error:
+        return str(error)
+    if float(gram[-1, -1]) < least:
+        return f"its sums are of {float(gram[-1, -1]):g} images, and the run needs {least} or more"
+    return None
+
+
+def _choice(penalties: torch.Tensor, solutions: torch.Tensor, chosen: int) -> tuple[Tensors, Metrics]:
+    weights = solutions[chosen].float()
+    state = {
+        WEIGHT: weights[:-1].T.contiguous(),
+        BIAS: weights[-1].clone(),
+        PENALTIES: penalties,
+        SOLUTIONS: solutions,
+    }
+    return state, {"ridge_penalty": float(penalties[chosen])}
+
+
+def _added(name: str, updates: Sequence[Update]) -> torch.Tensor:
+    """Return the sum over the updates, in their order: floats in float64."""
+    first, *others = updates
+    total = first.load()[name].clone()
+    for update in others:
+        total += update.load()[name]
+    return total
+
+
+def _representations(modules: nn.ModuleDict, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+    """Return h (N, H) of images, also of none."""
+    if not len(images):
+        return torch.zeros(0, encoder_width(modules), device=images.device)
+    return embed([modules[ENCODER]], images, ctx)
+
+
+def _trains(data: ClientData) -> torch.Tensor:
+    """Return which images have a label and are not held out (N,)."""
+    assert data.labels is not None, "a client without labels has been refused"
+    assert data.held_out is not None, "labels come with their split"
+    is_labelled = data.labels >= 0
+    return (is_labelled.all(dim=1) if is_labelled.ndim == 2 else is_labelled) & ~data.held_out
+
+
+def _solutions(modules: nn.ModuleDict) -> Solutions:
+    solutions = modules[PROBE]
+    assert isinstance(solutions, Solutions)
+    return solutions

@@ -1,0 +1,149 @@
+"""Sums over a site's labelled images leave only if its policy has a rule for them, and only over enough images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.data.site_labels import SiteLabels
+from fedssl.engine import run_aggregation, start_run
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context, Update
+from fedssl.methods.objectives.ridge_probe import GRAM, HELD_OUT, MOMENT, RIGHT
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Cause
+from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
+from fedssl_worker.labels import OwnLabels, load_own_labels
+
+from .conftest import Setting, make_spec, write_images
+
+RULE = ("[[allow]]", 'artifact = "probe-sums"', 'methods = ["ridge-probe"]')
+WIDTH = 8  # of the encoder in make_spec
+NUM_TRAINED = 22  # of the 32 images: one of each class's three or four is held out
+
+
+def _spec(**method: Any) -> RunSpec:
+    return make_spec({"name": "ridge-probe", **method})
+
+
+def _labels(folder: Path) -> OwnLabels:
+    labels = load_own_labels(str(write_images(folder / "own.npz")), "own", None, 32)
+    assert labels is not None
+    return labels
+
+
+def _work(setting: Setting, spec: RunSpec, policy: Path | None = None, broadcast: Tensors | None = None) -> None:
+    setting.offer(spec, 1 if broadcast is None else 2, broadcast)
+    setting.restart(policy, _labels(setting.folder)).step()
+
+
+def _declined(setting: Setting) -> str:
+    assert "PUT artifact" not in setting.coordinator.calls
+    assert setting.coordinator.submissions == []
+    [declined] = setting.coordinator.declined
+    assert declined.cause == Cause.CLIENT_DATA
+    return declined.reason
+
+
+def test_sums_and_then_counts_leave_and_are_in_the_ledger(setting: Setting) -> None:
+    spec = _spec()
+    policy = setting.write_policy(*RULE)
+    _work(setting, spec, policy)
+    sums = setting.sent()
+    assert sums[GRAM].shape == (WIDTH + 1, WIDTH + 1)
+    assert float(sums[GRAM][-1, -1]) == float(sums[MOMENT][-1].sum()) == NUM_TRAINED
+    start = start_run(METHODS["ridge-probe"], Context(spec=spec, round_number=0))
+    sent = [Update("hospital-a", 32, lambda: sums)]
+    after = run_aggregation(METHODS["ridge-probe"], start.state, sent, Context(spec=spec, round_number=1))
+    _work(setting, spec, policy, after.broadcast)
+    counts = setting.sent()
+    assert not counts[GRAM].any()
+    assert not counts[MOMENT].any()
+    assert int(counts[HELD_OUT]) == 32 - NUM_TRAINED
+    assert len(counts[RIGHT]) == 10
+    intents = [body for body in setting.ledger() if body["kind"] == "intent"]
+    assert [intent["artifact"] for intent in intents] == [["probe-sums"]] * 2
+    assert intents[0]["tensors"] == ["probe.gram", "probe.held_out", "probe.moment", "probe.right"]
+
+
+def test_a_policy_denies_sums_by_default(setting: Setting) -> None:
+    policy = setting.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
+    _work(setting, _spec(), policy)
+    assert "no rule allows probe-sums of ridge-probe" in _declined(setting)
+    assert "GET artifact" not in setting.coordinator.calls
+
+
+def test_a_worker_without_labels_declines_before_anything_is_fetched(setting: Setting) -> None:
+    setting.offer(_spec(), 1)
+    setting.restart().step()
+    assert _declined(setting) == "this site has no labels: its worker was started without --labels"
+    assert "GET artifact" not in setting.coordinator.calls
+
+
+def test_labels_that_do_not_fit_are_declined_without_the_names_of_files(setting: Setting) -> None:
+    _work(setting, _spec(classes=["cat", "dog"]))
+    assert _declined(setting) == "this site's labels do not fit the run's classes: see its worker's log"
+
+
+@pytest.mark.parametrize(("rule", "leaves"), [("min_images = 22", True), ("min_images = 23", False)])
+def test_a_policy_sets_the_fewest_images(setting: Setting, rule: str, *, leaves: bool) -> None:
+    _work(setting, _spec(), setting.write_policy(*RULE, rule))
+    if leaves:
+        assert len(setting.coordinator.submissions) == 1
+    else:
+        assert "its sums are of 22 images, and min_images is 23" in _declined(setting)
+        assert setting.kinds()[-1] == "refused"
+
+
+def test_twice_the_width_are_the_fewest_by_default(setting: Setting) -> None:
+    """A spec may ask for less; the policy's default holds."""
+    spec = make_spec(
+        {"name": "ridge-probe", "min_images": 1},
+        model={"encoder": {"name": "convnet", "widths": [4, 12]}},
+    )
+    _work(setting, spec, setting.write_policy(*RULE))
+    assert "its sums are of 22 images, and min_images is 24" in _declined(setting)
+
+
+def test_a_spec_may_demand_more_than_the_policy(setting: Setting) -> None:
+    _work(setting, _spec(min_images=30), setting.write_policy(*RULE, "min_images = 1"))
+    assert "hospital-a has 22 labelled training images, and sums of fewer than 30 do not leave" in _declined(setting)
+
+
+def test_corrected_labels_are_used_after_a_restart(setting: Setting) -> None:
+    """An update that was computed from other labels is not sent."""
+    spec = _spec()
+    first = _labels(setting.folder)
+    corrected = OwnLabels(
+        SiteLabels(np.roll(first.labels.labels, 1), first.labels.class_names, first.labels.places), {}
+    )
+    item = setting.item(spec, 1)
+    executor = setting.executor(first)
+    finished = executor.execute(item, lambda progress: None)
+    assert executor.execute(item, lambda progress: None).digest == finished.digest
+    assert setting.executor(corrected).execute(item, lambda progress: None).digest != finished.digest
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (('artifact = "weights"', "min_images = 3"), "only a rule for probe-sums has min_images"),
+        (('artifact = "probe-sums"', "min_images = 0"), "min_images"),
+    ],
+)
+def test_rules_that_mean_nothing_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
+    policy = setting.write_policy("[[allow]]", 'methods = ["*"]', *lines)
+    with pytest.raises(PolicyError, match=words):
+        PolicyEnforcer(policy, setting.coordinator.url)
+
+
+def test_the_coordinator_learns_of_the_rule(setting: Setting) -> None:
+    notice = PolicyEnforcer(setting.write_policy(*RULE, "min_images = 40"), setting.coordinator.url).notice
+    assert notice is not None
+    [rule] = notice.allow
+    assert (rule.artifact, rule.min_images) == ("probe-sums", 40)
+    others = PolicyEnforcer(setting.write_policy(*RULE), setting.coordinator.url).notice
+    assert others is not None
+    assert "min_images" not in others.model_dump_json()  # a coordinator of before knows no such key
