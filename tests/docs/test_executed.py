@@ -104,6 +104,7 @@ PAGES = [
     "how-to/two-sites.md",
     "how-to/own-images.md",
     "how-to/search-images.md",
+    "how-to/classify-images.md",
     "how-to/different-encoders.md",
     "how-to/start-from-weights.md",
     "how-to/disaster.md",

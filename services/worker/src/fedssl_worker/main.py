@@ -13,6 +13,7 @@ from fedssl.liveness import Health, keep_touching, report
 from fedssl_worker.check.command import EPILOG as CHECK_EPILOG
 from fedssl_worker.check.command import check
 from fedssl_worker.commands import ledger_app, policy_app
+from fedssl_worker.encoder_commands import classify, embed
 from fedssl_worker.options import options_of
 from fedssl_worker.page.command import page
 from fedssl_worker.settings import Settings, SettingsError, read_settings
@@ -37,6 +38,8 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(policy_app, name="policy")
 app.command("page")(page)
 app.command("check", epilog=CHECK_EPILOG)(check)
+app.command("embed")(embed)
+app.command("classify")(classify)
 
 EXIT_SETTINGS = 2
 STAY_VARIABLE = "FEDSSL_STAY_UNHEALTHY"

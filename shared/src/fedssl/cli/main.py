@@ -36,6 +36,10 @@ COMMANDS = {
         "fedssl.cli.embeddings.duplicates:duplicates", "Find near-duplicates among embedded images."
     ),
     "outliers": LazyCommand("fedssl.cli.embeddings.outliers:outliers", "Find embedded images that are like no other."),
+    "classify": LazyCommand(
+        "fedssl.cli.embeddings.classify:classify",
+        "Predict the class of every image by a linear classifier on top of an encoder.",
+    ),
     "run": LazyCommand("fedssl.cli.run.commands:app", "Submit runs, follow them and fetch their results."),
     "method": LazyCommand("fedssl.cli.methods:app", "Show the methods that can be trained."),
     "client": LazyCommand("fedssl.cli.clients:app", "Show and name data owners, and revoke their access."),

@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
-from fedssl.data.decoding import LEAST_HIGHEST, low_range
 from fedssl.embeddings.encoders import BATCH_SIZE, Model
-from fedssl.embeddings.half_made import Done, HalfMade, partial_folder
+from fedssl.embeddings.half_made import HalfMade, partial_folder
 from fedssl.embeddings.identity import difference
 from fedssl.embeddings.index_file import Content, read_about, require_format, write_index
+from fedssl.embeddings.outcome import Done, summarised
 from fedssl.embeddings.sources import Source, describe
-from fedssl.errors import DataError, ResultsError
+from fedssl.errors import ResultsError
 
 _ROWS_PER_PART = 16 * BATCH_SIZE
-_NUM_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,8 @@ def embed(
                 done = Done(len(batch.images), batch.damaged, batch.num_deep, batch.highest)
                 half.append(model.represent(batch.images, device).numpy(), done)
                 on_progress(min(len(source), len(half.batches) * BATCH_SIZE))
-        complete = half.about | _counted(source, half.batches)
+        num, left_out = summarised(source, half.batches)
+        complete = half.about | {"num_embedded": num, "left_out": left_out}
         write_index(destination, _content(source, half, complete))
         half.remove()
     return Embedded(complete, num_before)
@@ -88,20 +88,6 @@ def _complete(destination: Path, about: dict[str, Any]) -> Embedded:
         raise ResultsError(f"{destination} is of {different}: remove it, or choose another --out")
     shutil.rmtree(partial_folder(destination), ignore_errors=True)  # left by a process that was killed at the end
     return Embedded(found, int(found["num_embedded"]))
-
-
-def _counted(source: Source, batches: list[Done]) -> dict[str, Any]:
-    """Return how many images are embedded, and which are not. Raises DataError if none is, or all are too dark."""
-    num = sum(done.num for done in batches)
-    damaged = [each for done in batches for each in done.damaged]
-    listed = [{"path": source.names(at, at + 1)[0], "reason": why} for at, why in damaged[:_NUM_LISTED]]
-    if not num:
-        first = f": {listed[0]['path']}: {listed[0]['reason']}" if listed else ""
-        raise DataError(f"no image of {source.title} can be decoded{first}")
-    num_deep, highest = sum(done.num_deep for done in batches), max(done.highest for done in batches)
-    if num_deep and 0 < highest < LEAST_HIGHEST:
-        raise DataError(f"{source.title}: {low_range(num_deep, highest)}")
-    return {"num_embedded": num, "left_out": {"num": len(damaged), "first": listed}}
 
 
 def _content(source: Source, half: HalfMade, about: dict[str, Any]) -> Content:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,12 @@ import numpy as np
 
 from fedssl.embeddings.identity import difference
 from fedssl.embeddings.index_file import Float32
+from fedssl.embeddings.outcome import Done
 from fedssl.errors import ResultsError
 from fedssl.locks import FolderLock
 from fedssl.run_files import read_json, write_json
 
 _ABOUT, _ROWS, _BATCHES, _LOCK = "about.json", "rows", "batches.jsonl", ".lock"
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch that is done.
-
-    Attributes:
-        num: the number of its representations.
-        damaged: the positions of the images that were left out, and why.
-        num_deep: how many images are stored with 16 bits per value.
-        highest: the highest value of those with 16 bits.
-    """
-
-    num: int
-    damaged: list[tuple[int, str]]
-    num_deep: int
-    highest: int
 
 
 def partial_folder(destination: Path) -> Path:

@@ -1,6 +1,7 @@
 """Exports a trained encoder for other programs: as an ONNX graph, or as a state dict with another library's names."""
 
 import importlib.util
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -8,13 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.errors import ExportError
 from fedssl.files import replaced_file
+from fedssl.models.classifier import Classifier, Head
 from fedssl.models.pretrained import PretrainedEncoder
 
-IMAGES, REPRESENTATIONS = "images", "representations"
+IMAGES, REPRESENTATIONS, PROBABILITIES = "images", "representations", "probabilities"
 _NEEDED = ("onnx", "onnxscript")
 
 
@@ -23,22 +26,55 @@ def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
 
     N is variable; normalisation is part of the graph. Raises ExportError if onnx and onnxscript are not installed.
     """
+    require_onnx()
+    with replaced_file(destination) as incoming, _quiet():
+        _export(encoder, encoder, REPRESENTATIONS, incoming)
+
+
+def export_classifier(encoder: PretrainedEncoder, head: Head, destination: Path) -> None:
+    """Write a graph from `images`, float32 (N, C, S, S) of values 0..1, to `probabilities`, float32 (N, classes).
+
+    N is variable; normalisation is part of the graph. The model's metadata have `classes`, a JSON list of names,
+    `multi_label` (`true` or `false`), `image_shape`, the JSON list [C, S, S], and the `encoder_sha256` of
+    encoder.safetensors. Raises ExportError if onnx and onnxscript are not installed.
+    """
+    require_onnx()
+    import onnx
+
+    data = encoder.data
+    with replaced_file(destination) as incoming, _quiet():
+        _export(Classifier(encoder, head), encoder, PROBABILITIES, incoming)
+        graph = onnx.load(incoming)
+        metadata = {
+            "classes": json.dumps(head.class_names),
+            "multi_label": json.dumps(head.multi_label),
+            "image_shape": json.dumps([data.channels, data.image_size, data.image_size]),
+            "encoder_sha256": str(head.about["encoder"]["sha256"]),
+        }
+        onnx.helper.set_model_props(graph, metadata)
+        onnx.save(graph, incoming)
+
+
+def require_onnx() -> None:
+    """Raise ExportError if onnx and onnxscript are not installed."""
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ExportError(f"{' and '.join(missing)} not installed: pip install 'fedssl[onnx]'")
+
+
+def _export(network: nn.Module, encoder: PretrainedEncoder, output: str, destination: Path) -> None:
     data = encoder.data
     example = torch.zeros(2, data.channels, data.image_size, data.image_size)
-    with replaced_file(destination) as incoming, _quiet():
-        torch.onnx.export(
-            encoder.eval(),
-            (example,),
-            incoming,
-            input_names=[IMAGES],
-            output_names=[REPRESENTATIONS],
-            dynamic_shapes=({0: torch.export.Dim("N")},),
-            dynamo=True,
-            external_data=False,  # one file: an encoder is far smaller than the 2 GB that would need more
-            verbose=False,
-        )
+    torch.onnx.export(
+        network.eval(),
+        (example,),
+        destination,
+        input_names=[IMAGES],
+        output_names=[output],
+        dynamic_shapes=({0: torch.export.Dim("N")},),
+        dynamo=True,
+        external_data=False,  # one file: an encoder is far smaller than the 2 GB that would need more
+        verbose=False,
+    )
 
 
 def export_state_dict(encoder: PretrainedEncoder, destination: Path, library: str = "timm") -> None:

@@ -1,7 +1,7 @@
 """`fedssl embed`: the representations of many images, in one file."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,6 +10,14 @@ from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, printable, show_json, show_pairs
 from fedssl.cli.progress_bar import progress_bar
+
+if TYPE_CHECKING:
+    from fedssl.embeddings.encoders import Model
+    from fedssl.embeddings.sources import Source
+
+RepresentationsOption = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write: .parquet or .npz.", dir_okay=False)
+]
 
 
 def embed(
@@ -22,9 +30,7 @@ def embed(
     ],
     *,
     model: ModelOption,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write: .parquet or .npz.", dir_okay=False)
-    ],
+    out: RepresentationsOption,
     split: Annotated[
         Literal["train", "test"] | None,
         typer.Option(help="The split of an .npz file or a known data set.  [default: train]"),
@@ -55,11 +61,19 @@ def embed(
     `fedssl search`, `duplicates` and `outliers` read the file.
     """
     machine = prepare(device, threads, data_folder, set())
-    from fedssl.embeddings.embed import embed as write
     from fedssl.embeddings.sources import open_source
 
     source = open_source(images, split, machine.data_root)
     encoder, name = read_model(model, url, token_file)
+    write_representations(source, encoder, name, out, device, output)
+
+
+def write_representations(
+    source: "Source", encoder: "Model", name: str, out: Path, device: str, output: Format
+) -> None:
+    """Write the file of representations, and show what is in it. `name` is how the encoder is found again."""
+    from fedssl.embeddings.embed import embed as write
+
     try:
         with progress_bar("embedding", len(source), suffix=" images") as update:
             found = write(source, encoder, name, out, device=device, on_progress=update)

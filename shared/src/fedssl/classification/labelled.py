@@ -1,0 +1,51 @@
+"""Labelled images of a person's own, to which a classifier is fitted."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedssl.data.catalogue import KNOWN
+from fedssl.data.datasets import find_path, list_files, load_arrays
+from fedssl.data.images import ImageData
+from fedssl.data.label_files import read_label_file
+from fedssl.data.site_labels import SiteLabels, own_labels
+from fedssl.embeddings.sources import ArraySource, FileSource, Source
+from fedssl.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Images, each with a label, in one order."""
+
+    source: Source
+    labels: SiteLabels
+
+
+def open_labelled(name_or_path: str, root: Path | None) -> Labelled:
+    """Return the images of a folder with one sub-folder per class, of an `.npz` file, or of a known data set.
+
+    If a data set has splits, only its training images are returned. Raises DataError if they have no labels.
+    """
+    title = name_or_path if name_or_path in KNOWN else str(find_path(name_or_path, root).absolute())
+    files = list_files(title, "train", root)
+    if files is not None:
+        return Labelled(FileSource(files, title, "train"), _own(title, files.labels, files.class_names))
+    arrays = load_arrays(title, "train", root)
+    return Labelled(ArraySource(arrays, title, "train"), _own(title, arrays.labels, arrays.class_names))
+
+
+def label_images(images: Source, label_file: Path) -> Labelled:
+    """Return those of the images that a CSV file gives a label. Its paths are those of the source. Raises DataError."""
+    if not isinstance(images, FileSource):
+        raise DataError(f"{images.title} holds arrays, whose images have no paths that {label_file} could name")
+    labels = read_label_file(label_file, images.names(0, len(images)))
+    kept = np.flatnonzero(labels.is_labelled)
+    names = tuple(images.files.names[position] for position in kept)
+    chosen = replace(images.files, names=names, labels=None)
+    return Labelled(replace(images, files=chosen), labels.without(np.flatnonzero(~labels.is_labelled).tolist()))
+
+
+def _own(title: str, labels: "np.ndarray[tuple[int], np.dtype[np.int64]] | None", names: tuple[str, ...]) -> SiteLabels:
+    num_images = 0 if labels is None else len(labels)
+    return own_labels(ImageData(np.zeros((num_images, 1, 1, 1), np.uint8), labels, names), title)

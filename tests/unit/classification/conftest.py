@@ -1,0 +1,41 @@
+"""A small encoder, and labelled images that it can tell apart by their colour."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedssl.embeddings.encoders import Model, load_model
+from support.federation import tiny_spec
+from support.pulled import pulled
+
+DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
+COLOURS = {"blue": (40, 60, 200), "green": (60, 200, 50), "red": (200, 60, 40)}
+
+Scans = Callable[..., Path]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    pulled(folder, tiny_spec(data=DATA))
+    return load_model(folder)
+
+
+@pytest.fixture(scope="session")
+def scans() -> Scans:
+    """Writes a folder per colour with so many images, whose colours overlap."""
+
+    def write(folder: Path, *nums: int) -> Path:
+        rng = np.random.default_rng(0)
+        for (name, colour), num in zip(COLOURS.items(), nums, strict=False):
+            (folder / name).mkdir(parents=True)
+            for number in range(num):
+                pixels = np.array(colour) + rng.normal(0, 60, 3) + rng.normal(0, 20, (14, 16, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{number:03d}.png")
+        return folder
+
+    return write
