@@ -67,7 +67,7 @@ gpu-test: $(VENV)/.installed-dev ## Run the tests that need a GPU
 
 .PHONY: golden
 golden: $(VENV)/.installed-dev ## Rewrite the golden loss curves (ARGS="-k fedu" for some); tests/golden/README.md explains when
-	@$(BIN)/python -m pytest tests/golden --rewrite-curves $(ARGS)
+	@$(BIN)/python -m pytest tests/golden --full --rewrite-curves $(ARGS)
 
 .PHONY: demonstration
 demonstration: $(VENV)/.installed-dev ## Run SSD, FedRLC and FLESD on `fedssl up`, kill processes, and compare with their simulations

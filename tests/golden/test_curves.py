@@ -8,15 +8,10 @@ import pytest
 from fedssl.protocol.methods import METHOD_CONFIGS
 from golden import curve
 from golden.specs import CURVES, NUM_ROUNDS, spec_of, write_data
+from support.methods import methods_of_this_run
 
 
-def _takes_long(name: str) -> bool:
-    return name.startswith(("vit-", "resnet"))
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if _takes_long(name) else name for name in CURVES]
-)
+@pytest.mark.parametrize("name", methods_of_this_run(CURVES))
 def test_three_rounds_reproduce_the_golden_curve(name: str, rewrites: bool, tmp_path: Path) -> None:  # noqa: FBT001
     path = curve.FOLDER / f"{name}.json"
     write_data(tmp_path)

@@ -32,6 +32,7 @@ def _spec() -> RunSpec:
     )
 
 
+@pytest.mark.full
 def test_sites_count_in_deployment_as_in_a_simulation(servers: Servers, tmp_path: Path) -> None:
     """One of three sites has no labels, and refuses. The others give the counts of the simulation, in every round."""
     spec = _spec()

@@ -195,6 +195,7 @@ def _fuzz(world: World, http: httpx.Client, answers: list[tuple[str, int]], amon
     one()
 
 
+@pytest.mark.full
 def test_no_request_is_answered_with_a_5xx(world: World) -> None:
     answers: list[tuple[str, int]] = []
     with world.coordinator.bare_http() as http:

@@ -192,6 +192,7 @@ def test_a_script_of_requests_has_the_answers_rows_and_events_of_the_service(
     assert used == set(PLACES)
 
 
+@pytest.mark.full
 def test_two_requests_at_once_have_the_outcome_of_one_after_the_other_by_the_service(
     running: tuple[Coordinator, Tables], advanced: list[Any]
 ) -> None:

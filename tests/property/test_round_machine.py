@@ -345,6 +345,7 @@ def _note_upload(session: Any, assignment_id: UUID, digest: str) -> None:
     repository.add_upload(session, assignment_id, digest, 16)
 
 
+@pytest.mark.full
 def test_a_run_stays_sound_whatever_happens(coordinator: Coordinator) -> None:
     with Tables(coordinator.database_url) as tables:
         run_state_machine_as_test(

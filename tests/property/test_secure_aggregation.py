@@ -28,6 +28,7 @@ def check(secure: SecureRound, lost_in: dict[str, int]) -> bool:
     return True
 
 
+@pytest.mark.full
 @quick
 @given(st.integers(3, 40), SIZES, st.data())
 def test_a_complete_graph_gives_the_sum_unless_too_many_are_lost(
@@ -47,6 +48,7 @@ def require_size(limits: Thresholds, num_clients: int) -> None:
         raise ValueError("there are too few clients")
 
 
+@pytest.mark.full
 @quick
 @given(st.integers(7, 30), st.sampled_from([4, 6]), SIZES, st.data())
 def test_a_sparse_graph_gives_the_exact_sum_or_none(

@@ -24,7 +24,14 @@ def _share(pixels: np.ndarray, colour: np.ndarray) -> float:
     return float((np.abs(pixels - np.round(255 * colour[:3])).max(axis=1) <= 1).mean())
 
 
-@pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 1), (5, 10), (100, 10), (6, 200), (50, 100), (1000, 11)])
+@pytest.mark.parametrize(
+    ("num_clients", "num_classes"),
+    [
+        *[(1, 1), (5, 10), (100, 10), (6, 200)],
+        pytest.param(50, 100, marks=pytest.mark.full),
+        pytest.param(1000, 11, marks=pytest.mark.full),
+    ],
+)
 def test_any_number_of_clients_and_classes(tmp_path: Path, num_clients: int, num_classes: int) -> None:
     counts = np.random.default_rng(0).integers(0, 50, (num_clients, num_classes))
     path = tmp_path / "deep" / "picture.png"

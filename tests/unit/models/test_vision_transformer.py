@@ -39,7 +39,12 @@ def _timms(config: EncoderConfig, channels: int, size: int) -> torch.nn.Module:
 @pytest.mark.parametrize("pooling", ["class_token", "mean"])
 @pytest.mark.parametrize(
     ("name", "patch_size", "channels", "size"),
-    [("vit-tiny", 4, 1, 8), ("vit-tiny", 14, 3, 28), ("vit-small", 8, 3, 32), ("vit-base", 16, 3, 32)],
+    [
+        ("vit-tiny", 4, 1, 8),
+        ("vit-tiny", 14, 3, 28),
+        pytest.param("vit-small", 8, 3, 32, marks=pytest.mark.full),
+        pytest.param("vit-base", 16, 3, 32, marks=pytest.mark.full),
+    ],
 )
 @torch.no_grad()
 def test_it_is_timms_network_with_timms_names(

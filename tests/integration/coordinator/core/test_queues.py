@@ -132,6 +132,7 @@ def _job(running: Federation, run_id: UUID) -> UUID:
     return list(running.client.distillation_jobs(run_id))[-1].id
 
 
+@pytest.mark.full
 def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     """The same workers serve both runs; the slow one's clients have done their part."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))

@@ -145,6 +145,7 @@ def test_angles_between_a_client_s_model_and_the_global_one(folder: Path) -> Non
     assert f"{other['local_global']:.2f}°" in shown
 
 
+@pytest.mark.full
 def test_torchvision_s_network_without_a_spec(tmp_path: Path) -> None:
     """Under torchvision's names, with a classifier that is left out; stem and channels follow from its first layer."""
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 1), 0)

@@ -41,6 +41,7 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     mlflow.set_tracking_uri(None)
 
 
+@pytest.mark.full
 def test_mlflow_stores_what_it_is_sent(
     mlflow: ModuleType, run: RunView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

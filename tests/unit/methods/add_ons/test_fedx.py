@@ -12,7 +12,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.composition.modules import load_modules
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.methods import CONFIGS, SECTIONS, method_spec, shards
+from support.methods import CONFIGS, SECTIONS, method_spec, methods_of_this_run, shards
 from support.rounds import Training, local_round, start, training
 
 Matrix = np.ndarray[Any, Any]
@@ -255,7 +255,7 @@ def test_local_distillation_needs_no_federation() -> None:
     assert local_round(spec, start(spec).broadcast).update == {}
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", methods_of_this_run(HOSTS))
 def test_goes_onto_every_host_and_changes_what_it_learns(host: str) -> None:
     spec = _spec(host)
     result = simulate(spec, shards(spec))
