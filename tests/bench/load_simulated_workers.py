@@ -88,7 +88,7 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, servers: Servers) -> dict[str, Any]:
-    tally, tokens = Tally(), _add_clients(tables, options.clients)
+    tally, tokens = Tally(), add_clients(tables, options.clients)
     addresses = itertools.cycle(map(urlsplit, federation.urls))
     workers = [
         SimulatedWorker(
@@ -100,7 +100,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
         )
         for (name, token), parts in zip(tokens.items(), addresses, strict=False)
     ]
-    run_id = federation.client.create_run(_spec(options)).id
+    run_id = federation.client.create_run(load_spec(options)).id
     bytes_before, transactions = table_bytes(tables), num_transactions(tables)
     pids = {**federation.pids, "valkey": servers.pids["valkey"]}
     began = time.monotonic()
@@ -185,7 +185,7 @@ def _answers(address: str) -> bool | None:
         return None
 
 
-def _spec(options: argparse.Namespace) -> RunSpec:
+def load_spec(options: argparse.Namespace) -> RunSpec:
     resnet = options.model == "resnet18"
     return tiny_spec(
         name="load",
@@ -197,7 +197,7 @@ def _spec(options: argparse.Namespace) -> RunSpec:
     )  # fmt: skip
 
 
-def _add_clients(tables: Tables, num_clients: int) -> dict[str, str]:
+def add_clients(tables: Tables, num_clients: int) -> dict[str, str]:
     """Tokens of so many clients, by name; written straight into Postgres, as the API would."""
     tokens = {f"site-{number:06}": f"fedssl_simulated_{number:040}" for number in range(num_clients)}
     names = list(tokens)

@@ -248,6 +248,17 @@ def test_any_range_is_read(store: Store) -> None:
         store.size(NONE)
 
 
+def test_an_artifact_with_other_bytes_is_another_version(store: Store, kind: Kind) -> None:
+    _put(store)
+    num_bytes, version = store.version(DIGEST)
+    assert (num_bytes, version) == (len(DATA), store.version(DIGEST)[1])
+    kind.damage(DIGEST, b"\0" + DATA[1:])
+    assert store.version(DIGEST)[0] == len(DATA)
+    assert store.version(DIGEST)[1] != version
+    with pytest.raises(ArtifactNotFound):
+        store.version(NONE)
+
+
 def test_delete(store: Store, kind: Kind) -> None:
     other = _put(store, b"other")
     _put(store)

@@ -123,7 +123,7 @@ class SimulatedWorker:
         self, name: str, line: Line, train_seconds: float, claim_seconds: float, *, delivers: bool = True
     ) -> None:
         self._name = name
-        self._line = line
+        self.line = line
         self._train_seconds = train_seconds
         self._claim_seconds = claim_seconds
         self._delivers = delivers
@@ -139,16 +139,20 @@ class SimulatedWorker:
 
     async def work(self) -> None:
         """Do whatever is offered, until cancelled."""
-        with contextlib.closing(self._line):
+        with contextlib.closing(self.line):
             while True:
-                answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
-                if answer.status == 200:
-                    with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
-                        most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
-                        await self._train(json.loads(answer.content), most)
+                await self.work_once()
+
+    async def work_once(self) -> None:
+        """Claim once, and do what is offered."""
+        answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
+        if answer.status == 200:
+            with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
+                most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
+                await self._train(json.loads(answer.content), most)
 
     async def _train(self, item: dict[str, Any], most_delivered: int) -> None:
-        await self._line.ask("download", "GET", f"/v1/artifacts/{item['broadcast']}", is_kept=False)
+        await self.line.ask("download", "GET", f"/v1/artifacts/{item['broadcast']}", is_kept=False)
         end = time.monotonic() + random.uniform(0.5, 1.5) * self._train_seconds
         while True:
             progress = {"phase": "training", "epoch": 0, "num_epochs": 1, "step": 0, "num_steps": 1}
@@ -165,7 +169,7 @@ class SimulatedWorker:
         if len(update.beginning) + len(tail) <= most_delivered:
             headers = {DELIVERY_HEADER.replace("-", "_"): json.dumps(submission)}
             path = "/v1/work/deliver"
-            self._checked(await self._line.ask("deliver", "POST", path, update.beginning, tail, **headers))
+            self._checked(await self.line.ask("deliver", "POST", path, update.beginning, tail, **headers))
             return
         await self._upload(item["assignment_id"], digest, update.beginning, tail)
         await self._post("submit", submission)
@@ -174,23 +178,23 @@ class SimulatedWorker:
         size = len(beginning) + len(tail)
         if size <= _LARGEST_PUT:
             path = f"/v1/artifacts/{digest}?assignment={assignment}"
-            self._checked(await self._line.ask("upload", "PUT", path, beginning, tail))
+            self._checked(await self.line.ask("upload", "PUT", path, beginning, tail))
             return
         pairs = (f"{key} {base64.b64encode(value.encode()).decode()}"
                  for key, value in (("digest", digest), ("assignment", assignment)))  # fmt: skip
         about = {"Tus_Resumable": "1.0.0", "Upload_Length": str(size), "Upload_Metadata": ",".join(pairs)}
-        begun = self._checked(await self._line.ask("begin upload", "POST", "/v1/uploads", **about))
+        begun = self._checked(await self.line.ask("begin upload", "POST", "/v1/uploads", **about))
         sent = {"Tus_Resumable": "1.0.0", "Upload_Offset": "0", "Content_Type": "application/offset+octet-stream"}
-        self._checked(await self._line.ask("upload", "PATCH", begun.headers["location"], beginning, tail, **sent))
+        self._checked(await self.line.ask("upload", "PATCH", begun.headers["location"], beginning, tail, **sent))
 
     async def _post(self, what: str, body: dict[str, Any]) -> Answer:
         content = json.dumps(body).encode()
         path = f"/v1/work/{what}"
-        return self._checked(await self._line.ask(what, "POST", path, content, Content_Type="application/json"))
+        return self._checked(await self.line.ask(what, "POST", path, content, Content_Type="application/json"))
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 409:
-            self._line.tally.refusals["lease lost"] += 1
+            self.line.tally.refusals["lease lost"] += 1
             raise _LeaseLost
         assert answer.status < 400, f"{self._name}: {answer.content.decode()}"
         return answer

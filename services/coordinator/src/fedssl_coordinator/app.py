@@ -90,7 +90,9 @@ def create_app() -> FastAPI:
         responses={"default": {"description": "Problem details (RFC 9457)"}},
     )
     app.state.refusals = Quota(60)
-    for router in (
+    for router in (  # the routes of a path are searched in this order: those of workers' requests first
+        work.router,
+        artifacts.router,
         runs.router,
         dimensions.router,
         distillation.router,
@@ -105,8 +107,6 @@ def create_app() -> FastAPI:
         tokens.router,
         projects.router,
         notifications.router,
-        work.router,
-        artifacts.router,
         uploads.router,
         datasets.router,
         weights.router,

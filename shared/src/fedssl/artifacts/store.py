@@ -107,6 +107,12 @@ class Store(Protocol):
         """An artifact's size in bytes. Raises ArtifactNotFound."""
         ...
 
+    def version(self, digest: str) -> tuple[int, str]:
+        """Return an artifact's size in bytes, and a text that is another one once its bytes were written again, also
+        with the same content. Raises ArtifactNotFound.
+        """
+        ...
+
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
         """Its bytes from `start` up to `stop`, a mebibyte at a time, out of the store itself."""
         ...
@@ -185,7 +191,11 @@ class FileStore:
         return path
 
     def size(self, digest: str) -> int:
-        return self.path(digest).stat().st_size
+        return self.version(digest)[0]
+
+    def version(self, digest: str) -> tuple[int, str]:
+        about = self.path(digest).stat()
+        return about.st_size, f"{about.st_ino}-{about.st_mtime_ns}-{about.st_ctime_ns}"
 
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
         with self.path(digest).open("rb") as file:

@@ -52,6 +52,10 @@ class S3Store:
     def size(self, digest: str) -> int:
         return self._find(digest).num_bytes
 
+    def version(self, digest: str) -> tuple[int, str]:
+        found = self._find(digest)
+        return found.num_bytes, f"{found.etag}-{found.modified_at.isoformat()}"
+
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
         try:
             yield from self._bucket.read(place_of(digest), start, stop)

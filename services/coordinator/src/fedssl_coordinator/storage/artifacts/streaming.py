@@ -21,6 +21,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.artifacts.damage import set_aside
+from fedssl_coordinator.storage.artifacts.memory import MemoryResponse, RecentArtifacts
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
 
 CHUNK = 1 << 20
@@ -36,6 +37,7 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
 DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {status: DOWNLOAD[status] for status in (200, 304)}
 
 _LINK_SECONDS = 900
+_recent = RecentArtifacts()
 _RANGE = re.compile(r"bytes=(\d{1,17})-(\d{1,17})?", re.ASCII)
 
 log = structlog.get_logger(__name__)
@@ -132,7 +134,7 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     ProblemError if the store lacks the artifact.
     """
     try:
-        size = store().size(digest)
+        size, version = store().version(digest)
     except ArtifactNotFound as error:
         raise ProblemError("not-found", str(error)) from None
     etag = f'"{digest}"'
@@ -155,6 +157,8 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     headers["Content-Length"] = str(stop - start)
     if method == "HEAD":
         return Response(status_code=status, headers=headers, media_type="application/octet-stream")
+    if asked is None and (held := _recent.get(digest, size, version)) is not None:
+        return MemoryResponse(held, headers, "application/octet-stream")
     content = _checked(digest, size) if asked is None else store().read(digest, start, stop)
     return StreamingResponse(content, status_code=status, headers=headers, media_type="application/octet-stream")
 
