@@ -84,13 +84,17 @@ def bounded(
     once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Updates that cannot
     be used in any run are rejected even without a bound. Raises TooFewUpdates.
     """
-    kept, norms = screened(updates, broadcast, plan, ctx)
+    kept, norms = screened(updates, broadcast, plan, ctx, refusal)
     _require_enough(len(kept), len(updates), norms, ctx)
     return kept, norms
 
 
 def screened(
-    updates: Sequence[Update], broadcast: Tensors, plan: ArtifactPlan, ctx: Context
+    updates: Sequence[Update],
+    broadcast: Tensors,
+    plan: ArtifactPlan,
+    ctx: Context,
+    refusal: Callable[[Update], str | None] = lambda update: None,
 ) -> tuple[Sequence[Update], Norms]:
     """Return the same as `bounded`, even if too few updates are left."""
     limits, layout = _limits(ctx.spec.robustness), Layout.of(plan)
