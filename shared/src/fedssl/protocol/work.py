@@ -157,7 +157,7 @@ class Progress(StrictModel):
 
 
 class Resources(StrictModel):
-    """What a worker's process uses of its machine. Null: unknown, or not to be reported."""
+    """The memory and GPU time that a worker's process uses. Null: unknown, or not to be reported."""
 
     memory_bytes: MemoryBytes | None = Field(default=None, description="Resident memory.")
     gpu_memory_bytes: MemoryBytes | None = Field(
