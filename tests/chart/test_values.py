@@ -72,10 +72,21 @@ def test_a_client_may_set_what_all_workers_have() -> None:
     }
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4, 16])
+def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -> None:
+    clients = {"a": {"data": {"hostPath": "/x"}, "settings": {"channels": channels}}}
+    worker = render({"worker": {"clients": clients}}).named("StatefulSet", "-worker-a")
+    [own] = pod(worker)["spec"]["containers"]
+    settings = {entry["name"]: entry.get("value") for entry in own["env"]}
+    assert settings["FEDSSL_WORKER_CHANNELS"] == str(channels)
+
+
 @pytest.mark.parametrize(
     "values",
     [
         {"apis": {}},
+        {"worker": {"settings": {"channels": 0}}},
+        {"worker": {"settings": {"channels": 17}}},
         {"api": {"replica": 2}},
         {"api": {"image": {"tag": "latest"}}},
         {"worker": {"clients": {"Hospital A": {}}}},

@@ -93,12 +93,12 @@ def test_memory_and_newest_events_of_each_client_are_shown(viewer: Browser, fres
 
     item = fresh.claim("x")
     training = Progress(phase="training", epoch=0, num_epochs=2, step=3, num_steps=12, images_per_second=310)
-    held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_040_000_000)
+    held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_040_000_000, gpu_utilisation=0.874)
     fresh.workers["x"].heartbeat(item.assignment_id, training, resources=held)
-    live = "training, epoch 1 of 2, 25%, 310 images/s, 1.50 GB memory, 3.04 GB GPU memory"
+    live = "training, epoch 1 of 2, 25%, 310 images/s, 1.50 GB memory, 3.04 GB GPU memory, GPU 87% busy"
     assert live in viewer.get(f"/runs/{fresh.id}").text
     assert live in viewer.get(f"/runs/{fresh.id}/live").text
-    assert ("1.50 GB" in row("x"), "3.04 GB" in row("x")) == (True, True)
+    assert all(f">{shown}<" in row("x") for shown in ("1.50 GB", "3.04 GB", "87%"))
     assert " GB" not in row("y")
     fresh.deliver("x")
     fresh.work("y")
@@ -107,6 +107,7 @@ def test_memory_and_newest_events_of_each_client_are_shown(viewer: Browser, fres
     fresh.workers["x"].heartbeat(second.assignment_id, training, resources=Resources(memory_bytes=2_000_000_000))
     assert "2.00 GB" in row("x"), "the newest report counts"
     assert "3.04 GB" not in row("x")
+    assert "87%" not in row("x")
     events = [event.message for event in standing.client.event_log(fresh.id) if event.client_id == "x"]
     assert len(events) > 3
     shown = re.findall(r'<div>.*?<span title="([^"]+)"', row("x"), re.DOTALL)

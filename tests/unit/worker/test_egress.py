@@ -115,7 +115,7 @@ def test_the_ledger_is_written_before_the_first_byte_leaves(setting: Setting, it
         "artifact": ["weights"],
         "tensors": sorted(tensor.name for tensor in item.plan.update),
         "numbers": [],
-        "reported": ["gpu_memory_bytes", "images_per_second", "loss", "memory_bytes"],
+        "reported": ["gpu_memory_bytes", "gpu_utilisation", "images_per_second", "loss", "memory_bytes"],
         "bytes": path.stat().st_size,
         "digest": digest_of(path),
     }

@@ -1,10 +1,13 @@
-"""Heartbeats report the memory of the worker's process, if the coordinator reads that and the policy permits it."""
+"""Heartbeats report what the worker's process uses, if the coordinator reads that and the policy permits it."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from pydantic import ValidationError
+from pynvml import NVMLError_NotSupported
 
 from fedssl.engine import local
 from fedssl.protocol.work import Heartbeat, Resources
@@ -14,7 +17,7 @@ from fedssl_worker.disclosure.policy import PolicyEnforcer
 from .conftest import Setting, make_item, make_spec
 from .coordinator import Refusal
 
-MEASURED = Resources(memory_bytes=123_456_789, gpu_memory_bytes=2_000_000_000)
+MEASURED = Resources(memory_bytes=123_456_789, gpu_memory_bytes=2_000_000_000, gpu_utilisation=0.75)
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
 
 
@@ -70,6 +73,7 @@ def test_an_older_process_of_the_coordinator_gets_the_heartbeat_without_them(set
         ("[]", None),
         ('["loss"]', None),
         ('["memory_bytes"]', Resources(memory_bytes=MEASURED.memory_bytes)),
+        ('["gpu_utilisation"]', Resources(gpu_utilisation=MEASURED.gpu_utilisation)),
         ('["*"]', MEASURED),
     ],
 )
@@ -79,7 +83,7 @@ def test_the_policy_decides_about_each_number(setting: Setting, allow: str, expe
     assert [beat.resources for beat in heartbeats] == [expected] * len(heartbeats)
     intent = next(body for body in setting.ledger() if body["kind"] == "intent")
     names = set() if expected is None else set(expected.model_dump(exclude_none=True))
-    assert names == set(intent["reported"]) & {"memory_bytes", "gpu_memory_bytes"}
+    assert names == set(intent["reported"]) & set(Resources.model_fields)
 
 
 def test_the_ledger_names_every_number_that_reports_may_contain(setting: Setting) -> None:
@@ -107,3 +111,48 @@ def test_the_gpus_memory_is_reported_once_it_is_used(monkeypatch: pytest.MonkeyP
     held: Callable[[], float] = lambda: 3e9  # noqa: E731
     monkeypatch.setattr(resources, "gpu_bytes", held)
     assert resources.measured_resources().gpu_memory_bytes == 3_000_000_000
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int | Exception]]:
+    """GPUs as torch shows them, by number: the bytes that this process holds, and NVML's percentage or its error."""
+    found: dict[int, tuple[int, int | Exception]] = {}
+
+    def utilization(number: int) -> int:
+        percent = found[number][1]
+        if isinstance(percent, Exception):
+            raise percent
+        return percent
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(found))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: found[number][0])
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    return found
+
+
+def test_the_gpus_that_a_process_uses_are_reported_as_busy(gpus: dict[int, tuple[int, int | Exception]]) -> None:
+    assert resources.measured_resources().gpu_utilisation is None  # no GPU was used
+    gpus.update({0: (2**30, 90), 1: (0, 20), 2: (2**20, 40)})
+    assert resources.measured_resources().gpu_utilisation == pytest.approx(0.65)  # not of the second, which others use
+    gpus.update({0: (2**30, 0), 2: (0, 40)})
+    assert resources.measured_resources().gpu_utilisation == 0.0
+
+
+@pytest.mark.parametrize("error", [NVMLError_NotSupported(), RuntimeError("cuda driver can't be loaded")])
+def test_a_gpu_that_does_not_measure_itself_reports_none(
+    gpus: dict[int, tuple[int, int | Exception]], error: Exception
+) -> None:
+    gpus[0] = (2**30, error)
+    measured = resources.measured_resources()
+    assert (measured.gpu_utilisation, measured.gpu_memory_bytes) == (None, 2**30)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.01, float("nan"), float("inf")])
+def test_an_impossible_utilisation_is_refused(share: float) -> None:
+    with pytest.raises(ValidationError, match="gpu_utilisation"):
+        Resources(gpu_utilisation=share)
+
+
+def test_without_a_gpu_the_report_has_no_key_that_older_coordinators_refuse() -> None:
+    assert set(Resources(memory_bytes=5).model_dump(mode="json")) == {"memory_bytes", "gpu_memory_bytes"}

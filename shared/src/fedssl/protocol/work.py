@@ -157,11 +157,19 @@ class Progress(StrictModel):
 
 
 class Resources(StrictModel):
-    """The memory that a worker's process holds, in bytes. Null: unknown, or not to be reported."""
+    """The memory and GPU time that a worker's process uses. Null: unknown, or not to be reported."""
 
     memory_bytes: MemoryBytes | None = Field(default=None, description="Resident memory.")
     gpu_memory_bytes: MemoryBytes | None = Field(
         default=None, description="Memory that is reserved on all GPUs. Null if it uses none."
+    )
+    gpu_utilisation: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        exclude_if=lambda it: it is None,
+        description="Share of the last second in which these GPUs computed, for any process; their mean.",
     )
 
 

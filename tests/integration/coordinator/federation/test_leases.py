@@ -104,15 +104,15 @@ def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
-def test_a_heartbeat_reports_the_memory_of_the_workers_process(cast: Cast) -> None:
+def test_a_heartbeat_reports_what_the_workers_process_uses(cast: Cast) -> None:
     item = cast.claim("a")
     assert cast.workers["a"].takes_resources
-    held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_000_000_000)
+    held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_000_000_000, gpu_utilisation=0.5)
     cast.workers["a"].heartbeat(item.assignment_id, resources=held)
     cast.workers["a"].heartbeat(item.assignment_id)  # without news the last ones stay
     first, other = cast.round.assignments
-    assert (first.memory_bytes, first.gpu_memory_bytes) == (1_500_000_000, 3_000_000_000)
-    assert (other.memory_bytes, other.gpu_memory_bytes) == (None, None)
+    reported = [(one.memory_bytes, one.gpu_memory_bytes, one.gpu_utilisation) for one in (first, other)]
+    assert reported == [(1_500_000_000, 3_000_000_000, 0.5), (None, None, None)]
 
 
 @pytest.mark.parametrize("value", [-1, 2**60, 1.5, "much"])

@@ -31,6 +31,10 @@ class AssignmentView(View):
     gpu_memory_bytes: int | None = Field(
         default=None, description="GPU memory that this process had reserved. Null: none, or not reported."
     )
+    gpu_utilisation: float | None = Field(
+        default=None,
+        description="Share of a second, 0 to 1, in which its GPUs computed at that heartbeat. Null: not reported.",
+    )
     offered_at: datetime
     leased_at: datetime | None
     closed_at: datetime | None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Date, cast, func, literal, literal_column, or_, select, tuple_
@@ -122,8 +122,8 @@ def last_events(session: Session, run_id: UUID, client_ids: Sequence[str], limit
     return found
 
 
-def resources(session: Session, run_id: UUID, client_ids: Sequence[str]) -> dict[str, dict[str, int | None]]:
-    """Return what each of these clients' workers last reported, in this run, to hold of its machine."""
+def resources(session: Session, run_id: UUID, client_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what each of these clients' workers last reported, in this run, to use of its machine."""
     statement = (
         select(Assignment.client_id, Assignment.resources)
         .where(Assignment.run_id == run_id, Assignment.client_id.in_(client_ids), Assignment.resources.is_not(None))

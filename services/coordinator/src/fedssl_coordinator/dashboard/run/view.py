@@ -211,13 +211,15 @@ def _training(attempt: Attempt) -> tuple[str, str]:
     is_training = progress.get("phase") == "training" and progress.get("num_epochs")
     speed = progress.get("images_per_second") if is_training else None
     pace = f", {formats.number(speed)} images/s" if speed else ""
-    held = _memory(attempt.resources or {})
+    held = _machine(attempt.resources or {})
     return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}{pace}{held}"
 
 
-def _memory(resources: Mapping[str, int | None]) -> str:
+def _machine(resources: Mapping[str, Any]) -> str:
     named = [(resources.get("memory_bytes"), "memory"), (resources.get("gpu_memory_bytes"), "GPU memory")]
-    return "".join(f", {formats.in_bytes(held)} {name}" for held, name in named if held is not None)
+    held = "".join(f", {formats.in_bytes(num_bytes)} {name}" for num_bytes, name in named if num_bytes is not None)
+    busy = resources.get("gpu_utilisation")
+    return held if busy is None else f"{held}, GPU {formats.percent(busy, 0)} busy"
 
 
 def stretches(owned: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
