@@ -15,11 +15,10 @@ def test_the_coordinator_trains_for_as_many_epochs_as_the_config_says(name: str)
     before: list[DistillationProgress] = []
     first = start_run(method, context(spec, 0), on_epoch=before.append)
     assert len(before) == spec.method.distillation_epochs(0)
-    update = local_round(spec, first.broadcast).update
+    local = local_round(spec, first.broadcast)
     seen: list[DistillationProgress] = []
-    run_aggregation(
-        method, first.state, [Update("client-0", 10, lambda: update)], context(spec, 1), on_epoch=seen.append
-    )
+    update = Update("client-0", local.num_examples, lambda: local.update)
+    run_aggregation(method, first.state, [update], context(spec, 1), on_epoch=seen.append)
     assert len(seen) == spec.method.distillation_epochs(1)
     for told in (before, seen):
         assert [(p.epoch, p.num_epochs) for p in told] == [(n + 1, len(told)) for n in range(len(told))]

@@ -16,7 +16,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
-from support.methods import ALL_METHODS, method_spec, methods_of_this_run
+from support.methods import ALL_METHODS, TRAINED_METHODS, method_spec, methods_of_this_run
 from support.methods import shards as digits
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -125,7 +125,7 @@ def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) ->
         yield running
 
 
-@pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
+@pytest.mark.parametrize("name", methods_of_this_run(TRAINED_METHODS))  # the other: test_ridge_probe.py
 def test_every_method(name: str, three_workers: Federation) -> None:
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
     run = three_workers.client.create_run(spec)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedssl.protocol.runs import RunSpec
-from support.methods import ALL_METHODS, CONFIGS, PUBLIC, method_spec
+from support.methods import ALL_METHODS, CONFIGS, PUBLIC, TRAINED_METHODS, method_spec
 
 _SIMCLR = {"name": "fedsimclr"}
 
@@ -29,7 +29,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 """Sections of the spec, by what they are called here."""
 
-ALL_COMBINATIONS = [*ALL_METHODS, *COMBINATIONS]
+ALL_COMBINATIONS = [*TRAINED_METHODS, *COMBINATIONS]
 
 
 def combined_spec(name: str, **changes: Any) -> RunSpec:

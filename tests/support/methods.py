@@ -97,6 +97,8 @@ def context(spec: RunSpec, round_number: int, client_id: str = "") -> Context:
 
 ALL_METHODS = sorted(METHOD_CONFIGS)
 
+TRAINED_METHODS = [name for name in ALL_METHODS if name not in WITHOUT_LOSS]
+
 REPRESENTATIVE_METHODS = ("fedema", "fedmoco", "flesd", "orchestra", "scaffold")
 """Together they have every trait that `tests/contract/test_representative_methods.py` lists."""
 
