@@ -26,6 +26,9 @@ def fedavgm_step(
         learning_rate: eta, of the coordinator.
         beta: the momentum's factor.
 
+    Returns:
+        The tensor's next value x, and the momentum m to keep, both of its shape and dtype.
+
     Raises:
         AggregationError: the tensors differ in shape or dtype, or are not floating-point.
 
@@ -72,6 +75,9 @@ def fedadam_step(
         learning_rate: eta, of the coordinator.
         beta_1, beta_2: the factors of the moments.
         tau: how adaptive the step is: the smaller, the more.
+
+    Returns:
+        The tensor's next value x, and the moments m and v to keep, all of its shape and dtype.
 
     Raises:
         AggregationError: the tensors differ in shape or dtype, or are not floating-point.

@@ -195,15 +195,19 @@ def whole_of(found: CachedData, content: bytes) -> CachedData:
     return CachedData(images, found.digests, found.settings, found.labels, found.class_names)
 
 
+def _children() -> set[int]:
+    """Return the processes that this thread has started."""
+    return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
+
+
 def test_a_decoder_that_is_killed_is_an_error_and_keeps_what_is_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, killed = records.Records.add, []
+    add, killed, others = records.Records.add, [], _children()  # others: the servers of other tests, perhaps
 
     def add_and_kill(self, entry, pixels):  # type: ignore[no-untyped-def]
         if not killed:
-            children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
-            killed.extend(map(int, children.split()))
+            killed.extend(_children() - others)
             for child in killed:
                 os.kill(child, signal.SIGKILL)
         return add(self, entry, pixels)

@@ -21,9 +21,13 @@ def test_references_pass_once_through_all_images_in_an_epoch() -> None:
     ctx = context(spec, 1, "client-0")
     draw = draw_streams(frozenset({"references", "rotated"}), data, 0, ctx)
     drawn = [draw(number, torch.arange(4 * number, 4 * number + 4)) for number in range(3)]
-    references = torch.cat([streams["references"] for streams in drawn]).flatten().tolist()
+    references = torch.cat([streams["references"].pixels for streams in drawn]).flatten().tolist()
     assert sorted(references) == list(range(12))
     assert references != list(range(12))
-    assert [streams["rotated"].flatten().tolist() for streams in drawn] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [streams["rotated"].pixels.flatten().tolist() for streams in drawn] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
     other = draw_streams(frozenset({"references"}), data, 1, ctx)(0, torch.arange(4))
-    assert not torch.equal(other["references"], drawn[0]["references"])
+    assert not torch.equal(other["references"].pixels, drawn[0]["references"].pixels)
