@@ -155,6 +155,19 @@ def test_a_damaged_index_line_is_decoded_again(folder: Path, decoded_names: list
     assert len(decoded_names) == 10
 
 
+def test_images_in_use_stay_as_they_are_if_the_index_is_damaged(folder: Path, decoded_names: list[str]) -> None:
+    whole = load_cached(str(folder), _DATA, processes=1)
+    before, index = _pixels(whole), whole.images.path.parent / records.INDEX
+    lines = index.read_bytes().splitlines(keepends=True)
+    lines[5] = lines[5].replace(b"{", b"[", 1)
+    index.write_bytes(b"".join(lines))
+    _write(folder / "a" / sorted(os.listdir(folder / "a"))[0], 99)  # other pixels at the first place
+    decoded_names.clear()
+    load_cached(str(folder), _DATA, processes=1)
+    assert len(decoded_names) == _NUM
+    assert all(map(torch.equal, before, _pixels(whole)))
+
+
 _KILLED = """
 import sys
 from fedssl.data.image_cache import entries, load_cached, records

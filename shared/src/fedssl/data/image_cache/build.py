@@ -114,13 +114,14 @@ def load_cached(
     try:
         with _locked(place):
             entries, path = _cached(place, files, data, processes)
+            found = _data(files, entries, path, data)  # opens the file before another process may replace it
     except OSError as error:
         raise DataError(
             f"decoded images of {files.title} cannot be stored in {place} ({error.strerror}): make room there, or set "
             "XDG_CACHE_HOME to another folder. What is cached stays"
         ) from error
     report_left_out(files)
-    return _data(files, entries, path, data)
+    return found
 
 
 def _cached(place: Path, files: ImageFiles, data: DataConfig, processes: int | None) -> tuple[list[Entry], Path]:

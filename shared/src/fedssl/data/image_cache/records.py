@@ -42,16 +42,21 @@ class Records:
         self._unflushed, self._flushed_at = 0, time.monotonic()
 
     def __enter__(self) -> Self:
-        kept = self._read_index()
-        self._pixels = self.path.open("ab")
+        entries, is_damaged = self._read_index()
+        size = self.path.stat().st_size if self.path.exists() else 0
+        ends = [entry.offset + self._num_bytes(entry) for entry in entries]
+        if is_damaged or max(ends, default=0) > size:
+            # Other processes may read the file at places that this index no longer names: they keep it, as it is.
+            self.path.unlink(missing_ok=True)
+            entries, ends = [], []
+        self._pixels, self._end = self.path.open("ab"), max(ends, default=0)
         self.path.chmod(0o600)
-        entries, self._end = self._whole(kept)
         self._pixels.truncate(self._end)
         self._pixels.seek(self._end)
         text = "".join(_line(entry) for entry in entries)
         self._index_path.touch(mode=0o600)
         self._index = self._index_path.open("r+b")
-        self._index.truncate(len(text))  # a line that was cut short, or whose pixels are lost
+        self._index.truncate(len(text))  # a line that was cut short
         self._index.seek(len(text))
         for entry in entries:
             self._know(entry)
@@ -127,13 +132,13 @@ class Records:
                 f"{RESERVE_BYTES / 1e6:,.0f}: make room, or set XDG_CACHE_HOME to another folder. What is cached stays"
             )
 
-    def _read_index(self) -> list[Entry]:
-        """Return the entries up to the first line that is damaged."""
+    def _read_index(self) -> tuple[list[Entry], bool]:
+        """Return the entries up to the first line that is damaged, and whether it is more than a last line cut short."""
         entries: list[Entry] = []
         try:
             lines = self._index_path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
-            return entries
+            return entries, False
         for line in lines:
             try:
                 entry = Entry(**json.loads(line))
@@ -142,17 +147,8 @@ class Records:
             if line != _line(entry).encode():
                 break
             entries.append(entry)
-        return entries
-
-    def _whole(self, entries: list[Entry]) -> tuple[list[Entry], int]:
-        """Return the entries whose pixels are all in the file, up to the first that is not, and where they end."""
-        size, end = self._pixels.seek(0, os.SEEK_END), 0
-        for number, entry in enumerate(entries):
-            own_end = entry.offset + self._num_bytes(entry)
-            if own_end > size:
-                return entries[:number], end
-            end = max(end, own_end)
-        return entries, end
+        left = lines[len(entries) :]
+        return entries, len(left) > 1 or any(line.endswith(b"\n") for line in left)
 
     def _num_bytes(self, entry: Entry) -> int:
         return 0 if entry.why is not None else entry.height * entry.width * self._bytes_per_pixel
