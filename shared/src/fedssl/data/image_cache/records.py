@@ -133,7 +133,7 @@ class Records:
             )
 
     def _read_index(self) -> tuple[list[Entry], bool]:
-        """Return the entries up to the first line that is damaged, and whether it is more than a last line cut short."""
+        """Return the entries up to the first damaged line, and whether more is damaged than an unfinished last line."""
         entries: list[Entry] = []
         try:
             lines = self._index_path.read_bytes().splitlines(keepends=True)
