@@ -197,6 +197,10 @@ def test_secure_aggregation_is_left_out_of_a_spec_without_it() -> None:
         ({"method": {"name": "single"}}, "single sends no tensors here, so there is no sum"),
         ({"method": {"name": "orchestra"}}, "orchestra sends the coordinator the centroids of each client"),
         ({"robustness": {"max_update_norm": 1.0, "action": "reject"}}, "so that no one can reject it"),
+        (
+            {"aggregation": {"arithmetic": "fixed", "server_optimizer": {"name": "fedadam", "learning_rate": 0.01}}},
+            "aggregation.server_optimizer cannot be combined with it yet",
+        ),
         ({"cohort": {"clients": list("abcdefgh"), "fraction": 0.5}}, "a round wants 4 of the 8 clients, fewer than"),
         (
             {"evaluation": {"dataset": "digits", "at": "both", "sites": {"classes": ["a", "b"]}}},
