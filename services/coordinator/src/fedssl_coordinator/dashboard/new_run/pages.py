@@ -30,7 +30,6 @@ from fedssl_coordinator.storage.datasets import repository as datasets
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _DEFAULT = "ssd"
-_CLIENTS = f"{PREFIX}cohort.clients"
 _OFFERED = 200
 _RECENT = 20
 
@@ -112,9 +111,9 @@ def _page(visitor: Viewing, session: Session, page: _FormPage, checked: CheckedF
     shown = checked or spec_form.check(page.method, page.values)
     clients = templates.registered(session)
     names = {row.client.id for row in clients}
-    wanted = split(page.values.get(_CLIENTS, ""))
+    wanted = split(page.values.get(spec_form.CLIENTS, ""))
     picked = {name for name in names if name in wanted or f"{spec_form.CLIENT}{name}" in page.values}
-    values = {**page.values, _CLIENTS: ", ".join(name for name in wanted if name not in names)}
+    values = {**page.values, spec_form.CLIENTS: ", ".join(name for name in wanted if name not in names)}
     offered = {
         "evaluation.dataset": [row.name for row in datasets.by_name(session, EvaluationDataset, _OFFERED, None)],
         "public_data.dataset": [row.name for row in datasets.by_name(session, PublicDataset, _OFFERED, None)],

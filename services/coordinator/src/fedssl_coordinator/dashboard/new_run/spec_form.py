@@ -30,6 +30,8 @@ from fedssl_coordinator.dashboard.new_run.fields import (
 
 CLIENT = "client."
 """Before a client's name: the field that is sent if the client is picked."""
+CLIENTS = f"{PREFIX}cohort.clients"
+"""The field of the names of clients, to which those that are picked belong."""
 
 _TOP = "run"
 _SECTIONS = (
@@ -167,7 +169,8 @@ def _value(field: Field, form: Mapping[str, str]) -> tuple[Any, list[SettingErro
             chosen = [choice for choice in field.choices if form.get(f"{field.name}.{choice}")]
             return (chosen if chosen and chosen != field.default else _MISSING), []
         case "names":
-            picked = sorted(name.removeprefix(CLIENT) for name in form if name.startswith(CLIENT))
+            boxes = form if field.name == CLIENTS else ()
+            picked = sorted(name.removeprefix(CLIENT) for name in boxes if name.startswith(CLIENT))
             found = list(dict.fromkeys([*picked, *split(text)]))
             return (found or _MISSING), []
         case _:
