@@ -1,6 +1,6 @@
 """Folders of 16-bit TIFF, 16-bit PNG and arrays are trained on through a window, to the bits of the simulation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from PIL import Image
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.data.datasets import load_conformed
 from fedssl.data.image_cache import load_cached
+from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
@@ -66,11 +67,8 @@ def _ended(running: Federation, run_id: object) -> RunView:
     return running.wait_for(look, "the run's end", 100)
 
 
-def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict[str, Path], tmp_path: Path) -> None:
-    data = {"channels": 1, "image_size": 8, "window": WINDOW}
-    spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
-    clients = {name: load_conformed(str(folder), "train", spec.data) for name, folder in folders.items()}
-    assert {images.images.dtype for images in clients.values()} == {np.dtype(np.int16)}
+def _assert_simulated(running: Federation, spec: RunSpec, clients: Mapping[str, Any], tmp_path: Path) -> None:
+    """Check that the run of a spec has the bits of its simulation with the same images."""
     simulated = simulate(spec, clients).model
     done = _ended(running, running.client.create_run(spec).id)
     assert done.outcome is Outcome.COMPLETED, done.reason
@@ -78,6 +76,14 @@ def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict
     deployed = load_tensors(tmp_path / "model.safetensors")
     assert deployed.keys() == simulated.keys()
     assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+
+
+def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict[str, Path], tmp_path: Path) -> None:
+    data = {"channels": 1, "image_size": 8, "window": WINDOW}
+    spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
+    clients = {name: load_conformed(str(folder), "train", spec.data) for name, folder in folders.items()}
+    assert {images.images.dtype for images in clients.values()} == {np.dtype(np.int16)}
+    _assert_simulated(running, spec, clients, tmp_path)
 
 
 def test_a_run_that_crops_from_caches_equals_its_simulation(
@@ -87,13 +93,7 @@ def test_a_run_that_crops_from_caches_equals_its_simulation(
     spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clients = {name: load_cached(str(folder), spec.data) for name, folder in folders.items()}
-    simulated = simulate(spec, clients).model
-    done = _ended(running, running.client.create_run(spec).id)
-    assert done.outcome is Outcome.COMPLETED, done.reason
-    running.client.download_model(done.id, tmp_path / "model.safetensors")
-    deployed = load_tensors(tmp_path / "model.safetensors")
-    assert deployed.keys() == simulated.keys()
-    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+    _assert_simulated(running, spec, clients, tmp_path)
 
 
 def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) -> None:

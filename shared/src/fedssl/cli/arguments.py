@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, and how their values are read."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -51,6 +51,20 @@ SetOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda or cuda:N.")]
+EncoderThreadsOption = Annotated[
+    int, typer.Option("--threads", min=1, help="CPU threads. 1 gives the same numbers every time.")
+]
+ImagesArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGES",
+        help="A folder with images at any depth, an .npz file, or a known data set (`fedssl data ls`).",
+    ),
+]
+SplitOption = Annotated[
+    Literal["train", "test"] | None,
+    typer.Option(help="The split of an .npz file or a known data set.  [default: train]"),
+]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same bits as a deployed federation.")]
 JobsOption = Annotated[
     str,

@@ -5,42 +5,23 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from fedssl.classification.head_file import read_head
-from fedssl.cli.main import app
 from fedssl.models import load_encoder
 from fedssl.models.classifier import Classifier
+from support.commands import done, fedssl, refused
 from support.federation import tiny_spec
 from support.pulled import pulled
 
 DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "classify-images.md"
 FIT = ("classify", "scans", "--model", "run", "--labels", "scans")
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def done(*arguments: object) -> Any:
-    result = fedssl(*arguments, "--format", "json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refused(*arguments: object) -> str:
-    result = fedssl(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return result.stderr
 
 
 def lines_of(path: str) -> list[dict[str, str]]:

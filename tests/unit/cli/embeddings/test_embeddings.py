@@ -1,38 +1,18 @@
 """`fedssl embed`, `search`, `duplicates` and `outliers`, in this process, on an encoder of a few weights."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from fedssl.cli.main import app
 from fedssl.embeddings.index_file import Content, read_index, write_index
+from support.commands import done, fedssl, refused
 from support.federation import tiny_spec
 from support.pulled import pulled
 
 DATA = {"channels": 3, "image_size": 12}
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def done(*arguments: object) -> Any:
-    result = fedssl(*arguments, "--format", "json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refused(*arguments: object) -> str:
-    result = fedssl(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return result.stderr
 
 
 @pytest.fixture

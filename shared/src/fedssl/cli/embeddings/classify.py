@@ -1,11 +1,19 @@
 """`fedssl classify`: the probabilities of many images' classes, in one CSV file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.arguments import DataFolderOption, DeviceOption, TokenFileOption, UrlOption
+from fedssl.cli.arguments import (
+    DataFolderOption,
+    DeviceOption,
+    EncoderThreadsOption,
+    ImagesArgument,
+    SplitOption,
+    TokenFileOption,
+    UrlOption,
+)
 from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
@@ -40,26 +48,17 @@ PredictionsOption = Annotated[
 
 
 def classify(
-    images: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder with images at any depth, an .npz file, or a known data set (`fedssl data ls`).",
-        ),
-    ],
+    images: ImagesArgument,
     *,
     model: ModelOption,
     labels: LabelsOption = None,
     head: HeadOption = None,
     save_head: SaveHeadOption = None,
     out: PredictionsOption = Path("predictions.csv"),
-    split: Annotated[
-        Literal["train", "test"] | None,
-        typer.Option(help="The split of an .npz file or a known data set.  [default: train]"),
-    ] = None,
+    split: SplitOption = None,
     data_folder: DataFolderOption = None,
     device: DeviceOption = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same numbers every time.")] = 1,
+    threads: EncoderThreadsOption = 1,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,

@@ -1,11 +1,19 @@
 """`fedssl embed`: the representations of many images, in one file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.arguments import DataFolderOption, DeviceOption, TokenFileOption, UrlOption
+from fedssl.cli.arguments import (
+    DataFolderOption,
+    DeviceOption,
+    EncoderThreadsOption,
+    ImagesArgument,
+    SplitOption,
+    TokenFileOption,
+    UrlOption,
+)
 from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, printable, show_json, show_pairs
@@ -21,23 +29,14 @@ RepresentationsOption = Annotated[
 
 
 def embed(
-    images: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder with images at any depth, an .npz file, or a known data set (`fedssl data ls`).",
-        ),
-    ],
+    images: ImagesArgument,
     *,
     model: ModelOption,
     out: RepresentationsOption,
-    split: Annotated[
-        Literal["train", "test"] | None,
-        typer.Option(help="The split of an .npz file or a known data set.  [default: train]"),
-    ] = None,
+    split: SplitOption = None,
     data_folder: DataFolderOption = None,
     device: DeviceOption = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same numbers every time.")] = 1,
+    threads: EncoderThreadsOption = 1,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,

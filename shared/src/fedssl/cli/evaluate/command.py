@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedssl.cli.arguments import DataFolderOption, DeviceOption
+from fedssl.cli.arguments import DataFolderOption, DeviceOption, EncoderThreadsOption
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption
@@ -74,7 +74,7 @@ def evaluate(
     map_images: Annotated[int, typer.Option(min=2, help="Number of test images on the map.")] = NUM_MAPPED,
     data_folder: DataFolderOption = None,
     device: DeviceOption = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same numbers every time.")] = 1,
+    threads: EncoderThreadsOption = 1,
     *,
     baselines: Annotated[
         bool,
