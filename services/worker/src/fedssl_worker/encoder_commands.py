@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.arguments import DeviceOption
+from fedssl.cli.arguments import DeviceOption, EncoderThreadsOption
 from fedssl.cli.embeddings.classify import (
     HeadOption,
     PredictionsOption,
@@ -46,7 +46,6 @@ LabelsOption = Annotated[
         help="Fit a classifier: to the images' own labels with `own`, or to those in a CSV file (path,label[,group]).",
     ),
 ]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same numbers every time.")]
 
 
 def embed(
@@ -55,7 +54,7 @@ def embed(
     model: ModelOption,
     out: RepresentationsOption,
     device: DeviceOption = "cpu",
-    threads: ThreadsOption = 1,
+    threads: EncoderThreadsOption = 1,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compute the representation of every image of this site, and write them into one file. Sends nothing.
@@ -82,7 +81,7 @@ def classify(
     save_head: SaveHeadOption = None,
     out: PredictionsOption = Path("predictions.csv"),
     device: DeviceOption = "cpu",
-    threads: ThreadsOption = 1,
+    threads: EncoderThreadsOption = 1,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Predict the class of every image of this site by a linear classifier on top of an encoder. Sends nothing.
@@ -90,8 +89,8 @@ def classify(
     Example: `fedssl-worker classify --data ~/images --model run-1a2b3c4d --labels labels.csv`
 
     It needs no coordinator, token or state, and opens no connection. It is `fedssl classify`, whose help describes the
-    classifier and the CSV file. It is computed from this site's labels, and --save-head keeps it on
-    this machine.
+    classifier and the CSV file. The classifier is computed from this site's labels; --save-head keeps it on this
+    machine.
     """
     with _reported():
         require_one_head(labels, head, save_head)
