@@ -5,9 +5,11 @@ from pathlib import Path
 import torch
 
 from fedssl.artifacts.tensors import save_tensors
+from fedssl.embeddings.encoders import Model, load_model
 from fedssl.models import build_encoder
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import write_spec
+from support.federation import tiny_spec
 
 
 def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
@@ -20,3 +22,10 @@ def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> to
     write_spec(spec, folder / "spec.yaml")
     save_tensors({f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}, folder / file)
     return encoder.eval()
+
+
+def small_model(folder: Path) -> Model:
+    """Make the folder, with an encoder for colour images of 12 pixels, and load it."""
+    folder.mkdir()
+    pulled(folder, tiny_spec(data={"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}))
+    return load_model(folder)

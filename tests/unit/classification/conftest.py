@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedssl.embeddings.encoders import Model, load_model
-from support.federation import tiny_spec
-from support.pulled import pulled
+from fedssl.embeddings.encoders import Model
+from support.pulled import small_model
 
-DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
 COLOURS = {"blue": (40, 60, 200), "green": (60, 200, 50), "red": (200, 60, 40)}
 
 Scans = Callable[..., Path]
@@ -19,10 +17,7 @@ Scans = Callable[..., Path]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    pulled(folder, tiny_spec(data=DATA))
-    return load_model(folder)
+    return small_model(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

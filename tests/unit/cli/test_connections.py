@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from fedssl.cli.connection.file import connections_path
 from fedssl.cli.connection.target import find_target
 from fedssl.cli.errors import UsageError
 from fedssl.cli.main import app
 from fedssl.client.environment import Target
+from support.commands import fedssl
 
 ONE, TWO = "https://one.example", "https://two.example"
 
@@ -26,10 +27,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(f"secret-{name}\n")
         (tmp_path / name).chmod(0o600)
     return tmp_path
-
-
-def fedssl(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def target(connection: str | None = None, **environment: str) -> Target:

@@ -13,13 +13,12 @@ import pytest
 import tifffile
 import torch
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.data.partitioning import partition_dataset
 from fedssl.simulation import simulate
+from support.commands import fedssl
 
 SPEC = """
 name = "tiny"
@@ -42,10 +41,6 @@ max_images = 200
 [watch]
 num_images = 0
 """
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors, save_tensors
-from fedssl.cli.main import app
 from fedssl.protocol.model import EncoderConfig
+from support.commands import fedssl
 from support.weights import encoder_file, encoder_tensors
 
 SPEC = """
@@ -37,10 +36,6 @@ max_train = 100
 [watch]
 num_images = 0
 """
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from fedssl.cli.compare.arguments import read_variants
-from fedssl.cli.main import app
+from support.commands import fedssl
 
 SPEC = """
 name = "tiny"
@@ -39,10 +38,6 @@ num_clients = 2
 scheme = "iid"
 max_images = 160
 """
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors, save_tensors
 from fedssl.cli.evaluate.command import TuningName
-from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.evaluation import FINE_TUNINGS, PROBES, labelled_share
@@ -24,6 +22,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.simulation import simulate
+from support.commands import fedssl
 
 SPEC_TEXT = """
 num_rounds = 1
@@ -43,10 +42,6 @@ num_clients = 2
 scheme = "iid"
 max_images = 200
 """
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def document(*arguments: object) -> dict[str, Any]:

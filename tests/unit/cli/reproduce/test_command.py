@@ -6,17 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
-from fedssl.cli.main import app
 from fedssl.cli.reproduce.command import seconds_of
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.experiments import budget
 from fedssl.protocol.runs import RunSpec
-
-
-def fedssl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+from support.commands import fedssl
 
 
 @pytest.fixture(scope="module")
