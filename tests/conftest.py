@@ -4,7 +4,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks."""
     if not config.getoption("--full"):
         named = {Path(argument).name for argument in config.args}
-        left_out = {i for i in items if i.get_closest_marker("full") and Path(i.nodeid).name not in named}
+        left_out = {item for item in _long(items) if Path(item.nodeid).name not in named}
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=_place)
+
+
+def _long(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Return the tests marked `full`, without the first parameters that a marker `full(but=2)` leaves."""
+    num_seen: Counter[str] = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("full"):
+            function = item.nodeid.partition("[")[0]
+            num_seen[function] += 1
+            if num_seen[function] > marker.kwargs.get("but", 0):
+                yield item
 
 
 def _place(item: pytest.Item) -> int:

@@ -62,6 +62,7 @@ def _spec(objective: str, add_on: str, merge: str, reducer: str, **changes: Any)
         return None
 
 
+@pytest.mark.full(but=5)
 @objectives
 @add_ons
 def test_every_composition_declares_whether_it_is_a_sum(objective: str, add_on: str) -> None:

@@ -64,6 +64,7 @@ def spec_of(setup: Setup) -> RunSpec:
     return tiny_spec(**sections)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [name if name == FOLLOWED[0] else pytest.param(name, marks=pytest.mark.full) for name in FOLLOWED]
 )

@@ -134,6 +134,7 @@ def test_every_method(name: str, three_workers: Federation) -> None:
     _assert_same_bits(_model(three_workers, run.id), simulated.model)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", methods_of_this_run(SUMMED_METHODS))
 def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> None:
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients)}
@@ -167,6 +168,7 @@ def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
     assert told == expected
 
 
+@pytest.mark.full
 def test_bounded_shares_and_rejected_control_variates(three_workers: Federation) -> None:
     """A rejected client keeps its control variate on both sides, and every measurement is the same number."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "min_updates": 1}

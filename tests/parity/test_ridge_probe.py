@@ -16,6 +16,7 @@ from support.servers import Servers
 pytestmark = pytest.mark.parity
 
 
+@pytest.mark.full
 def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_path: Path) -> None:
     """One of three sites has no labels: it declines, and the others finish the run."""
     spec = method_spec(

@@ -125,6 +125,7 @@ def _read(data: bytes) -> Header | None:
     return header
 
 
+@pytest.mark.full
 @FUZZ
 @given(changed())
 def test_a_changed_header_is_refused_or_read_as_the_library_does(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:

@@ -35,6 +35,7 @@ def lists(names: list[str], name: str, common: list[str], data: st.DataObject) -
     return sorted({*common, name})
 
 
+@pytest.mark.full
 @quick
 @given(st.integers(5, 8), st.integers(0, 2), st.data())
 def test_random_lies_disclose_at_most_one_sum(num_clients: int, collusion: int, data: st.DataObject) -> None:

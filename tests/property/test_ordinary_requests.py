@@ -165,6 +165,7 @@ def _used() -> Iterator[set[str]]:
         yield used
 
 
+@pytest.mark.full
 def test_a_script_of_requests_has_the_answers_rows_and_events_of_the_service(
     running: tuple[Coordinator, Tables], advanced: list[Any]
 ) -> None:

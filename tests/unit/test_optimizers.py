@@ -62,6 +62,7 @@ def test_the_bits_are_those_of_torch(name: str) -> None:
     assert all(torch.equal(mine, other) for mine, other in zip(own, reference, strict=True))
 
 
+@pytest.mark.full
 def test_training_loads_neither_the_compiler_nor_scikit_learn() -> None:
     done = subprocess.run([sys.executable, "-c", TRAINS], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []

@@ -49,6 +49,7 @@ def test_methods_train_on_cached_images(folder: Path, name: str) -> None:
     assert _differences(result.initial, result.model)
 
 
+@pytest.mark.full
 def test_two_processes_give_the_bits_of_one(folder: Path) -> None:
     assert _differences(simulate(_spec(folder)).model, simulate(_spec(folder), jobs=2).model) == []
 

@@ -137,6 +137,7 @@ def test_cancelling(cast: DistillingCast, fedssl: Fedssl) -> None:
     assert "cancelled by an operator" in cancelled.stdout
 
 
+@pytest.mark.full
 def test_watching_shows_alarms_and_evaluated_rounds(
     coordinator: Coordinator, tables: Tables, fedssl: Fedssl, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def test_dimensions(coordinator: Coordinator, fedssl: Fedssl) -> None:
     assert listed[-1] == owned[0]["dimensions"][-1]
 
 
+@pytest.mark.full
 def test_distillations_are_listed_watched_and_cancelled(
     coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path
 ) -> None:

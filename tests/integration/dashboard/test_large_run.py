@@ -14,6 +14,9 @@ from support.large_run import add_large_run
 from support.pages import Browser
 from support.tables import Tables
 
+pytestmark = pytest.mark.full
+
+
 ROUNDS, CLIENTS = 500, 200
 
 

@@ -72,6 +72,7 @@ def huggingface_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_every_family_gives_the_same_file(tmp_path: Path, name: str) -> None:
     tensors = resnet(name)

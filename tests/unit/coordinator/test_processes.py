@@ -46,6 +46,7 @@ _COMPUTES = {"torch", "torchvision", "safetensors", "sklearn", "matplotlib", "PI
 _ANSWERS = {"sqlalchemy", "psycopg", "fastapi", "numpy", "fedssl_coordinator.aggregator.tasks"}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("code", "unwanted"),
     [(_API, _COMPUTES), (_BEAT, _COMPUTES | _ANSWERS), (_IDLE_QUEUE, _COMPUTES)],
@@ -113,6 +114,7 @@ def test_help_says_what_the_queues_are_for() -> None:
         assert word in done.stdout
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("name", "value"), [("DEVICE", "gpu"), ("DEVICE", "cuda:x"), ("CHECKPOINT_SECONDS", "-1")])
 def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, name: str, value: str) -> None:
     done = _command("migrate", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path), **{f"FEDSSL_{name}": value})

@@ -136,6 +136,7 @@ module.embed(open_source(str(folder), None, None), load_model(run), "run", out, 
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", [".npz", pytest.param(".parquet", marks=pytest.mark.full)])
 def test_a_killed_process_is_continued_to_equal_bytes(
     tmp_path: Path, model: Model, photos: Photos, suffix: str

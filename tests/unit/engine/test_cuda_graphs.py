@@ -111,6 +111,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     release_trainer()
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs: list[_Program]) -> None:
     spec = two_rounds_spec(name)
@@ -158,6 +159,7 @@ def test_a_missed_step_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same_course(exact, two_rounds(spec, like=exact))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["fedbyol", "adam", "orchestra"])
 def test_a_second_epoch_records_nothing(name: str, programs: list[_Program]) -> None:
     """So that tests/gpu can forbid all waiting inside it."""

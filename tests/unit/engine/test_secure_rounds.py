@@ -69,6 +69,7 @@ def test_a_secure_round_has_the_bits_of_a_plain_one(method: str) -> None:
     assert not is_equal(found.result.broadcast, cohort.broadcast)
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize("first", PHASES)
 @pytest.mark.parametrize("second", PHASES)
 def test_two_clients_lost_in_any_phases_change_only_the_survivors(first: Phase, second: Phase) -> None:

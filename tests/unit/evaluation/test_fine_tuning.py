@@ -61,6 +61,7 @@ def test_ssd_s_views_and_tests() -> None:
     assert [e for e in range(1, 201) if e % settings.evaluate_every == 0] == [50, 100, 150, 200]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", FINE_TUNINGS)
 def test_learns_leaves_the_encoder_and_repeats_itself(name: str) -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")

@@ -64,6 +64,7 @@ def test_what_has_no_map(features: torch.Tensor) -> None:
         project(features)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("num_classes", "names"), [(1, ()), (10, ("Trouser", "Coat")), (100, ()), (150, ())])
 def test_writes_the_same_picture_of_any_number_of_classes(
     tmp_path: Path, num_classes: int, names: tuple[str, ...]

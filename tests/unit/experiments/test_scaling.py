@@ -97,6 +97,7 @@ def test_work_of_whole_runs(name: str, expected: float) -> None:
 SCALES = [Scale(encoder=encoder, rounds=0.2, epochs=0.1, images=0.05) for encoder in (None, *NARROWER)]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("scale", SCALES, ids=lambda scale: str(scale.encoder and scale.encoder.widths))
 def test_every_cell_can_be_smaller_and_keeps_what_it_is_about(scale: Scale) -> None:
     planned = set()

@@ -57,6 +57,7 @@ def test_convolutions_leave_shortcuts_out() -> None:
         assert len(names) == count
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
     config = EncoderConfig(name=name)

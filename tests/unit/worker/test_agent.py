@@ -107,6 +107,7 @@ def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPa
     return lambda patch: patch.setattr(owner, name, call)
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("owner", "name"),
@@ -310,6 +311,7 @@ def test_a_lost_lease_ends_the_training(
     assert setting.coordinator.declined == []
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("slug", "status", "num_failures"), [("unavailable", 503, 30), ("", 404, 5), ("", 410, 5)])
 def test_an_outage_of_heartbeats_does_not_end_the_training(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int, num_failures: int

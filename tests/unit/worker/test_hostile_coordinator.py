@@ -51,6 +51,7 @@ def test_every_malformed_answer_is_an_error_of_the_clients_own(coordinator: Fake
             assert len(str(caught.value)) < 50_000, name
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", hostile.slow(0))
 def test_an_answer_by_the_byte_ends_at_the_deadline(coordinator: FakeCoordinator, name: str) -> None:
     coordinator.raw = always(hostile.slow(0.05)[name])
@@ -91,6 +92,7 @@ def test_work_that_cannot_be_is_given_back(setting: Setting, case: str) -> None:
     assert setting.coordinator.submissions == []
 
 
+@pytest.mark.full
 def test_a_worker_outlives_every_answer_and_then_works(setting: Setting) -> None:
     """One after the other, to its claims; and then those of an honest coordinator, with the same bits."""
     answers = [*hostile.MALFORMED.values(), *hostile.REFUSALS.values(), *hostile.WAITS.values()]
@@ -103,6 +105,7 @@ def test_a_worker_outlives_every_answer_and_then_works(setting: Setting) -> None
     assert set(setting.coordinator.calls) <= {"claim", "PUT artifact", "GET artifact", "submit", "heartbeat"}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("call", ["GET artifact", "PUT artifact", "submit", "heartbeat"])
 def test_a_round_outlives_every_answer(setting: Setting, call: str) -> None:
     answers = [

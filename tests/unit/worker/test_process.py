@@ -65,6 +65,7 @@ def leave(process: subprocess.Popen[str], number: signal.Signals) -> str:
     return output
 
 
+@pytest.mark.full
 def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, setting: Setting) -> None:
     folder = setting.folder / "worker"
     folder.mkdir()
@@ -163,6 +164,7 @@ def test_what_another_start_would_repeat_leaves_an_unhealthy_process(
     assert TOKEN not in output + found
 
 
+@pytest.mark.full
 def test_a_worker_is_ready_while_the_coordinator_answers(coordinator: FakeCoordinator, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     with staying(

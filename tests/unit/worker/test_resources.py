@@ -67,6 +67,7 @@ def test_an_older_process_of_the_coordinator_gets_the_heartbeat_without_them(set
     assert setting.coordinator.declined == []
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("allow", "expected"),
     [

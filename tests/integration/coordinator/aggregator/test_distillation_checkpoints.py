@@ -82,6 +82,7 @@ DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
 }
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("where", DEATHS)
 def test_a_job_that_dies_anywhere_resumes_to_the_same_bits(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, where: str
@@ -191,6 +192,7 @@ def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
     assert cast.checkpoints() == []
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_a_job_with_an_unreadable_checkpoint_starts_from_scratch(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, damage: str

@@ -16,6 +16,8 @@ from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.tables import Onlooker, Tables
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def slow_commits() -> Iterator[None]:

@@ -21,6 +21,9 @@ from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Tables
 
+pytestmark = pytest.mark.full
+
+
 _WAITING = 40
 
 

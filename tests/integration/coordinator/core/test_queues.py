@@ -29,7 +29,7 @@ from support.processes import Federation, federation
 from support.servers import Servers
 from support.tables import Tables
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.full, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,6 @@ def _events(running: Federation, run_id: UUID, kind: str) -> list[EventView]:
     return [event for event in running.client.event_log(run_id) if event.kind == kind]
 
 
-@pytest.mark.full
 def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federation, database: str) -> None:
     """Another process resumes there: the first saved its work when it ended, the second while it ran."""
     spec = distilling_spec(80)
@@ -132,7 +131,6 @@ def _job(running: Federation, run_id: UUID) -> UUID:
     return list(running.client.distillation_jobs(run_id))[-1].id
 
 
-@pytest.mark.full
 def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     """The same workers serve both runs; the slow one's clients have done their part."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))
@@ -159,7 +157,6 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     running.client.stop(slow)
 
 
-@pytest.mark.full
 def test_a_second_distiller_takes_what_the_first_has_no_time_for(running: Federation) -> None:
     """Scaled on its own: no setting but one more process."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))
@@ -180,7 +177,6 @@ SERVER_STATE = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["scaffold", "orchestra"])
 def test_an_aggregator_killed_in_mid_aggregation(
     running: Federation, looking: Tables, database: str, name: str

@@ -38,6 +38,7 @@ def _causes(cast: Cast) -> list[tuple[str, int, str | None]]:
     return [(a.client_id, a.attempt, a.cause) for a in cast.round.assignments]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("cause", [Cause.COORDINATOR, None], ids=["attributed", "by an older worker"])
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_a_missing_broadcast_stalls_the_run_until_it_is_back(

@@ -307,6 +307,7 @@ def _comparable(text: str, lane: Lane) -> str:
     return text.replace(str(lane.run), "run").replace(lane.name, "client")
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sequence_gets_the_answers_rows_and_events_of_the_old_way(
     coordinator: Coordinator, tables: Tables, seed: int

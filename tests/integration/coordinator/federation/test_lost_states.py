@@ -66,6 +66,7 @@ def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={3: [LOST]}))
 
 
+@pytest.mark.full
 def test_a_paused_run_resumes_with_the_restored_state(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     workers = Workers(coordinator, tmp_path, _spec("scaffold", on_lost_state="pause"))
     workers.train()

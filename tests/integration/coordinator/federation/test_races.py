@@ -266,6 +266,7 @@ def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPa
     assert cast.round.verdict == Verdict.AGGREGATED
 
 
+@pytest.mark.full
 def test_all_clients_and_aggregators_at_once_for_a_while(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:

@@ -21,6 +21,9 @@ from support.coordinator import Coordinator
 from support.processes import free_port
 from support.servers import Servers
 
+pytestmark = pytest.mark.full
+
+
 Make = Callable[..., Coordinator]
 
 FEW = {"max_connections": 20, "max_connections_per_address": 5}

@@ -309,6 +309,7 @@ def _send_head(connection: socket.socket, line: bytes, times: int, pause_seconds
         time.sleep(pause_seconds)
 
 
+@pytest.mark.full
 def test_a_connection_that_does_not_say_what_it_wants_is_closed(make: Make) -> None:
     coordinator = make(head_seconds=0.3, max_head_bytes=4096)
     head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
@@ -377,6 +378,7 @@ def test_bodies_and_requests_one_after_the_other_are_not_heads(make: Make) -> No
             assert http.post("/v1/runs", content=iter(chunks), headers=headers).status_code == 422
 
 
+@pytest.mark.full
 def test_whoever_has_asked_may_wait_longer_than_a_head_takes(make: Make) -> None:
     coordinator = make(head_seconds=0.2, claim_wait_seconds=1)
     with coordinator.http(coordinator.worker_token("a")) as http:
@@ -413,6 +415,7 @@ def _fall_silent(seconds: float) -> None:
         session.execute(text("SELECT 1"))
 
 
+@pytest.mark.full
 def test_a_transaction_that_says_nothing_for_too_long_ends_as_if_postgres_had_gone(make: Make) -> None:
     make(idle_transaction_seconds=1)
     with pytest.raises(UNREACHABLE):

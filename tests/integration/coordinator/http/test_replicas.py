@@ -23,6 +23,9 @@ from support.replicas import Replicas
 from support.servers import Servers
 from support.tus import PART
 
+pytestmark = pytest.mark.full
+
+
 CLIENTS = ("client-0", "client-1")
 SPEC = method_spec("fedbyol", cohort={"clients": CLIENTS, "min_clients": 2, "lease_seconds": 20})
 PROXY = "127.0.0.2"

@@ -15,6 +15,9 @@ from support.tables import Tables
 from support.tus import Tus
 from support.uploads import digest
 
+pytestmark = pytest.mark.full
+
+
 DATA = public_bytes(num_images=500, size=64)
 STALL = 0.5
 

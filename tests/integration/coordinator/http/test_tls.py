@@ -139,6 +139,7 @@ def test_mutual_tls(servers: Servers, authority: Authority, client_pair: Pair, t
             assert bare.get(f"{running.url}/v1/runs").status_code == 401
 
 
+@pytest.mark.full
 def test_an_update_goes_up_in_parts_over_mutual_tls(servers: Servers, authority: Authority, tmp_path: Path) -> None:
     """Begun over one encrypted connection, broken off, and continued by the worker's own client over another."""
     with (

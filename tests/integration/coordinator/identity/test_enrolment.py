@@ -264,6 +264,7 @@ def test_an_enrolment_is_not_spent_by_a_worker_that_cannot_read_its_images(
     assert _enrol(coordinator, enrolment, ONE).client_id == "a"
 
 
+@pytest.mark.full
 def test_a_worker_from_its_enrolment_to_its_second_start(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:

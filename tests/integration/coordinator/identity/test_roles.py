@@ -128,6 +128,7 @@ def test_each_role_opens_what_is_its_own_and_nothing_else(
             assert f"yours is a{'n' * (role[0] in 'aeo')} {role}'s" in answer.json()["detail"]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     "end", ["expires_at = now()", "revoked_at = now()", "revoked_at = now() - interval '1 day'"], ids=str
 )

@@ -81,6 +81,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return every
 
 
+@pytest.mark.full
 def test_a_claim_that_waits_ends_with_its_token(
     polls: Callable[[float], None], coordinator: Coordinator, tables: Tables
 ) -> None:

@@ -93,6 +93,7 @@ def twin(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> str:
     return str(undamaged.run.model)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_server_state_stalls_the_run_until_it_is_restored(
     cast: Cast, tables: Tables, twin: str, how: str
@@ -125,6 +126,7 @@ def test_a_damaged_server_state_stalls_the_run_until_it_is_restored(
     assert cast.run.model == twin
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("how", DAMAGES)
 def test_the_client_of_a_damaged_update_is_asked_for_it_again(cast: Cast, tables: Tables, twin: str, how: str) -> None:
     _play(cast)
@@ -264,6 +266,7 @@ def student(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> str:
     return _finished(DistillingCast(coordinator, tables, tmp_path))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("how", ["flipped in the data", "gone"])
 def test_a_distillation_asks_for_a_damaged_update_again(
     student: str, distilling: DistillingCast, tables: Tables, how: str

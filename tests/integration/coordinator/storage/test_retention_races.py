@@ -74,6 +74,7 @@ def test_the_same_updates_every_round(coordinator: Coordinator, tables: Tables, 
     assert sum(removed) > ROUNDS / 2, "there was hardly a race"
 
 
+@pytest.mark.full
 def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables: Tables) -> None:
     """Told that its bytes are there, an operator may register them, whatever the collector thinks."""
     stored: set[str] = set()

@@ -69,6 +69,7 @@ def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_pa
     assert (tmp_path / "fetched").read_bytes() == DATA
 
 
+@pytest.mark.full
 def test_the_coordinator_is_started_anew_in_mid_upload(servers: Servers, tmp_path: Path) -> None:
     source, store = written(tmp_path, DATA), tmp_path / "store"
     told: list[list[int]] = [[]]

@@ -177,6 +177,7 @@ load_cached(sys.argv[1], DataConfig(channels=3, image_size=16, cache_size=20), p
 """
 
 
+@pytest.mark.full
 def test_a_kill_in_the_middle_changes_no_bit(folder: Path, tmp_path: Path, decoded_names: list[str]) -> None:
     whole = load_cached(str(folder), _DATA, processes=1)
     path, content = whole.images.path, whole.images.path.read_bytes()
@@ -213,6 +214,7 @@ def _children() -> set[int]:
     return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
 
 
+@pytest.mark.full
 def test_a_decoder_that_is_killed_is_an_error_and_keeps_what_is_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_table_4_what_is_aggregated(aggregate: str) -> None:
         assert _same(goes_up, target) == (aggregate == "target")
 
 
+@pytest.mark.full
 def test_the_whole_of_table_4_trains() -> None:
     for aggregate, update in itertools.product(["online", "target"], ["online", "target", "both"]):
         spec = _spec(aggregate=aggregate, update=update, predictor="local")

@@ -106,6 +106,7 @@ def test_the_encoder_stays_as_it_is() -> None:
     assert {tensor.reduce for tensor in plan.broadcast if tensor.name in encoder} == {"keep"}
 
 
+@pytest.mark.full
 def test_processes_give_the_same_bits() -> None:
     spec = _spec()
     one, two = (simulate(spec, shards(spec), jobs=jobs).model for jobs in (1, 2))
