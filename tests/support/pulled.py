@@ -11,6 +11,8 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import write_spec
 from support.federation import tiny_spec
 
+SMALL_DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
+
 
 def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
     """Write the folder's files; returns the encoder that is in it, in eval mode."""
@@ -27,5 +29,5 @@ def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> to
 def small_model(folder: Path) -> Model:
     """Make the folder, with an encoder for colour images of 12 pixels, and load it."""
     folder.mkdir()
-    pulled(folder, tiny_spec(data={"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}))
+    pulled(folder, tiny_spec(data=SMALL_DATA))
     return load_model(folder)

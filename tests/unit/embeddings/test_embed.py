@@ -21,9 +21,9 @@ from fedssl.embeddings.sources import open_source
 from fedssl.errors import DataError, ExportError, FolderInUseError, ResultsError
 from fedssl.evaluation import extract_features
 from support.federation import tiny_spec
-from support.pulled import pulled
+from support.pulled import SMALL_DATA, pulled
 
-from .conftest import DATA, Photos
+from .conftest import Photos
 
 FORMATS = pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 
@@ -65,11 +65,11 @@ def test_arrays_have_the_evaluations_representations_bit_for_bit(tmp_path: Path,
 
 def test_the_digest_is_that_of_the_pulled_encoder_whichever_file_it_comes_from(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    pulled(tmp_path / "a", tiny_spec(data=DATA))
+    pulled(tmp_path / "a", tiny_spec(data=SMALL_DATA))
     alone = load_model(tmp_path / "a")
     (tmp_path / "a" / "encoder.safetensors").rename(tmp_path / "a" / "model.safetensors")
     assert load_model(tmp_path / "a" / "model.safetensors").sha256 == alone.sha256
-    pulled(tmp_path / "a", tiny_spec(data=DATA))
+    pulled(tmp_path / "a", tiny_spec(data=SMALL_DATA))
     assert load_model(tmp_path / "a").sha256 != alone.sha256
 
 
@@ -195,9 +195,9 @@ def test_another_encoder_or_folder_is_refused_in_a_half_made_file_and_in_a_compl
 ) -> None:
     folder, out = photos(tmp_path / "photos", 600), tmp_path / "out.npz"
     (tmp_path / "other").mkdir()
-    pulled(tmp_path / "other", tiny_spec(data=DATA))
+    pulled(tmp_path / "other", tiny_spec(data=SMALL_DATA))
     other = load_model(tmp_path / "other")
-    pulled_with = {**DATA, "mean": [0.1, 0.1, 0.1]}
+    pulled_with = {**SMALL_DATA, "mean": [0.1, 0.1, 0.1]}
     stop_after(folder, model, out, 1)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out.npz.partial").iterdir()}
     spec = tmp_path / "run" / "spec.yaml"
@@ -276,7 +276,7 @@ def test_an_encoder_that_has_diverged_is_an_error_and_another_one_can_follow(
 ) -> None:
     folder, out = photos(tmp_path / "photos", 2), tmp_path / "out.npz"
     (tmp_path / "other").mkdir()
-    pulled(tmp_path / "other", tiny_spec(data=DATA))
+    pulled(tmp_path / "other", tiny_spec(data=SMALL_DATA))
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
     with pytest.raises(DataError, match="diverged"):
