@@ -11,6 +11,7 @@ from fedssl.protocol.data import fixed_shape_refusal
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_aggregation import UNAVAILABLE
+from fedssl_coordinator.core import plan_cache
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
@@ -46,6 +47,17 @@ def require_fit(session: Session, project: str, spec: RunSpec) -> None:
     )
 
 
+def require_possible(spec: RunSpec) -> None:
+    """Raise ProblemError if an aggregator has found that no run can have this spec.
+
+    Only an aggregator has torch: before it was asked for an estimate, nothing is known here.
+    """
+    if (why := plan_cache.refusal(spec)) is not None:
+        loc = ["spec", *_key_of(why)]
+        detail = f"nothing was changed; correct this and send it again: {why}"
+        raise ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": why}])
+
+
 def require_available(spec: RunSpec) -> None:
     """Raise ProblemError if a new run asks for something that only simulations have."""
     if spec.secure_aggregation is not None:
@@ -76,6 +88,16 @@ def shortened(reasons: Mapping[str, str]) -> str:
     shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
     more = len(reasons) - _CLIENTS_SHOWN
     return shown + (f"; and {more} more clients" if more > 0 else "")
+
+
+def _key_of(message: str) -> list[str]:
+    """Return the key of the spec with which an error begins, or nothing.
+
+    >>> _key_of("model.trainable names layer4.*, which matches no parameter"), _key_of("no such file")
+    (['model', 'trainable'], [])
+    """
+    parts = message.partition(" ")[0].split(".")
+    return parts if parts[0] in RunSpec.model_fields else []
 
 
 def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None:
