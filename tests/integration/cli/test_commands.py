@@ -315,6 +315,21 @@ def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     assert list(coordinator.client.runs()) == []
 
 
+def test_declines_are_the_reason_of_a_run(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+    workers = {name: coordinator.worker(name) for name in ("hospital-a", "hospital-b")}
+    run = document(fedssl("run", "submit", "-", "--set", "cohort.min_clients=2", "--format", "json", text=spec))["id"]
+    coordinator.advance(coordinator.client.run(run).id)
+    item = workers["hospital-b"].claim(0)
+    assert item is not None
+    workers["hospital-b"].decline(item.assignment_id, "no images of this size")
+
+    expected = "1 of 2 clients declined: hospital-b: no images of this size"
+    assert document(fedssl("run", "show", run, "--format", "json"))["reason"] == expected
+    assert document(fedssl("run", "ls", "--format", "json"))[0]["reason"] == expected
+    for command in (("run", "show", run), ("run", "ls")):
+        assert "1 of 2 clients declined" in fedssl(*command).stdout, command
+
+
 def test_a_run_is_renamed_tagged_and_described(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     run = document(fedssl("run", "submit", "-", "--no-start", "--format", "json", text=spec))["id"]
     words = ("--name", "second try", "--tag", "baseline", "--tag", "table-1", "--notes", "eight sites")

@@ -146,12 +146,15 @@ def test_accuracies_are_shown_next_to_their_baselines(
         assert "untrained 20.0%, chance 10.0%" in text, path
     assert "chance is 10.0%" in viewer.get(f"/runs/{judged.id}/jobs").text
     text = viewer.get(f"/compare?runs={judged.id},{own.id}").text
-    for name, shown in (("Linear probe before training", "25.0%"), ("kNN before training", "20.0%"), ("Chance", "10.0%")):
+    found = {"Linear probe before training": "25.0%", "kNN before training": "20.0%", "Chance": "10.0%"}
+    for name, shown in found.items():
         cells = _cells(text, name)
         assert shown in cells[0], name
         assert "–" in cells[1], "nothing is known about the other run's data set"
 
     tables.execute(
-        "UPDATE runs SET spec = jsonb_set(spec, '{model,initial}', '{\"weights\": \"imagenet\"}') WHERE id = %s", judged.id
+        "UPDATE runs SET spec = jsonb_set(spec, '{model,initial}', %s) WHERE id = %s",
+        Jsonb({"weights": "imagenet"}),
+        judged.id,
     )
     assert "start 25.0%, chance 10.0%" in viewer.get(f"/runs/{judged.id}").text

@@ -24,12 +24,18 @@ _BACK = 10  # rounds over which a change of the score is shown
 class Baselines:
     """What the newest accuracies are compared with: those of the encoder before the first round, and chance.
 
-    `before` is "start" if the run started from given weights, else "untrained". Null stands for what is not known.
+    `before` is "start" if the run started from given weights, else "untrained". `num_classes` are those of the data
+    set, or None if it is not registered any more.
     """
 
     before: str
     results: Mapping[str, float | None]
-    chance: float | None
+    num_classes: int | None
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing among equally frequent classes; the coordinator does not count the labels."""
+        return 1 / self.num_classes if self.num_classes else None
 
     def next_to(self, measure: str) -> str:
         """Return the baselines of "probe" or "knn" as text: `untrained 81.4%, chance 10.0%`."""
@@ -120,9 +126,8 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
 def baselines(run: Run, scores: Sequence[queries.Score]) -> Baselines:
     """Return the baselines of a run's scores, which are of one data set and in the order of the rounds."""
     first = scores[0].results if scores and scores[0].round_number == 0 else {}
-    num_classes = scores[-1].num_classes if scores else None
     before = "untrained" if (run.spec.get("model") or {}).get("initial") is None else "start"
-    return Baselines(before, first, 1 / num_classes if num_classes else None)
+    return Baselines(before, first, scores[-1].num_classes if scores else None)
 
 
 def _newest(scores: Sequence[queries.Score], name: str) -> float | None:
