@@ -22,7 +22,7 @@ _BACK = 10  # rounds over which a change of the score is shown
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """What the newest accuracies are compared with: those of the encoder before the first round, and chance.
+    """The baselines of the newest accuracies: the same of the encoder before the first round, and chance.
 
     `before` is "start" if the run started from given weights, else "untrained". `num_classes` are those of the data
     set, or None if it is not registered any more.
