@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.data import fixed_shape_refusal
+from fedssl.protocol.methods.base import MethodConfig
+from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_aggregation import UNAVAILABLE
@@ -101,13 +103,16 @@ def _key_of(message: str) -> list[str]:
 
 
 def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None:
-    return _method(row, spec.method.name, method_version) or _shape(row, spec) or _encoder(row, spec)
+    return _method(row, spec.method, method_version) or _shape(row, spec) or _encoder(row, spec)
 
 
-def _method(row: Registration, name: str, version: int) -> str | None:
+def _method(row: Registration, method: MethodConfig, version: int) -> str | None:
+    name = method.name
     own = (row.methods or {}).get(name)
     if not row.methods or own == version:  # a worker that declares no method at all may have any
         return None
+    if own is None and isinstance(method, ComposedConfig) and "labels" in method.traits:
+        return f"its worker lacks {name}, or the labels that it trains on: give the worker labels, or update it"
     has = f"lacks {name}" if own is None else f"has version {own} of {name}"
     return f"its worker {has}, and the run needs version {version}: update the worker"
 
