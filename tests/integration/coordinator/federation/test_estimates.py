@@ -6,7 +6,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from fedssl.artifacts.header import file_bytes
-from fedssl.client import InvalidRequest
+from fedssl.client import InvalidRequest, Rejected
 from fedssl.methods import METHODS
 from fedssl.protocol.policy import PolicyNotice
 from support.cast import Cast
@@ -43,8 +43,11 @@ def test_a_spec_without_a_plan_is_refused_with_the_reason(coordinator: Coordinat
 
     for same in (spec, spec.model_copy(update={"name": "other", "seed": 3})):
         for ask in (coordinator.client.estimate, coordinator.client.create_run):
-            with pytest.raises(InvalidRequest, match=r"model\.trainable names layer7\.\*, which matches no parameter"):
+            with pytest.raises(
+                Rejected, match=r"model\.trainable names layer7\.\*, which matches no parameter"
+            ) as error:
                 ask(same)
+            assert str(error.value).count("layer7") == 1, "an error is printed once"
     assert list(coordinator.client.runs()) == []
 
 
