@@ -82,12 +82,17 @@ def record_left_out(session: Session, run: Run, round_number: int, left_out: Map
 
 
 def shortened(reasons: Mapping[str, str]) -> str:
-    """Return the first few clients with their reasons as one line.
+    """Return the first few clients with their reasons as one line. Clients with the same reason share it.
 
+    >>> shortened({"a": "no labels", "b": "declined", "c": "no labels"})
+    'a, c: no labels; b: declined'
     >>> shortened({f"client-{number}": "declined" for number in range(7)})[-30:]
     'declined; and 2 more clients'
     """
-    shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
+    names: dict[str, list[str]] = {}
+    for client, reason in list(reasons.items())[:_CLIENTS_SHOWN]:
+        names.setdefault(reason, []).append(client)
+    shown = "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in names.items())
     more = len(reasons) - _CLIENTS_SHOWN
     return shown + (f"; and {more} more clients" if more > 0 else "")
 
