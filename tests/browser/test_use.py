@@ -72,6 +72,18 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
 
 
+def test_what_a_logarithmic_axis_leaves_out_is_named(look: Open, client: Client, run: UUID) -> None:
+    """SSD's loss is negative, and round 0 has no place on a logarithmic axis either."""
+    page = look().open(f"/compare?runs={run}&y=loss&scale=log")
+    expect(page.locator("#left-out")).to_have_text(
+        "Not drawn, because a logarithmic axis begins above 0: 8 values of digits-ssd."
+    )
+    page = look().open(f"/compare?runs={run}&scale=log-x")
+    expect(page.locator("#left-out")).to_contain_text("1 value of digits-ssd.")
+    page = look().open(f"/compare?runs={run}")
+    expect(page.locator("#left-out")).to_be_hidden()
+
+
 def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, client: Client, run: UUID) -> None:
     live = client.create_run(_spec("live", num_rounds=12)).id
     page = look().open(f"/runs/{live}")

@@ -155,6 +155,14 @@ class Coordinator:
 
         evaluate(str(evaluation_id))
 
+    def compute_plans(self) -> None:
+        """Compute the artifact plans that estimates wait for, as an aggregator does."""
+        from fedssl_coordinator.aggregator import tasks
+        from fedssl_coordinator.core import queues
+
+        for key in queues.redis_connection().scan_iter("fedssl:plan-of:*"):
+            tasks.compute_plan(key.decode().rpartition(":")[2])
+
     def notify(self) -> None:
         """Do in this process what the worker of the queue `notify` does every few seconds."""
         from fedssl_coordinator.aggregator.tasks import notify

@@ -20,6 +20,7 @@ from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
 from fedssl.protocol.ledger import LedgerAnchor
+from fedssl.protocol.work import Register
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 
@@ -290,13 +291,18 @@ def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     coordinator.worker("hospital-a")
     coordinator.worker("hospital-b")
     coordinator.client.revoke_client("hospital-b")
+    old = Register(
+        worker_version="test", methods={"orchestra": 1}, device="cpu", num_images=9, channels=1, image_size=8
+    )
+    coordinator.worker("hospital-c", register=False).register(old)
 
     found = document(fedssl("run", "submit", "-", "--dry-run", "--format", "json", text=spec))
     asked = ("--set", 'cohort.clients=["hospital-a","hospital-b","hospital-z"]', "--set", "cohort.min_clients=3")
     more = fedssl("run", "submit", "-", "--dry-run", *asked, text=spec)
 
     assert (found["rounds"], found["clients"], found["clients_missing"]) == (1, ["hospital-a"], 0)
-    assert found["left_out"] == {"hospital-b": "its access was revoked"}
+    assert found["left_out"]["hospital-b"] == "its access was revoked"
+    assert "update the worker" in found["left_out"]["hospital-c"]
     assert found["bytes_up_per_client_and_round"] > 0
     assert (found["seconds_per_round"], found["seconds_in_total"]) == (None, None)
     assert "no client has trained such a model" in more.stdout
@@ -307,6 +313,21 @@ def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     assert unknown.exit_code != 0
     assert "nowhere" in unknown.stderr
     assert list(coordinator.client.runs()) == []
+
+
+def test_declines_are_the_reason_of_a_run(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+    workers = {name: coordinator.worker(name) for name in ("hospital-a", "hospital-b")}
+    run = document(fedssl("run", "submit", "-", "--set", "cohort.min_clients=2", "--format", "json", text=spec))["id"]
+    coordinator.advance(coordinator.client.run(run).id)
+    item = workers["hospital-b"].claim(0)
+    assert item is not None
+    workers["hospital-b"].decline(item.assignment_id, "no images of this size")
+
+    expected = "1 of 2 clients declined: hospital-b: no images of this size"
+    assert document(fedssl("run", "show", run, "--format", "json"))["reason"] == expected
+    assert document(fedssl("run", "ls", "--format", "json"))[0]["reason"] == expected
+    for command in (("run", "show", run), ("run", "ls")):
+        assert "1 of 2 clients declined" in fedssl(*command).stdout, command
 
 
 def test_a_run_is_renamed_tagged_and_described(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:

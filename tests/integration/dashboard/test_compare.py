@@ -31,13 +31,29 @@ class Judged:
         spec = tiny_spec(name=self.name, evaluation=evaluation)  # no such data set is registered here
         tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), self.id)
 
+    def register(self, dataset: str, num_classes: int) -> None:
+        """Register the labelled images on which this run is judged, without the images."""
+        self.tables.execute("SET session_replication_role = replica")
+        self.tables.execute(
+            "INSERT INTO evaluation_datasets (name, project, digest, num_train, num_test, num_classes, channels, "
+            "image_size) VALUES (%s, 'default', %s, 10, 10, %s, 1, 8)",
+            dataset,
+            _digest(dataset),
+            num_classes,
+        )
+        self.tables.execute("SET session_replication_role = origin")
+
     def add(self, number: int, dataset: str, results: dict[str, float], **config: Any) -> None:
         judging = EvaluationConfig.model_validate({"dataset": dataset, **config}).model_dump(mode="json")
         del judging["every"]
-        digest = (dataset.encode().hex() + "0" * 64)[:64]
+        digest = _digest(dataset)
         self.tables.execute("SET session_replication_role = replica")  # without the artifacts that it is of
         self.tables.execute(_ROW, self.id, number, digest, dataset, digest, Jsonb(judging), Jsonb(results))
         self.tables.execute("SET session_replication_role = origin")
+
+
+def _digest(dataset: str) -> str:
+    return (dataset.encode().hex() + "0" * 64)[:64]
 
 
 def _cells(text: str, name: str) -> list[str]:
@@ -114,3 +130,31 @@ def test_the_curves_are_of_the_chosen_measure(
     assert f"runs={own.id}&amp;x=bytes&amp;y=loss&amp;scale=log-x&amp;smooth=5" in page
     assert viewer.get(f"/compare?runs={own.id}&y=tensors").status_code == 404
     assert viewer.get(f"/compare?runs={own.id}&smooth=x").status_code == 404
+
+
+def test_accuracies_are_shown_next_to_their_baselines(
+    standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
+) -> None:
+    judged = Judged(standing, tables, "ten-classes")
+    judged.register("ten-classes", 10)
+    judged.add(0, "ten-classes", {"probe": 0.25, "knn": 0.2})
+    judged.add(1, "ten-classes", {"probe": 0.5, "knn": 0.4})
+
+    for path in (f"/runs/{judged.id}", f"/runs?q={judged.name}"):
+        text = viewer.get(path).text
+        assert "untrained 25.0%, chance 10.0%" in text, path
+        assert "untrained 20.0%, chance 10.0%" in text, path
+    assert "chance is 10.0%" in viewer.get(f"/runs/{judged.id}/jobs").text
+    text = viewer.get(f"/compare?runs={judged.id},{own.id}").text
+    found = {"Linear probe before training": "25.0%", "kNN before training": "20.0%", "Chance": "10.0%"}
+    for name, shown in found.items():
+        cells = _cells(text, name)
+        assert shown in cells[0], name
+        assert "–" in cells[1], "nothing is known about the other run's data set"
+
+    tables.execute(
+        "UPDATE runs SET spec = jsonb_set(spec, '{model,initial}', %s) WHERE id = %s",
+        Jsonb({"weights": "imagenet"}),
+        judged.id,
+    )
+    assert "start 25.0%, chance 10.0%" in viewer.get(f"/runs/{judged.id}").text

@@ -257,3 +257,37 @@ def test_the_estimate_names_the_clients_that_are_left_out(
     assert "its worker lacks ssd" in text
     assert "<b>grey</b>" in text
     assert 'id="estimate"' not in viewer.send("/runs/new/check", method="ssd").text
+
+
+def test_a_spec_without_a_plan_is_a_mistake_in_its_field(standing: Coordinator, operator: Browser) -> None:
+    fields = {"method": "fedsimclr", "spec.model.trainable": "layer9.*"}
+    assert "being computed" in operator.send("/runs/new/check", **fields).text
+    standing.compute_plans()
+    checked = operator.send("/runs/new/check", **fields).text
+    assert 'data-key="model.trainable"' in checked
+    assert "layer9.*, which matches no parameter of the encoder" in checked
+    assert 'id="estimate"' not in checked
+    assert operator.send("/runs/new", **fields).status_code == 422
+
+
+def test_clients_that_cannot_take_part_are_mistakes_in_their_field(
+    standing: Coordinator, operator: Browser, tables: Tables
+) -> None:
+    names = ("old-1", "old-2")
+    for name in names:
+        standing.worker(name)
+        tables.execute("UPDATE clients SET methods = %s WHERE id = %s", Jsonb({"fedbyol": 1}), name)
+    picked = {f"client.{name}": "on" for name in names}
+    answer = operator.send("/runs/new", method="ssd", **picked)
+    assert answer.status_code == 422
+    for text in (answer.text, operator.send("/runs/new/check", method="ssd", **picked).text):
+        assert "1 setting is not valid" in text
+        for name in names:
+            assert f"{name}: its worker lacks ssd" in text
+
+
+def test_only_the_field_of_clients_asks_for_clients(operator: Browser) -> None:
+    text = operator.get("/runs/new?method=fedsimclr").text
+    assert text.count("Further clients, by name") == 1
+    for name in ("Trainable", "Adapt"):
+        assert re.search(rf"<label[^>]*>{name}</label>", text), name

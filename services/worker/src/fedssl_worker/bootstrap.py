@@ -11,7 +11,6 @@ from fedssl.backoff import Backoff
 from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.engine import release_trainer
 from fedssl.liveness import Health, report
-from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
@@ -23,7 +22,7 @@ from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.enrolment import enrolled_token, stored_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
 from fedssl_worker.files import exclusive_folder
-from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.labels import OwnLabels, load_own_labels, supported_methods
 from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.metrics import serve
 from fedssl_worker.public_cache import PublicCache
@@ -88,7 +87,7 @@ def _work(
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
-    registration = _registration(settings, images, device)
+    registration = _registration(settings, images, labels, device)
 
     def reregister() -> str:
         return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
@@ -158,10 +157,10 @@ def _enrolled_token(settings: Settings, folder: Path, enrolment: str | None, enf
     return token
 
 
-def _registration(settings: Settings, images: OwnImages, device: torch.device) -> Register:
+def _registration(settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device) -> Register:
     return Register(
         worker_version=version("fedssl-worker"),
-        methods={name: method.version for name, method in METHODS.items()},
+        methods=supported_methods(images.data, labels),
         device=describe_device(device),
         num_images=len(images),
         channels=images.channels,

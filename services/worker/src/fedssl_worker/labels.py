@@ -10,6 +10,11 @@ import structlog
 from fedssl.data.label_files import load_site_labels, read_label_names
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 
 log = structlog.get_logger()
 
@@ -60,3 +65,18 @@ def load_own_labels(data: str, source: str | None, names: Path | None, num_image
         raise DataError(f"{source} has labels of {len(labels)} images, and {data} has {num_images}: correct the labels")
     log.info("labels.loaded", num_labelled=int(labels.is_labelled.sum()), num_classes=len(labels.class_names))
     return OwnLabels(labels, {} if names is None else read_label_names(names.expanduser()))
+
+
+def supported_methods(images: ClientData, labels: OwnLabels | None) -> dict[str, int]:
+    """Return the version of each method that this client can train.
+
+    Methods that train on labels need those of the class folders, or for the probe over all sites those of --labels.
+    """
+    found = {}
+    for name, method in METHODS.items():
+        config = METHOD_CONFIGS[name]
+        needed = labels if issubclass(config, RidgeProbeConfig) else images.labels
+        trains_on_labels = issubclass(config, ComposedConfig) and "labels" in config.traits
+        if not trains_on_labels or needed is not None:
+            found[name] = method.version
+    return found

@@ -15,6 +15,7 @@ from fedssl.protocol.views import ClientView
 if TYPE_CHECKING:
     from fedssl.client import Client
     from fedssl.protocol.plan import ArtifactPlan
+    from fedssl.protocol.views import EstimateView
 
 DryRunOption = Annotated[
     bool,
@@ -80,27 +81,44 @@ def frozen_bytes_of(spec: RunSpec) -> int | None:
     return sum(num_bytes(tensor.dtype, tensor.shape) for tensor in frozen)
 
 
-def participants_of(client: "Client", spec: RunSpec, project: str | None = None) -> list[Participant]:
-    """Return the coordinator's clients that the spec means, and why one would not take part."""
-    plan, wanted = plan_of(spec), spec.cohort.clients
-    known = {view.id: view for view in client.clients() if project in (None, view.project)}
-    names = sorted(known) if wanted is None else sorted(wanted)
-    return [_participant(name, known.get(name), spec, plan) for name in names]
+def estimate_of(client: "Client", spec: RunSpec, project: str | None = None) -> "EstimateView | None":
+    """Return the coordinator's estimate; None if it is of an earlier version, which has none.
 
-
-def with_times(document: dict[str, Any], client: "Client", spec: RunSpec, project: str | None = None) -> dict[str, Any]:
-    """Return the document with the times that the coordinator estimates from earlier runs; null: there were none.
-
-    Raises NotFound if there is no such project.
+    Raises NotFound if there is no such project, and InvalidRequest if no run can have the spec.
     """
     from fedssl.client import NotFound
 
     try:
-        estimate = client.estimate(spec, project)
+        return client.estimate(spec, project)
     except NotFound:
         if project is not None:  # which does not exist
             raise
-        return document  # a coordinator of an earlier version does not estimate
+        return None
+
+
+def participants_of(
+    client: "Client", spec: RunSpec, project: str | None = None, estimate: "EstimateView | None" = None
+) -> list[Participant]:
+    """Return the coordinator's clients that the spec means, and why one would not take part.
+
+    The estimate has the reasons that the coordinator knows. It may not know the plan, by which policies are judged.
+    """
+    plan, wanted = plan_of(spec), spec.cohort.clients
+    known = {view.id: view for view in client.clients() if project in (None, view.project)}
+    names = sorted(known) if wanted is None else sorted(wanted)
+    left_out = {} if estimate is None else estimate.left_out
+    return [
+        Participant(name, reason=left_out[name])
+        if name in left_out
+        else _participant(name, known.get(name), spec, plan)
+        for name in names
+    ]
+
+
+def with_times(document: dict[str, Any], estimate: "EstimateView | None") -> dict[str, Any]:
+    """Return the document with the times that the coordinator estimates from earlier runs; null: there were none."""
+    if estimate is None:
+        return document
     return {
         **document,
         "seconds_per_round": estimate.seconds_per_round,

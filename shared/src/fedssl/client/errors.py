@@ -196,14 +196,16 @@ def api_error(problem: Problem, retry_after: float | None = None) -> ApiError:
 
 
 def _describe(problem: Problem) -> str:
+    """Return the detail, and a line per error whose message the detail does not contain."""
     lines = [_short(problem.detail or problem.title)]
-    for error in problem.errors[:_ERRORS_SHOWN]:
+    errors = [error for error in problem.errors if str(error.get("msg", error)) not in lines[0]]
+    for error in errors[:_ERRORS_SHOWN]:
         loc = error.get("loc")
         place = ".".join(str(part) for part in loc) if isinstance(loc, list | tuple) else ""
         message = _short(str(error.get("msg", error)))
         lines.append(f"  {_short(place)}: {message}" if place else f"  {message}")
-    if len(problem.errors) > _ERRORS_SHOWN:
-        lines.append(f"  and {len(problem.errors) - _ERRORS_SHOWN} more")
+    if len(errors) > _ERRORS_SHOWN:
+        lines.append(f"  and {len(errors) - _ERRORS_SHOWN} more")
     return "\n".join(lines)
 
 

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from fedssl.artifacts.tensors import Tensors, load_tensors, read_tensors
 from fedssl.errors import ArtifactDamaged, SpecError
 from fedssl.models.encoders import Encoder, build_encoder
+from fedssl.models.initial import loading_table
 from fedssl.models.initialisation import initialised
 from fedssl.protocol.data import DataConfig
+from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -109,19 +111,23 @@ def loaded(module: M, name: str, tensors: Mapping[str, Tensor]) -> M:
         raise SpecError(f"the model holds no {name}: none of its tensors has a name that begins with {prefix}")
     try:
         module.load_state_dict(own)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].rstrip(":")
-        raise SpecError(f"the model does not hold the {name} that the spec describes ({reason})") from None
+    except RuntimeError:
+        table = loading_table(_shapes(own), _shapes(module.state_dict()), ())
+        raise SpecError(f"the model does not hold the {name} that the spec describes: {table}") from None
     return module
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _read_spec(path: Path) -> RunSpec:
     import yaml
-    from pydantic import ValidationError
 
     try:
-        return RunSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError:
         raise SpecError(f"there is no {path}, which describes the network: keep it next to the weights") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValidationError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} is not a run spec that this version can read: {str(error).splitlines()[0]}") from None
+    return spec_of(values, str(path))

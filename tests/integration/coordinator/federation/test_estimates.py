@@ -6,20 +6,13 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from fedssl.artifacts.header import file_bytes
-from fedssl.client import InvalidRequest
+from fedssl.client import InvalidRequest, Rejected
 from fedssl.methods import METHODS
 from fedssl.protocol.policy import PolicyNotice
-from fedssl_coordinator.aggregator import tasks
-from fedssl_coordinator.core import queues
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.tables import Tables
-
-
-def _compute_requested_plans() -> None:
-    for key in queues.redis_connection().scan_iter("fedssl:plan-of:*"):
-        tasks.compute_plan(key.decode().rpartition(":")[2])
 
 
 def test_bytes_are_known_once_an_aggregator_has_computed_the_plan(coordinator: Coordinator) -> None:
@@ -30,13 +23,31 @@ def test_bytes_are_known_once_an_aggregator_has_computed_the_plan(coordinator: C
     assert (before.clients, before.clients_per_round, before.num_missing) == (["a", "b"], 1, 0)
     assert (before.bytes_in_total, before.is_measuring) == (None, True)
 
-    _compute_requested_plans()
+    coordinator.compute_plans()
 
     after = coordinator.client.estimate(spec.model_copy(update={"name": "other", "seed": 3}))
     plan = METHODS[spec.method.name].bind(spec).plan
     down, up = file_bytes(plan.broadcast), file_bytes(plan.update)
     assert (after.bytes_down_per_client, after.bytes_up_per_client) == (down, up)
     assert (after.bytes_in_total, after.is_measuring) == (5 * (down + up), False)
+    assert list(coordinator.client.runs()) == []
+
+
+def test_a_spec_without_a_plan_is_refused_with_the_reason(coordinator: Coordinator) -> None:
+    coordinator.worker("a")
+    model = tiny_spec().model_dump(mode="json")["model"]
+    spec = tiny_spec(model={**model, "trainable": ["layer7.*"]})  # the reason is kept: no other test may have it
+    assert coordinator.client.estimate(spec).is_measuring
+
+    coordinator.compute_plans()
+
+    for same in (spec, spec.model_copy(update={"name": "other", "seed": 3})):
+        for ask in (coordinator.client.estimate, coordinator.client.create_run):
+            with pytest.raises(
+                Rejected, match=r"model\.trainable names layer7\.\*, which matches no parameter"
+            ) as error:
+                ask(same)
+            assert str(error.value).count("layer7") == 1, "an error is printed once"
     assert list(coordinator.client.runs()) == []
 
 
@@ -72,7 +83,7 @@ def test_a_client_whose_policy_refuses_the_update_is_left_out(coordinator: Coord
     tables.execute("UPDATE clients SET policy = %s WHERE id = 'b'", Jsonb(policy))
     spec = tiny_spec(cohort={"min_clients": 2})
     coordinator.client.estimate(spec)
-    _compute_requested_plans()
+    coordinator.compute_plans()
 
     found = coordinator.client.estimate(spec)
 

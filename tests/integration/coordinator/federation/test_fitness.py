@@ -58,10 +58,21 @@ def test_a_run_that_names_such_a_client_is_refused(
 ) -> None:
     coordinator.worker("a")
     introduce(coordinator.worker("b", register=False), **changes)
-    with pytest.raises(Conflict, match=r"1 of the run's 2 clients .* cannot take part: b: ") as error:
-        coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"]}))
-    assert words in str(error.value)
+    for ask in (coordinator.client.create_run, coordinator.client.estimate):
+        with pytest.raises(Conflict, match=r"1 of the run's 2 clients .* cannot take part: b: ") as error:
+            ask(tiny_spec(cohort={"clients": ["a", "b"]}))
+        assert words in str(error.value)
     assert list(coordinator.client.runs()) == []
+
+
+def test_a_client_without_labels_is_left_out_of_a_run_that_trains_on_them(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    introduce(coordinator.worker("b", register=False))
+    probe = {"name": "ridge-probe"}
+    cast = Cast(coordinator, tables, tmp_path, "a", method=probe, cohort={"clients": None, "min_clients": 1})
+    assert cast.states() == [("a", 1, "offered")]
+    assert cast.run.left_out["b"].startswith("its worker lacks ridge-probe, or the labels that it trains on: give")
 
 
 def test_a_worker_that_serves_the_shape_takes_part(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:

@@ -2,15 +2,23 @@
 
 import torch
 
+from fedssl.errors import DataError, MethodError, SpecError
 from fedssl.methods import METHODS
 from fedssl_coordinator.core import plan_cache
 
 
 def compute(digest: str) -> None:
-    """Store the plan of a requested spec. The networks are built without memory for their weights."""
+    """Store the plan of a requested spec, or the reason why there is none.
+
+    The networks are built without memory for their weights.
+    """
     spec = plan_cache.asked(digest)
     if spec is None:
         return
-    with torch.device("meta"):
-        plan = METHODS[spec.method.name].bind(spec).plan
+    try:
+        with torch.device("meta"):
+            plan = METHODS[spec.method.name].bind(spec).plan
+    except (MethodError, DataError, SpecError) as error:  # with which the preparation of a run ends it
+        plan_cache.keep_refusal(digest, str(error))
+        return
     plan_cache.keep(digest, plan)

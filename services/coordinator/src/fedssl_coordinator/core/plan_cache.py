@@ -1,7 +1,8 @@
 """The artifact plans of specs that are not runs yet, which an aggregator computes on request.
 
 The API process cannot compute a plan, because it never imports torch. It puts the spec into Redis under its digest, a
-task computes the plan, and both expire. Nothing depends on them but estimates.
+task computes the plan, and both expire. If there is no plan for the spec, the task stores the reason instead. Nothing
+depends on plans but estimates; a reason also refuses a run that could only fail.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from fedssl_coordinator.core.queues import redis_connection
 log = structlog.get_logger(__name__)
 
 _KEPT_SECONDS = 24 * 3600
+_REFUSAL_KEPT_SECONDS = 600  # another version of the aggregator may have a plan for the same spec
 _ASKED_SECONDS = 60
 _IRRELEVANT = (
     "name",
@@ -35,9 +37,8 @@ _IRRELEVANT = (
 
 def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:
     """Return the plan of such a run. If it is not known yet, return None and have an aggregator compute it."""
-    usual = RunSpec()
-    text = spec.model_copy(update={name: getattr(usual, name) for name in _IRRELEVANT}).model_dump_json()
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    text = _relevant(spec)
+    digest = _digest(text)
     try:
         found = redis_connection().get(_plan_key(digest))
         if found is not None:
@@ -47,6 +48,16 @@ def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:
     except redis.RedisError as error:
         log.warning("redis.unreachable", error=type(error).__name__, consequence="an estimate has no bytes")
     return None
+
+
+def refusal(spec: RunSpec) -> str | None:
+    """Return why no run can have such a spec, if an aggregator has found that out; None if nothing is known."""
+    try:
+        found = redis_connection().get(_refusal_key(_digest(_relevant(spec))))
+    except redis.RedisError as error:
+        log.warning("redis.unreachable", error=type(error).__name__, consequence="an impossible spec is not refused")
+        return None
+    return None if found is None else found.decode()
 
 
 def is_answering() -> bool:
@@ -68,9 +79,28 @@ def keep(digest: str, plan: ArtifactPlan) -> None:
     redis_connection().set(_plan_key(digest), plan.model_dump_json(), ex=_KEPT_SECONDS)
 
 
+def keep_refusal(digest: str, why: str) -> None:
+    """Store why there is no plan for the spec with this digest."""
+    redis_connection().set(_refusal_key(digest), why, ex=_REFUSAL_KEPT_SECONDS)
+
+
+def _relevant(spec: RunSpec) -> str:
+    """Return the spec as JSON, without the settings on which its plan does not depend."""
+    usual = RunSpec()
+    return spec.model_copy(update={name: getattr(usual, name) for name in _IRRELEVANT}).model_dump_json()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _spec_key(digest: str) -> str:
     return f"fedssl:plan-of:{digest}"
 
 
 def _plan_key(digest: str) -> str:
     return f"fedssl:plan:{digest}"
+
+
+def _refusal_key(digest: str) -> str:
+    return f"fedssl:no-plan:{digest}"

@@ -16,7 +16,7 @@ from fedssl.cli.arguments import (
 )
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
-from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run, with_times
+from fedssl.cli.dry_run import DryRunOption, document_of, estimate_of, participants_of, show_dry_run, with_times
 from fedssl.cli.errors import RunNotCompleted, UsageError
 from fedssl.cli.output import (
     Format,
@@ -67,8 +67,9 @@ def submit(
     wanted = read_spec(spec, set_)
     with connect(url, token_file) as client:
         if dry_run:
-            document = document_of(wanted, participants_of(client, wanted, project))
-            show_dry_run(with_times(document, client, wanted, project), output)
+            estimate = estimate_of(client, wanted, project)
+            document = document_of(wanted, participants_of(client, wanted, project, estimate))
+            show_dry_run(with_times(document, estimate), output)
             return
         run = client.create_run(wanted, start=start, project=project)
         note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` starts it'}")

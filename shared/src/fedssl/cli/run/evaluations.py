@@ -13,6 +13,7 @@ from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.cli.run import site_evaluations
+from fedssl.cli.run.run_scores import chance_on
 from fedssl.evaluation.selection import choose_best
 from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
 from fedssl.protocol.runs import RunSpec
@@ -140,16 +141,23 @@ def _require_only_a_round(given: dict[str, Any], wait: bool) -> None:  # noqa: F
 def list_evaluations(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """List the evaluations of a run's encoder, round by round, with the last and the best round marked.
+    """List the evaluations of a run's encoder, round by round, with the last and the best round marked, and chance.
 
     The best round is chosen on the test set itself, so report it only together with the last.
     """
     with connect(url, token_file) as client:
         rows = list(client.evaluations(find_run(client, run)))
+        judged = sorted({row.dataset for row in rows if (row.results or {}).keys() & {*_ACCURACIES}})
+        chances = {name: chance_on(client, name) for name in judged if output is Format.TABLE}
     if output is Format.JSON:
         show_json(rows)
-    else:
-        _show(rows)
+        return
+    _show(rows)
+    if chances:
+        note("round 0 is the encoder before training")
+    for name, chance in chances.items():
+        if chance is not None:
+            note(f"chance on {name} is {100 * chance.accuracy:.2f} %: {chance.how}")
 
 
 def cancel_evaluation(

@@ -30,20 +30,22 @@ class RunScores:
 
 def find_scores(client: "Client", run_id: UUID) -> list[RunScores]:
     """Return the scores by data set and settings. Round 0 is the untrained encoder, or the weights it starts from."""
-    from fedssl.client import NotFound
-
-    def chance(dataset: str) -> Chance | None:
-        try:
-            num_classes = client.evaluation_dataset(dataset).num_classes
-        except NotFound:  # it was registered under another name since
-            return None
-        return Chance(1 / num_classes, num_classes)
-
     groups: dict[str, list[EvaluationView]] = {}
     for row in client.evaluations(run_id):
         if row.state == "completed" and row.results and any(name in row.results for name in ACCURACIES):
             groups.setdefault(row.config.model_dump_json(exclude={"embedding_map"}), []).append(row)
-    return [_scores(rows, chance(rows[0].dataset)) for rows in groups.values()]
+    return [_scores(rows, chance_on(client, rows[0].dataset)) for rows in groups.values()]
+
+
+def chance_on(client: "Client", dataset: str) -> Chance | None:
+    """Return the chance on an evaluation data set; None if it is not registered under this name any more."""
+    from fedssl.client import NotFound
+
+    try:
+        num_classes = client.evaluation_dataset(dataset).num_classes
+    except NotFound:
+        return None
+    return Chance(1 / num_classes, num_classes)
 
 
 def show_run_scores(found: Sequence[RunScores], initial: InitialConfig | None) -> None:

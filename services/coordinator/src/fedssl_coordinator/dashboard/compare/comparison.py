@@ -60,18 +60,25 @@ def _times(value: float, base: float) -> str:
 
 
 _JUDGED = ("probe", "knn", "effective_rank", "alignment", "uniformity")
+_ACCURACIES = ("probe", "knn")
 _MEASURES = (
     _Measure("Linear probe", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("kNN", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("Effective rank", formats.short, _minus(formats.short), True),
     _Measure("Alignment", formats.short, _minus(formats.short), False),
     _Measure("Uniformity", formats.short, _minus(formats.short), True),
+    _Measure("Linear probe before training", formats.percent, lambda value, base: formats.points(value - base), None),
+    _Measure("kNN before training", formats.percent, lambda value, base: formats.points(value - base), None),
+    _Measure("Chance", formats.percent, lambda value, base: formats.points(value - base), None),
     _Measure("Rounds closed", formats.number, _minus(formats.number), None),
     _Measure("Rounds aggregated in full", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("Uploaded", formats.in_bytes, _times, False),
     _Measure("Downloaded", formats.in_bytes, _times, False),
     _Measure("Wall time", formats.seconds, _minus(formats.seconds), False),
 )
+
+_NUM_OF_EVALUATIONS = len(_JUDGED) + len(_ACCURACIES) + 1
+"""The first measures come from evaluations, and are only comparable on the same data set."""
 
 
 def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
@@ -81,7 +88,7 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
     are_alike = len({its[-1].judge for its in scores.values()}) < 2
     results = [
-        (measure.name, _cells(measure, values, are_alike=are_alike or index >= len(_JUDGED)))
+        (measure.name, _cells(measure, values, are_alike=are_alike or index >= _NUM_OF_EVALUATIONS))
         for index, (measure, *values) in enumerate(zip(_MEASURES, *columns, strict=True))
         if any(value is not None for value in values)
     ]
@@ -101,7 +108,18 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
     traffic = run_queries.traffic(session, run.id)
     wall = (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
     judged = [newest.get(name) for name in _JUDGED]
-    return [*judged, float(run.rounds_closed), full, float(traffic.up), float(traffic.down), wall]
+    baselines = overview.baselines(run, scores)
+    before = [baselines.results.get(name) if name in newest else None for name in _ACCURACIES]
+    return [
+        *judged,
+        *before,
+        baselines.chance,
+        float(run.rounds_closed),
+        full,
+        float(traffic.up),
+        float(traffic.down),
+        wall,
+    ]
 
 
 def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[ComparedValue]:

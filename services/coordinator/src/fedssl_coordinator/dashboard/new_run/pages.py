@@ -100,9 +100,7 @@ def _made(visitor: Steering, method: str, form: Form, checked: CheckedForm, sess
     try:
         run = service.create(session, request, f"page-{key}" if key.isalnum() else None)
     except ProblemError as error:
-        where = [".".join(str(part) for part in entry["loc"]) for entry in error.errors]
-        errors = [SettingError(key.removeprefix("spec."), error.detail) for key in where or [""]]
-        return _page(visitor, session, _FormPage(method, form), CheckedForm(None, errors, checked.given))
+        return _page(visitor, session, _FormPage(method, form), _refused(checked, error))
     return see_other(f"/runs/{run.id}")
 
 
@@ -130,9 +128,22 @@ def _page(visitor: Viewing, session: Session, page: _FormPage, checked: CheckedF
 
 
 def _verdict(session: Session, project: str, checked: CheckedForm, visitor: Viewing) -> dict[str, Any]:
-    may_ask = checked.spec is not None and visitor.may_steer
-    estimate = estimates.estimate(session, project, checked.spec) if may_ask and checked.spec else None
+    estimate = None
+    if checked.spec is not None and visitor.may_steer:
+        try:
+            estimate = estimates.estimate(session, project, checked.spec)
+        except ProblemError as error:
+            checked = _refused(checked, error)
     return {"checked": checked, "given": json.dumps(checked.given, indent=2), "estimate": estimate}
+
+
+def _refused(checked: CheckedForm, error: ProblemError) -> CheckedForm:
+    """Return the form with the coordinator's reasons next to the settings that they are about."""
+    reasons: dict[str, list[str]] = {}
+    for entry in error.errors:
+        reasons.setdefault(".".join(str(part) for part in entry["loc"] if part != "spec"), []).append(entry["msg"])
+    found = [SettingError(key, "; ".join(texts)) for key, texts in reasons.items()]
+    return CheckedForm(None, found or [SettingError("", error.detail)], checked.given)
 
 
 def _project(visitor: Viewing, session: Session, values: Mapping[str, str]) -> str:

@@ -1,6 +1,6 @@
 """The list of runs: one row per run, the runs that need attention, and four figures of the federation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
@@ -21,6 +21,29 @@ _BACK = 10  # rounds over which a change of the score is shown
 
 
 @dataclass(frozen=True, slots=True)
+class Baselines:
+    """The baselines of the newest accuracies: the same of the encoder before the first round, and chance.
+
+    `before` is "start" if the run started from given weights, else "untrained". `num_classes` are those of the data
+    set, or None if it is not registered any more.
+    """
+
+    before: str
+    results: Mapping[str, float | None]
+    num_classes: int | None
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing among equally frequent classes; the coordinator does not count the labels."""
+        return 1 / self.num_classes if self.num_classes else None
+
+    def next_to(self, measure: str) -> str:
+        """Return the baselines of "probe" or "knn" as text: `untrained 81.4%, chance 10.0%`."""
+        found = [(self.before, self.results.get(measure)), ("chance", self.chance)]
+        return ", ".join(f"{name} {formats.percent(value)}" for name, value in found if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One run in the list."""
 
@@ -35,6 +58,7 @@ class Row:
     knn: float | None
     rank: float | None
     dataset: str | None
+    baselines: Baselines
 
     @property
     def took(self) -> float | None:
@@ -94,9 +118,16 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
         made.append(
             Row(run, status, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
                 probes[-1][1] if probes else None, _change(probes), _newest(found, "knn"),
-                _newest(found, "effective_rank"), found[-1].dataset if found else None)
+                _newest(found, "effective_rank"), found[-1].dataset if found else None, baselines(run, found))
         )  # fmt: skip
     return made
+
+
+def baselines(run: Run, scores: Sequence[queries.Score]) -> Baselines:
+    """Return the baselines of a run's scores, which are of one data set and in the order of the rounds."""
+    first = scores[0].results if scores and scores[0].round_number == 0 else {}
+    before = "untrained" if (run.spec.get("model") or {}).get("initial") is None else "start"
+    return Baselines(before, first, scores[-1].num_classes if scores else None)
 
 
 def _newest(scores: Sequence[queries.Score], name: str) -> float | None:

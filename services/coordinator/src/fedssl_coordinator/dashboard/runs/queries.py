@@ -12,7 +12,15 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Evaluation, Round, Run
+from fedssl_coordinator.core.models import (
+    Assignment,
+    Client,
+    DistillationJob,
+    Evaluation,
+    EvaluationDataset,
+    Round,
+    Run,
+)
 from fedssl_coordinator.federation.rounds.repository import LIVE
 
 SEEN_SECONDS = 90
@@ -32,12 +40,16 @@ GROUPS: dict[str, tuple[str, ColumnElement[bool]]] = {
 
 
 class Score(NamedTuple):
-    """The results of one round's encoder. Scores with different `judge` cannot be compared."""
+    """The results of one round's encoder. Scores with different `judge` cannot be compared.
+
+    `num_classes` is None if the data set is no longer registered under its name.
+    """
 
     round_number: int
     results: dict[str, float | None]
     dataset: str
     judge: str
+    num_classes: int | None
 
 
 class Missing(NamedTuple):
@@ -133,13 +145,18 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
     """
     columns = (Evaluation.run_id, Evaluation.round_number, Evaluation.results, Evaluation.dataset)
     statement = (
-        select(*columns, Evaluation.dataset_digest, Evaluation.config)
+        select(*columns, Evaluation.dataset_digest, Evaluation.config, EvaluationDataset.num_classes)
+        .outerjoin(
+            EvaluationDataset,
+            (EvaluationDataset.name == Evaluation.dataset) & (EvaluationDataset.digest == Evaluation.dataset_digest),
+        )
         .where(Evaluation.run_id.in_(run_ids), Evaluation.state == JobState.COMPLETED)
         .order_by(Evaluation.created_at, Evaluation.id)
     )
     found: defaultdict[UUID, list[Score]] = defaultdict(list)
-    for run_id, number, results, dataset, digest, config in session.execute(statement):
-        found[run_id].append(Score(number, results or {}, dataset, f"{digest} {_setting(config)}"))
+    for run_id, number, results, dataset, digest, config, num_classes in session.execute(statement):
+        judge = f"{digest} {_setting(config)}"
+        found[run_id].append(Score(number, results or {}, dataset, judge, num_classes))
     asked = select(Run.id, Run.spec["evaluation"]).where(Run.id.in_(found))
     own = {run_id: _setting(config or {}) for run_id, config in session.execute(asked)}
     return {run_id: thinned(_of_one_judge(rows, own[run_id]), _CURVE) for run_id, rows in found.items()}

@@ -12,6 +12,16 @@ const smoothed = (values, width) =>
     return value == null ? null : near.reduce((sum, one) => sum + one, 0) / near.length;
   });
 
+/* what a logarithmic axis has no place for is named, and not left out silently */
+function showLeftOut(counts) {
+  const found = counts
+    .filter(([, count]) => count)
+    .map(([name, count]) => `${number(count)} ${count === 1 ? "value" : "values"} of ${name}`);
+  const place = $("#left-out");
+  place.hidden = !found.length;
+  place.textContent = `Not drawn, because a logarithmic axis begins above 0: ${found.join(", ")}.`;
+}
+
 const root = $("#compare");
 empties();
 if (root) {
@@ -31,6 +41,7 @@ if (root) {
   const isLog = ["log", "log-log"].includes(root.dataset.scale);
   const isLogX = ["log-x", "log-log"].includes(root.dataset.scale);
   const isShown = (x) => x != null && (!isLogX || x > 0);
+  const isDrawn = (run, y, i) => (!isLog || y > 0) && isShown(run[axisName][i]);
   const xs = [...new Set(runs.flatMap((run) => run[axisName].filter(isShown)))].sort((a, b) => a - b);
   const series = runs.map((run, slot) => {
     const values = smoothed(run.values, +root.dataset.smooth);
@@ -46,6 +57,7 @@ if (root) {
       y: xs.map((x) => at.get(x) ?? null),
     };
   });
+  showLeftOut(runs.map((run) => [run.name, run.values.filter((y, i) => y != null && !isDrawn(run, y, i)).length]));
   if (xs.length && series.some((line) => line.y.some((y) => y != null)))
     chart($("#probe"), {
       x: xs,

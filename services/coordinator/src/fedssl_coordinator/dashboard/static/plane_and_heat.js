@@ -137,8 +137,9 @@ export function heat(element, read, slots) {
     g.textAlign = "center";
     const step = Math.max(1, Math.round(rounds.length / (w / 80) / 5) * 5);
     for (let i = 0; i < rounds.length; i += step) {
+      const hasRoom = bw * step > 56; /* for the word, before the second number */
       g.textAlign = i ? "center" : "left";
-      g.fillText(i ? String(rounds[i]) : `round ${rounds[0]}`, L + i * bw, h - 10);
+      g.fillText(i || !hasRoom ? String(rounds[i]) : `round ${rounds[0]}`, L + i * bw, h - 10);
     }
   });
   element.addEventListener("mousemove", (event) => {

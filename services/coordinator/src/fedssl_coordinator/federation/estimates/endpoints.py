@@ -12,7 +12,7 @@ from fedssl_coordinator.identity.projects import service as projects
 router = APIRouter(prefix="/v1/estimates", tags=["runs"])
 
 
-@router.post("", responses=problems(404))
+@router.post("", responses=problems(404, 409))
 def estimate_run(request: EstimateRequest, caller: Operator, session: DB) -> EstimateView:
     """Estimate the bytes and the time of a run. Nothing is created.
 

@@ -18,9 +18,11 @@ from fedssl_coordinator.identity import clients
 def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
     """Return the estimate of a run that might be created. Null stands for what is not known.
 
-    Raises ProblemError if no run can have such a spec yet.
+    Raises ProblemError if such a run would be refused because of its clients, or if no run can have such a spec.
     """
     fitness.require_available(spec)
+    fitness.require_possible(spec)
+    fitness.require_fit(session, project, spec)
     names = clients.eligible(session, project, spec.cohort.clients)
     plan = plan_cache.plan_of(session, spec)
     left_out = fitness.unfit(session, spec, spec.method.info.version, names)

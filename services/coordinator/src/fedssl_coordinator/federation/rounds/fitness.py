@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.data import fixed_shape_refusal
+from fedssl.protocol.methods.base import MethodConfig
+from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_aggregation import UNAVAILABLE
+from fedssl_coordinator.core import plan_cache
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
@@ -46,6 +49,17 @@ def require_fit(session: Session, project: str, spec: RunSpec) -> None:
     )
 
 
+def require_possible(spec: RunSpec) -> None:
+    """Raise ProblemError if an aggregator has found that no run can have this spec.
+
+    Only an aggregator has torch: before it was asked for an estimate, nothing is known here.
+    """
+    if (why := plan_cache.refusal(spec)) is not None:
+        loc = ["spec", *_key_of(why)]
+        detail = f"nothing was changed; correct this and send it again: {why}"
+        raise ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": why}])
+
+
 def require_available(spec: RunSpec) -> None:
     """Raise ProblemError if a new run asks for something that only simulations have."""
     if spec.secure_aggregation is not None:
@@ -68,24 +82,42 @@ def record_left_out(session: Session, run: Run, round_number: int, left_out: Map
 
 
 def shortened(reasons: Mapping[str, str]) -> str:
-    """Return the first few clients with their reasons as one line.
+    """Return the first few clients with their reasons as one line. Clients with the same reason share it.
 
+    >>> shortened({"a": "no labels", "b": "declined", "c": "no labels"})
+    'a, c: no labels; b: declined'
     >>> shortened({f"client-{number}": "declined" for number in range(7)})[-30:]
     'declined; and 2 more clients'
     """
-    shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
+    names: dict[str, list[str]] = {}
+    for client, reason in list(reasons.items())[:_CLIENTS_SHOWN]:
+        names.setdefault(reason, []).append(client)
+    shown = "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in names.items())
     more = len(reasons) - _CLIENTS_SHOWN
     return shown + (f"; and {more} more clients" if more > 0 else "")
 
 
+def _key_of(message: str) -> list[str]:
+    """Return the key of the spec with which an error begins, or nothing.
+
+    >>> _key_of("model.trainable names layer4.*, which matches no parameter"), _key_of("no such file")
+    (['model', 'trainable'], [])
+    """
+    parts = message.partition(" ")[0].split(".")
+    return parts if parts[0] in RunSpec.model_fields else []
+
+
 def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None:
-    return _method(row, spec.method.name, method_version) or _shape(row, spec) or _encoder(row, spec)
+    return _method(row, spec.method, method_version) or _shape(row, spec) or _encoder(row, spec)
 
 
-def _method(row: Registration, name: str, version: int) -> str | None:
+def _method(row: Registration, method: MethodConfig, version: int) -> str | None:
+    name = method.name
     own = (row.methods or {}).get(name)
     if not row.methods or own == version:  # a worker that declares no method at all may have any
         return None
+    if own is None and isinstance(method, ComposedConfig) and "labels" in method.traits:
+        return f"its worker lacks {name}, or the labels that it trains on: give the worker labels, or update it"
     has = f"lacks {name}" if own is None else f"has version {own} of {name}"
     return f"its worker {has}, and the run needs version {version}: update the worker"
 
