@@ -15,7 +15,7 @@ from typing import Any
 
 from fedssl.artifacts.header import header_bytes, num_bytes
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.work import DELIVERY_HEADER, OFFER_HEADER
+from fedssl.protocol.work import DELIVERY_HEADER, OFFER_HEADER, PAUSE_HEADER
 from fedssl_worker.lease import progress_interval
 
 _LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
@@ -145,11 +145,14 @@ class SimulatedWorker:
 
     async def work_once(self) -> None:
         """Claim once, and do what is offered."""
-        answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
+        headers = {PAUSE_HEADER.replace("-", "_"): "1"}
+        answer = await self._post("claim", {"wait_seconds": self._claim_seconds}, **headers)
         if answer.status == 200:
             with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
                 most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
                 await self._train(json.loads(answer.content), most)
+        elif pause := answer.headers.get("retry-after"):
+            await asyncio.sleep(float(pause))
 
     async def _train(self, item: dict[str, Any], most_delivered: int) -> None:
         await self.line.ask("download", "GET", f"/v1/artifacts/{item['broadcast']}", is_kept=False)
@@ -187,10 +190,12 @@ class SimulatedWorker:
         sent = {"Tus_Resumable": "1.0.0", "Upload_Offset": "0", "Content_Type": "application/offset+octet-stream"}
         self._checked(await self.line.ask("upload", "PATCH", begun.headers["location"], beginning, tail, **sent))
 
-    async def _post(self, what: str, body: dict[str, Any]) -> Answer:
+    async def _post(self, what: str, body: dict[str, Any], **headers: str) -> Answer:
         content = json.dumps(body).encode()
         path = f"/v1/work/{what}"
-        return self._checked(await self.line.ask(what, "POST", path, content, Content_Type="application/json"))
+        return self._checked(
+            await self.line.ask(what, "POST", path, content, Content_Type="application/json", **headers)
+        )
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 409:

@@ -80,5 +80,16 @@ def test_a_claim_without_work_asks_twice_and_then_waits(
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
     worker = coordinator.worker("a", register=False)
-    assert _cost(lambda: worker.claim(0)) == (4, 2)
-    assert _cost(lambda: worker.claim(0)) == (5, 2)  # it asks for evaluations at its site, too
+    assert _cost(lambda: worker.claim(0)) == (5, 2)
+    assert _cost(lambda: worker.claim(0)) == (6, 2)  # it asks for evaluations at its site, too
+
+
+def test_a_claim_of_a_client_that_is_not_drawn_asks_once(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a")
+    tables.execute("UPDATE rounds SET opened_at = now() - interval '80 seconds'")
+    worker = coordinator.worker("a", register=False)
+    assert _cost(lambda: worker.claim(60)) == (3, 1)
+    assert _cost(lambda: worker.claim(60)) == (4, 1)  # with evaluations at its site
