@@ -87,6 +87,7 @@ TABLE: dict[str, Row] = {
     "GET /v1/runs/{run_id}": Row(VIEWERS, {200}, ("run_id",)),
     "PATCH /v1/runs/{run_id}": Row(OPERATORS, {200}, ("run_id",), body=lambda ids: {"tags": ["walk"]}),
     "GET /v1/runs/{run_id}/rounds": Row(VIEWERS, {200}, ("run_id",)),
+    "GET /v1/runs/{run_id}/rounds/{number}/assignments": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/metrics": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/events": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/events/stream": Row(VIEWERS, {200}, ("run_id",)),
@@ -230,6 +231,7 @@ class World:
         self.worker_token = coordinator.worker_token("a")
         self.real: Ids = {
             "run_id": str(self.cast.id),
+            "number": "1",
             "deleted": str(deleted),
             "assignment": str(self.cast.item("a").assignment_id),
             "digest": str(self.cast.item("a").broadcast),
@@ -242,7 +244,7 @@ class World:
         }
         self.real["upload_id"] = self.begun(self.worker_token, self.real)
         self.nothing: Ids = {name: str(UUID(int=7)) for name in self.real} | {
-            "digest": "7" * 64, "client_id": "nobody", "name": "nothing", "deleted": str(UUID(int=8)),
+            "digest": "7" * 64, "client_id": "nobody", "name": "nothing", "number": "1", "deleted": str(UUID(int=8)),
         }  # fmt: skip
         self.others: Ids = {
             **self.real,
