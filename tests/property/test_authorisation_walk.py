@@ -231,7 +231,6 @@ class World:
         self.worker_token = coordinator.worker_token("a")
         self.real: Ids = {
             "run_id": str(self.cast.id),
-            "number": "1",
             "deleted": str(deleted),
             "assignment": str(self.cast.item("a").assignment_id),
             "digest": str(self.cast.item("a").broadcast),
@@ -244,7 +243,7 @@ class World:
         }
         self.real["upload_id"] = self.begun(self.worker_token, self.real)
         self.nothing: Ids = {name: str(UUID(int=7)) for name in self.real} | {
-            "digest": "7" * 64, "client_id": "nobody", "name": "nothing", "number": "1", "deleted": str(UUID(int=8)),
+            "digest": "7" * 64, "client_id": "nobody", "name": "nothing", "deleted": str(UUID(int=8)),
         }  # fmt: skip
         self.others: Ids = {
             **self.real,
@@ -317,7 +316,7 @@ def _ask(world: World, http: httpx.Client, name: str, caller: Caller, ids: Ids) 
     content = row.content
     if row.body is not None:
         content, headers["Content-Type"] = json.dumps(row.body(ids)).encode(), "application/json"
-    path = operation.template.format(**ids)
+    path = operation.template.format(number=1, **ids)
     if name.endswith("/stream"):
         with http.stream(operation.method, path, headers=headers) as answer:
             if answer.status_code >= 400:

@@ -103,7 +103,7 @@ def declared_encoders(session: Session, project: str, names: Sequence[str] | Non
 
 
 class SharedPolicy(NamedTuple):
-    """What the policies of some clients allow, as their workers declared it. `notice` has the digest of one of them."""
+    """A policy that some clients share, as their workers declared it. `notice` has the digest of one of them."""
 
     notice: PolicyNotice
     client_ids: list[str]

@@ -17,7 +17,7 @@ from fedssl.protocol.work import Progress
 
 CLIENTS_SHOWN = 16
 MOST_LISTED = 200
-"""Of a round with more clients, only their number per state is read and shown."""
+"""If a round has more clients, only their number per state is read and shown."""
 # Which clients to show first if there is no room for all.
 _ORDER = {"rejected": 0, "declined": 1, "expired": 2, "leased": 3, "submitted": 4, "offered": 5, "accepted": 6}
 _TROUBLE = ("rejected", "declined", "expired")

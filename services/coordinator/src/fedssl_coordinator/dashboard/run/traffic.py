@@ -1,7 +1,7 @@
 """The bytes that a run has moved.
 
-They are sums over all its updates. Those of closed rounds stay as they are, so a process that has added them up once reads
-only the newest rounds again: a page does not take longer the more rounds its run has had.
+They are sums over all its updates. Those of closed rounds stay as they are, so a process that has added them up once
+reads only the newest rounds again: a page does not take longer the more rounds its run has had.
 """
 
 import threading

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -137,7 +137,7 @@ async def claim(
     if found.item is not None:
         return found.item
     if found.pause or found.evaluates:
-        return _no_work(found)
+        return _no_work(found)  # type: ignore[return-value]
     caller = found.caller
     waiting = request.app.state.waiting_claims.wait(caller, site_evaluations=claim.site_evaluations)
     with place_of(caller.token_id), waiting as woken:
@@ -148,12 +148,12 @@ async def claim(
             while not is_woken:
                 left = 0 if found.evaluates else end - time.monotonic()
                 if left <= 0 or await request.is_disconnected():
-                    return _no_work(found)
+                    return _no_work(found)  # type: ignore[return-value]
                 is_woken = await woken.wait(min(left, _GONE_SECONDS))
     return found.item
 
 
-def _no_work(found: _Claimed) -> Any:
+def _no_work(found: _Claimed) -> Response:
     """Return the answer to a claim without an assignment: FastAPI would send `null`."""
     headers = {EVALUATIONS_HEADER: str(int(found.evaluates))}
     if found.pause:
