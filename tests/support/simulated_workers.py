@@ -29,6 +29,7 @@ class Tally:
 
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     refusals: Counter[str] = field(default_factory=Counter)
+    num_claims: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -116,17 +117,26 @@ class _LeaseLost(Exception):
 class SimulatedWorker:
     """Registers, claims, fetches the broadcast, sends heartbeats, waits as if it trained, and sends its update.
 
-    A small update is delivered in one request, unless `delivers` is false, as for an older worker.
+    A small update is delivered in one request, unless `delivers` is false, and it pauses when the coordinator asks for
+    that, unless `pauses` is false: as older workers.
     """
 
     def __init__(
-        self, name: str, line: Line, train_seconds: float, claim_seconds: float, *, delivers: bool = True
+        self,
+        name: str,
+        line: Line,
+        train_seconds: float,
+        claim_seconds: float,
+        *,
+        delivers: bool = True,
+        pauses: bool = True,
     ) -> None:
         self._name = name
         self.line = line
         self._train_seconds = train_seconds
         self._claim_seconds = claim_seconds
         self._delivers = delivers
+        self._pauses = pauses
         self._key = hashlib.sha256(name.encode()).hexdigest()
         self._num_entries = 0
 
@@ -145,7 +155,8 @@ class SimulatedWorker:
 
     async def work_once(self) -> None:
         """Claim once, and do what is offered."""
-        headers = {PAUSE_HEADER.replace("-", "_"): "1"}
+        headers = {PAUSE_HEADER.replace("-", "_"): "1"} if self._pauses else {}
+        self.line.tally.num_claims += 1
         answer = await self._post("claim", {"wait_seconds": self._claim_seconds}, **headers)
         if answer.status == 200:
             with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
