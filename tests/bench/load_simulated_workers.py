@@ -80,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lease-seconds", type=float, default=60.0, help="a third of it lies between two heartbeats")
     parser.add_argument("--claim-seconds", type=float, default=25.0, help="that a claim waits for work; at most 60")
     parser.add_argument("--upload", action="store_true", help="upload and submit, as workers of older versions do")
+    parser.add_argument("--no-pauses", action="store_true", help="wait for work during rounds, as older workers do")
     parser.add_argument("--apis", type=int, default=1)
     parser.add_argument("--aggregators", type=int, default=1)
     parser.add_argument("--limit-seconds", type=float, default=220.0, help="give up after so long")
@@ -97,6 +98,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
             options.train_seconds,
             options.claim_seconds,
             delivers=not options.upload,
+            pauses=not options.no_pauses,
         )
         for (name, token), parts in zip(tokens.items(), addresses, strict=False)
     ]
@@ -125,6 +127,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
         "registering_seconds": round(registered, 1),
         "rounds": rounds,
         "requests": {name: _spread(values, seconds) for name, values in sorted(tally.latencies.items())},
+        "claims": tally.num_claims,
         "refusals": dict(sorted(tally.refusals.items())),
         "processes": processes,
         "postgres": {
@@ -228,7 +231,7 @@ def _show(report: dict[str, Any]) -> None:
     if report["rounds"]:
         show_table([f"#{name}" for name in report["rounds"][0]], [list(row.values()) for row in report["rounds"]])
     show_table(("process", "#peak_mb", "#cpu_seconds"), rows(report["processes"], ("peak_mb", "cpu_seconds")))
-    for name in ("outcome", "seconds", "registering_seconds", "refusals", "postgres", "megabytes"):
+    for name in ("outcome", "seconds", "registering_seconds", "claims", "refusals", "postgres", "megabytes"):
         sys.stdout.write(f"{name}: {json.dumps(report[name])}\n")
 
 

@@ -196,9 +196,9 @@ def _crash_at_gate(arena: Arena, at: Round, victim: str, num_commits: int, point
 
 
 def until_open(arena: Arena, at: Round) -> None:
-    """Until the round is there."""
+    """Until the round is there. If a clock has jumped, a client that is not drawn may pause for a minute before it."""
     statement = "SELECT 1 FROM rounds WHERE run_id = %s AND number = %s"
-    arena.until(lambda: arena.query(statement, at.run_id, at.number), f"round {at.number}")
+    arena.until(lambda: arena.query(statement, at.run_id, at.number), f"round {at.number}", 120)
 
 
 def num_accepted(arena: Arena, at: Round) -> int:

@@ -87,6 +87,7 @@ TABLE: dict[str, Row] = {
     "GET /v1/runs/{run_id}": Row(VIEWERS, {200}, ("run_id",)),
     "PATCH /v1/runs/{run_id}": Row(OPERATORS, {200}, ("run_id",), body=lambda ids: {"tags": ["walk"]}),
     "GET /v1/runs/{run_id}/rounds": Row(VIEWERS, {200}, ("run_id",)),
+    "GET /v1/runs/{run_id}/rounds/{number}/assignments": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/metrics": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/events": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/events/stream": Row(VIEWERS, {200}, ("run_id",)),
@@ -315,7 +316,7 @@ def _ask(world: World, http: httpx.Client, name: str, caller: Caller, ids: Ids) 
     content = row.content
     if row.body is not None:
         content, headers["Content-Type"] = json.dumps(row.body(ids)).encode(), "application/json"
-    path = operation.template.format(**ids)
+    path = operation.template.format(number=1, **ids)
     if name.endswith("/stream"):
         with http.stream(operation.method, path, headers=headers) as answer:
             if answer.status_code >= 400:

@@ -21,6 +21,7 @@ _PATH_VALUES = {
     "client_id": "nobody",
     "digest": "0" * 64,
     "name": "fedsimclr",
+    "number": "1",
 }
 
 

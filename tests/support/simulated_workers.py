@@ -15,7 +15,7 @@ from typing import Any
 
 from fedssl.artifacts.header import header_bytes, num_bytes
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.work import DELIVERY_HEADER, OFFER_HEADER
+from fedssl.protocol.work import DELIVERY_HEADER, OFFER_HEADER, PAUSE_HEADER
 from fedssl_worker.lease import progress_interval
 
 _LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
@@ -29,6 +29,7 @@ class Tally:
 
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     refusals: Counter[str] = field(default_factory=Counter)
+    num_claims: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -116,17 +117,26 @@ class _LeaseLost(Exception):
 class SimulatedWorker:
     """Registers, claims, fetches the broadcast, sends heartbeats, waits as if it trained, and sends its update.
 
-    A small update is delivered in one request, unless `delivers` is false, as for an older worker.
+    A small update is delivered in one request, unless `delivers` is false, and it pauses when the coordinator asks for
+    that, unless `pauses` is false: as older workers.
     """
 
     def __init__(
-        self, name: str, line: Line, train_seconds: float, claim_seconds: float, *, delivers: bool = True
+        self,
+        name: str,
+        line: Line,
+        train_seconds: float,
+        claim_seconds: float,
+        *,
+        delivers: bool = True,
+        pauses: bool = True,
     ) -> None:
         self._name = name
         self.line = line
         self._train_seconds = train_seconds
         self._claim_seconds = claim_seconds
         self._delivers = delivers
+        self._pauses = pauses
         self._key = hashlib.sha256(name.encode()).hexdigest()
         self._num_entries = 0
 
@@ -145,11 +155,15 @@ class SimulatedWorker:
 
     async def work_once(self) -> None:
         """Claim once, and do what is offered."""
-        answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
+        headers = {PAUSE_HEADER.replace("-", "_"): "1"} if self._pauses else {}
+        self.line.tally.num_claims += 1
+        answer = await self._post("claim", {"wait_seconds": self._claim_seconds}, **headers)
         if answer.status == 200:
             with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
                 most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
                 await self._train(json.loads(answer.content), most)
+        elif pause := answer.headers.get("retry-after"):
+            await asyncio.sleep(float(pause))
 
     async def _train(self, item: dict[str, Any], most_delivered: int) -> None:
         await self.line.ask("download", "GET", f"/v1/artifacts/{item['broadcast']}", is_kept=False)
@@ -187,10 +201,12 @@ class SimulatedWorker:
         sent = {"Tus_Resumable": "1.0.0", "Upload_Offset": "0", "Content_Type": "application/offset+octet-stream"}
         self._checked(await self.line.ask("upload", "PATCH", begun.headers["location"], beginning, tail, **sent))
 
-    async def _post(self, what: str, body: dict[str, Any]) -> Answer:
+    async def _post(self, what: str, body: dict[str, Any], **headers: str) -> Answer:
         content = json.dumps(body).encode()
         path = f"/v1/work/{what}"
-        return self._checked(await self.line.ask(what, "POST", path, content, Content_Type="application/json"))
+        return self._checked(
+            await self.line.ask(what, "POST", path, content, Content_Type="application/json", **headers)
+        )
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 409:

@@ -3,7 +3,8 @@
 import base64
 import re
 from html import unescape
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import event
@@ -112,6 +113,40 @@ def test_a_run_s_page_reads_nothing_of_its_clients_that_it_does_not_show(viewer:
         event.remove(engine(), "before_cursor_execute", note)
     assert any("clients.last_seen_at" in statement for statement in asked)
     assert not [statement for statement in asked if "clients.policy" in statement]
+
+
+def test_a_run_s_page_does_not_read_its_history_again(viewer: Browser, large: UUID, tables: Tables) -> None:
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.dashboard.run import queries
+    from fedssl_coordinator.dashboard.run.traffic import traffic
+    from fedssl_coordinator.federation import run_rows
+
+    names = tables.query("SELECT DISTINCT client_id FROM assignments WHERE run_id = %s ORDER BY 1", large)
+    up = tables.query("SELECT coalesce(sum(num_bytes), 0)::bigint, count(*) FROM uploads JOIN artifacts USING (digest) "
+                      "JOIN assignments ON assignments.id = assignment_id WHERE run_id = %s", large)  # fmt: skip
+    down = tables.one("SELECT sum(num_bytes)::bigint FROM assignments JOIN rounds ON rounds.id = round_id "
+                      "JOIN artifacts ON digest = broadcast "
+                      "WHERE assignments.run_id = %s AND leased_at IS NOT NULL", large)  # fmt: skip
+    assert down > 0
+    firsts: list[int] = []
+
+    def note(connection: object, cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if "BETWEEN" in statement and "num_bytes" in statement:
+            firsts.append(min(value for value in parameters.values() if isinstance(value, int) and value > 0))
+
+    event.listen(engine(), "before_cursor_execute", note)
+    try:
+        with transaction() as session:
+            assert queries.client_ids(session, large) == [name for (name,) in names]
+            assert queries.client_ids(session, uuid4()) == []
+            run = run_rows.get_one(session, large)
+            for _ in range(2):
+                firsts.clear()
+                assert traffic(session, run) == (*up[0], down)
+    finally:
+        event.remove(engine(), "before_cursor_execute", note)
+    assert len(firsts) == 2
+    assert min(firsts) >= run.rounds_closed >= ROUNDS - 1
 
 
 def test_exceptions_come_first_where_not_all_are_shown(viewer: Browser, large: UUID) -> None:

@@ -60,6 +60,7 @@ COMMANDS = {
     "POST /v1/runs/{run_id}/stop": f"run stop {RUN}",
     "POST /v1/runs/{run_id}/continue": f"run continue {RUN} --rounds 20",
     "GET /v1/runs/{run_id}/rounds": f"run rounds {RUN}",
+    "GET /v1/runs/{run_id}/rounds/{number}/assignments": f"run rounds {RUN} --round 1",
     "GET /v1/runs/{run_id}/metrics": f"run metrics {RUN} --name loss",
     "GET /v1/runs/{run_id}/events": f"run logs {RUN} --kind round.closed",
     "GET /v1/runs/{run_id}/events/stream": f"run logs {RUN} --follow",

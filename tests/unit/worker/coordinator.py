@@ -20,6 +20,7 @@ from fedssl.protocol.states import AssignmentState, SiteEvaluationState
 from fedssl.protocol.work import (
     DELIVERY_HEADER,
     OFFER_HEADER,
+    PAUSE_HEADER,
     RESOURCES_HEADER,
     AcceptedUpdate,
     Claim,
@@ -76,6 +77,8 @@ class FakeCoordinator(LoopbackServer):
         """If not, it refuses `resources` in heartbeats, like an older coordinator."""
         self.evaluations: deque[SiteEvaluationItem] | None = None
         """The evaluations for this site, or None like an older coordinator, which refuses claims that ask for them."""
+        self.pause_seconds: str | None = None
+        """The `Retry-After` of claims without work, for workers that obey it."""
         self.asks_for_evaluations = False
         """Set by each claim."""
         self.site_answers: list[SiteAnswer] = []
@@ -202,6 +205,8 @@ class _Handler(Quiet):
                 self.send_header(
                     EVALUATIONS_HEADER, str(int(bool(self.server.evaluations) and self.server.asks_for_evaluations))
                 )
+            if status == 204 and self.server.pause_seconds is not None and self.headers[PAUSE_HEADER] == "1":
+                self.send_header("Retry-After", self.server.pause_seconds)
             self.end_headers()
             self.wfile.write(content)
 

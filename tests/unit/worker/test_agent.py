@@ -293,6 +293,19 @@ def test_a_full_disk_during_idle_tasks_does_not_end_the_worker(setting: Setting)
     assert setting.coordinator.calls[0] == "claim"
 
 
+def test_a_worker_claims_again_after_the_pause_that_it_got(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("fedssl_worker.agent.time.sleep", slept.append)
+    idle: list[None] = []
+    agent = setting.restart(claim_seconds=0, on_idle=lambda: idle.append(None))
+    for given in ("7", "86400", "-1", "soon", "0", None):
+        setting.coordinator.pause_seconds = given
+        agent.step()
+    assert slept[:2] == [7.0, 60.0]  # no coordinator silences a worker for a day
+    assert set(slept[2:]) == {0.5}  # as with a coordinator that does not wait for work
+    assert len(idle) == 6
+
+
 @pytest.mark.parametrize(("slug", "status"), [("lease-lost", 409), ("round-closed", 410), ("not-found", 404)])
 def test_a_lost_lease_ends_the_training(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int

@@ -132,6 +132,9 @@ class Agent:
             if self._client.has_site_evaluations:
                 self._evaluate()
                 return
+            if self._client.pause_seconds > 0:  # the client was not drawn, and the next round is not expected before
+                time.sleep(self._client.pause_seconds)
+                return
             if time.monotonic() - asked < _IDLE_SECONDS:
                 time.sleep(_IDLE_SECONDS)
             return

@@ -317,7 +317,7 @@ def _refusal(response: httpx.Response) -> ClientError:
         body += chunk
         if len(body) > _PROBLEM_BYTES:
             break
-    return api_error(_problem(response, body), _retry_after(response))
+    return api_error(_problem(response, body), retry_after(response.headers))
 
 
 def _problem(response: httpx.Response, body: bytes) -> Problem:
@@ -330,8 +330,9 @@ def _problem(response: httpx.Response, body: bytes) -> Problem:
         return Problem(type="about:blank", title=title, status=status, detail=detail)
 
 
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("Retry-After", "").strip()
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return after how many seconds an answer asks to send the request again, or None if it does not ask."""
+    value = headers.get("Retry-After", "").strip()
     if not value:
         return None
     if value.isascii() and value.isdecimal():

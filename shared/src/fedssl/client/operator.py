@@ -26,6 +26,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.tokens import DAY_SECONDS, LastingRole
 from fedssl.protocol.views import (
+    AssignmentView,
     ClientEdit,
     ClientView,
     DeliveryView,
@@ -60,6 +61,7 @@ from fedssl.protocol.views import (
 )
 
 WAIT_POLL_SECONDS = 0.5
+_COUNTS_ONLY = {"assignments": "false"}  # an older coordinator ignores it
 _DESTINATIONS = "/v1/notification-destinations"
 LAST_EVENT = "run.finished"
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
@@ -145,9 +147,9 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         """All runs, newest first."""
         return self._connection.pages("/v1/runs", RunSummary, {} if state is None else {"state": state.value})
 
-    def run(self, run_id: UUID) -> RunView:
-        """One run in full."""
-        return self._connection.call("GET", f"/v1/runs/{run_id}", RunView)
+    def run(self, run_id: UUID, *, assignments: bool = True) -> RunView:
+        """Return one run in full. Without `assignments`, its round has only their counts."""
+        return self._connection.call("GET", f"/v1/runs/{run_id}", RunView, params={} if assignments else _COUNTS_ONLY)
 
     def start(self, run_id: UUID) -> RunView:
         """Let a created run begin."""
@@ -188,9 +190,13 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def _steer(self, run_id: UUID, verb: str) -> RunView:
         return self._connection.call("POST", f"/v1/runs/{run_id}/{verb}", RunView)
 
-    def rounds(self, run_id: UUID) -> Iterator[RoundView]:
-        """A run's rounds, oldest first."""
-        return self._connection.pages(f"/v1/runs/{run_id}/rounds", RoundView)
+    def rounds(self, run_id: UUID, *, assignments: bool = True) -> Iterator[RoundView]:
+        """Iterate over a run's rounds, oldest first. Without `assignments`, each has only their counts."""
+        return self._connection.pages(f"/v1/runs/{run_id}/rounds", RoundView, {} if assignments else _COUNTS_ONLY)
+
+    def assignments(self, run_id: UUID, round_number: int) -> Iterator[AssignmentView]:
+        """Iterate over a round's assignments, by client and attempt. Raises NotFound."""
+        return self._connection.pages(f"/v1/runs/{run_id}/rounds/{round_number}/assignments", AssignmentView)
 
     def metrics(self, run_id: UUID, name: str | None = None) -> Iterator[MetricView]:
         """A run's numbers, or those of one name."""
@@ -278,7 +284,7 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
                     yield event
                 if was_finished or is_last:  # a run that was resumed after a failure has an earlier one
                     return
-                was_finished = self.run(run_id).state is RunState.FINISHED
+                was_finished = self.run(run_id, assignments=False).state is RunState.FINISHED
                 if was_finished:
                     continue  # its last events may have come after the stream had ended
                 raise Unreachable(f"{self.url} closed the event stream.")

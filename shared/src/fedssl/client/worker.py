@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel, ValidationError
 
 from fedssl.client.base import BaseClient
-from fedssl.client.connection import MALFORMED, parse, summary
+from fedssl.client.connection import MALFORMED, parse, retry_after, summary
 from fedssl.client.downloads import OnBytes, OnSize, download
 from fedssl.client.errors import BadAnswer, Rejected, UnknownEvaluation, UnknownWork
 from fedssl.client.retry import Retry
@@ -19,7 +19,9 @@ from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswer
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
     DELIVERY_BYTES,
+    LONGEST_PAUSE_SECONDS,
     OFFER_HEADER,
+    PAUSE_HEADER,
     RESOURCES_HEADER,
     SHORT_TEXT_CHARACTERS,
     Claim,
@@ -84,6 +86,7 @@ class WorkerClient(BaseClient):
 
     _delivery_bytes = 0
     _takes_resources = False
+    _pause_seconds = 0.0
     _site_evaluations: str | None = None  # the header of the last claim's answer
 
     def enrol(self, token_hash: str) -> Enrolled:
@@ -125,10 +128,19 @@ class WorkerClient(BaseClient):
             "POST",
             "/v1/work/claim",
             body=claim,
+            headers={PAUSE_HEADER: "1"},
             timeout=self._connection.timeout + claim.wait_seconds,
             max_bytes=_WORK_BYTES,
             on_headers=self._read_offers,
         )
+
+    @property
+    def pause_seconds(self) -> float:
+        """Return how long to wait before the next claim, if the last one brought no work; at most 60 s.
+
+        It is 0 if the coordinator has waited for work, as older ones always do.
+        """
+        return self._pause_seconds
 
     @property
     def has_site_evaluations(self) -> bool:
@@ -260,6 +272,7 @@ class WorkerClient(BaseClient):
         return upload(self._connection, digest, source, assignment_id=assignment_id, on_bytes=on_bytes)
 
     def _read_offers(self, headers: Mapping[str, str]) -> None:
+        self._pause_seconds = min(retry_after(headers) or 0.0, LONGEST_PAUSE_SECONDS)
         self._takes_resources = RESOURCES_HEADER in headers
         self._site_evaluations = headers.get(EVALUATIONS_HEADER)
         offer = headers.get(OFFER_HEADER, "")

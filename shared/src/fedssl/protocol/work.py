@@ -231,6 +231,13 @@ RESOURCES_HEADER = "Fedssl-Resources"
 """The header of a claim's answer, with any value: the coordinator reads `resources` in heartbeats. Older ones do not
 send it, and refuse such heartbeats."""
 
+PAUSE_HEADER = "Fedssl-Obeys-Retry-After"
+"""The header of a claim, with the value 1: the worker waits for the seconds of a `Retry-After` before its next claim.
+Only such claims get one. Older coordinators ignore it."""
+
+LONGEST_PAUSE_SECONDS = 60
+"""The longest `Retry-After` of a claim's answer: a worker that is alive is seen at least this often."""
+
 DELIVERY_BYTES = 4 << 20
 DELIVERY_CHARACTERS = 8000
 """The limit of `DELIVERY_HEADER`: the longest `Submit` has fewer than 7,000. Many proxies refuse longer headers."""

@@ -1,14 +1,14 @@
-"""A guard: how many statements and transactions each request of an update costs. Lower a number if it falls."""
+"""A guard: the statements, transactions and round trips of each request of a worker. Lower a number if it falls."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, event
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
-from fedssl.protocol.work import Submit
+from fedssl.protocol.work import Register, Submit
 from fedssl_coordinator.core.db import engine
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -16,17 +16,25 @@ from support.federation import tensors_for, upload
 from support.tables import Tables
 
 
-def _cost(request: Callable[[], object]) -> tuple[int, int]:
-    """Return the numbers of statements and of transactions that this process's API sends to Postgres.
+class Cost(NamedTuple):
+    """The numbers of a request to the API. Each statement, BEGIN, COMMIT and ROLLBACK is a round trip."""
+
+    statements: int
+    transactions: int
+    round_trips: int
+
+
+def _cost(request: Callable[[], object]) -> Cost:
+    """Return what a request costs, as this process's API sends it.
 
     A statement outside of a transaction, which needs no BEGIN and COMMIT, counts as a statement only.
     """
-    counts = {"before_cursor_execute": 0, "begin": 0}
+    counts = {"before_cursor_execute": 0, "begin": 0, "commit": 0, "rollback": 0}
 
     def counting(name: str) -> Callable[..., None]:
         def count(connection: Connection, *_: Any) -> None:
             is_alone = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-            counts[name] += not (name == "begin" and is_alone)
+            counts[name] += name == "before_cursor_execute" or not is_alone
 
         return count
 
@@ -38,7 +46,7 @@ def _cost(request: Callable[[], object]) -> tuple[int, int]:
     finally:
         for name, listener in listeners.items():
             event.remove(engine(), name, listener)
-    return counts["before_cursor_execute"], counts["begin"]
+    return Cost(counts["before_cursor_execute"], counts["begin"], sum(counts.values()))
 
 
 def test_an_uploaded_update_costs_twenty_statements_in_four_transactions(
@@ -58,8 +66,14 @@ def test_an_uploaded_update_costs_twenty_statements_in_four_transactions(
         assignment_id=item.assignment_id, update=update["digest"], num_examples=10, metrics={"loss": 1.0}
     )
     costs["submit"] = _cost(lambda: worker.submit(submission))
-    assert costs == {"claim": (3, 1), "heartbeat": (1, 0), "download": (1, 0), "upload": (7, 2), "submit": (8, 1)}
-    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [20, 4]
+    assert costs == {
+        "claim": (3, 1, 5),
+        "heartbeat": (1, 0, 1),
+        "download": (1, 0, 1),
+        "upload": (7, 2, 11),
+        "submit": (8, 1, 10),
+    }
+    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [20, 4, 28]
 
 
 def test_a_delivery_costs_less_than_an_upload_and_a_submission(
@@ -71,7 +85,7 @@ def test_a_delivery_costs_less_than_an_upload_and_a_submission(
     submission = Submit(
         assignment_id=item.assignment_id, update=digest_of(path), num_examples=10, metrics={"loss": 1.0}
     )
-    assert _cost(lambda: cast.workers["a"].deliver(submission, path)) == (4, 1)
+    assert _cost(lambda: cast.workers["a"].deliver(submission, path)) == (4, 1, 6)
 
 
 def test_a_claim_without_work_asks_twice_and_then_waits(
@@ -80,5 +94,22 @@ def test_a_claim_without_work_asks_twice_and_then_waits(
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
     worker = coordinator.worker("a", register=False)
-    assert _cost(lambda: worker.claim(0)) == (4, 2)
-    assert _cost(lambda: worker.claim(0)) == (5, 2)  # it asks for evaluations at its site, too
+    assert _cost(lambda: worker.claim(0)) == (5, 2, 9)
+    assert _cost(lambda: worker.claim(0)) == (6, 2, 10)  # it asks for evaluations at its site, too
+
+
+def test_a_claim_of_a_client_that_is_not_drawn_asks_once(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a")
+    tables.execute("UPDATE rounds SET opened_at = now() - interval '80 seconds'")
+    worker = coordinator.worker("a", register=False)
+    assert _cost(lambda: worker.claim(60)) == (3, 1, 5)
+    assert _cost(lambda: worker.claim(60)) == (4, 1, 6)  # with evaluations at its site
+
+
+def test_a_registration(coordinator: Coordinator) -> None:
+    worker = coordinator.worker("a")
+    introduction = Register(worker_version="1", methods={}, device="cpu", num_images=1000, channels=1, image_size=8)
+    assert _cost(lambda: worker.register(introduction)) == (6, 1, 8)

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from fedssl.client import NotFound
 from fedssl.protocol.states import RunState
+from fedssl.protocol.views import RunView
 from fedssl_coordinator.core.paging import encode_cursor
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -31,6 +34,14 @@ def _assert_cut_anyhow(coordinator: Coordinator, path: str, key: str, expected: 
         assert [item[key] for page in pages for item in page] == expected
         assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
         assert pages[-1] or len(pages) == 1  # no empty page at the end
+
+
+def _run_with_a_round(coordinator: Coordinator) -> RunView:
+    coordinator.worker("a")
+    run = coordinator.client.create_run(tiny_spec())
+    coordinator.advance(run.id)
+    coordinator.advance(run.id)
+    return run
 
 
 def test_runs_newest_first_even_of_one_moment(coordinator: Coordinator, tables: Tables) -> None:
@@ -82,19 +93,44 @@ def test_rounds_events_and_metrics_oldest_first(coordinator: Coordinator, tables
     assert _pages(coordinator, f"{path}/metrics", 2, name="nothing/of_the_kind") == [[]]
 
 
+def test_a_round_has_counts_and_a_list_of_assignments(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast, other = (Cast(coordinator, tables, tmp_path, names, num_rounds=2) for names in ("abcd", "ef"))
+    cast.claim("a")
+    cast.lapse("a")
+    cast.advance()  # offered again
+    cast.work("b")
+    cast.claim("c")
+    expected = [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1)]
+    client, path = coordinator.client, f"/v1/runs/{cast.id}/rounds/1/assignments"
+    assert [(one.client_id, one.attempt) for one in client.assignments(cast.id, 1)] == expected
+    assert list(client.assignments(cast.id, 1)) == client.run(cast.id).current_round.assignments  # type: ignore[union-attr]
+    _assert_cut_anyhow(coordinator, path, "client_id", [name for name, _ in expected])
+    counts = {"offered": 2, "leased": 1, "accepted": 1}  # of the newest attempts
+    for view in (client.run(cast.id, assignments=False).current_round, *client.rounds(cast.id, assignments=False)):
+        assert view is not None
+        assert (view.counts, view.assignments) == (counts, [])
+    assert cast.round.counts == counts
+    assert [one.client_id for one in client.assignments(other.id, 1)] == ["e", "f"]
+    for run_id, number in ((cast.id, 2), (uuid4(), 1)):
+        with pytest.raises(NotFound):
+            list(client.assignments(run_id, number))
+
+
 LISTS = [
     "/v1/runs",
     "/v1/clients",
     "/v1/tokens",
     "/v1/public-datasets",
     "/v1/evaluation-datasets",
+    "/v1/runs/{}/rounds/1/assignments",
     *(f"/v1/runs/{{}}/{what}" for what in ("rounds", "events", "metrics")),
 ]
 
 
 @pytest.mark.parametrize("path", LISTS)
 def test_a_page_that_makes_no_sense(standing: Coordinator, path: str) -> None:
-    run = standing.client.create_run(tiny_spec(), start=False)
+    has_round = "assignments" in path
+    run = _run_with_a_round(standing) if has_round else standing.client.create_run(tiny_spec(), start=False)
     with standing.http() as http:
         for query in (
             {"limit": "0"}, {"limit": "-1"}, {"limit": "501"}, {"limit": "x"}, {"cursor": "x"}, {"cursor": "é"},

@@ -18,8 +18,8 @@ from support.tables import Tables
 WEIGHTS = {"artifact": "weights", "methods": ["fedalignuniform"]}
 
 
-def introduce(worker: WorkerClient, *rules: dict[str, Any], policy: bool = True) -> None:
-    notice = PolicyNotice.model_validate({"digest": "0" * 64, "allow": rules})
+def introduce(worker: WorkerClient, *rules: dict[str, Any], policy: bool = True, digest: str = "0" * 64) -> None:
+    notice = PolicyNotice.model_validate({"digest": digest, "allow": rules})
     worker.register(
         Register(
             worker_version="test",
@@ -132,6 +132,26 @@ def test_a_quorum_that_policies_take_away_in_mid_round_is_asked_for_again(
     cast.work("b")
     cast.advance()
     assert (cast.rounds[0].verdict, cast.run.outcome) == (Verdict.AGGREGATED, Outcome.COMPLETED)
+
+
+def test_equal_policies_are_read_once_whatever_their_digests(coordinator: Coordinator) -> None:
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.identity import clients
+
+    for name in "edcb":
+        introduce(coordinator.worker(name), *([WEIGHTS] if name in "bd" else []), digest=name * 64)
+    coordinator.worker("a")
+    with transaction() as session:
+        found = {str(each.client_ids): each.notice for each in clients.policies(session, "abcd")}
+        assert {name: len(notice.allow) for name, notice in found.items()} == {"['b', 'd']": 1, "['c']": 0}
+        assert [row.client_id for row in clients.registrations(session, "edcba")] == list("abcde")
+    run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 3}))
+    coordinator.advance(run.id)
+    coordinator.advance(run.id)
+    left_out = coordinator.client.run(run.id).left_out
+    assert {name: why.partition(":")[0] for name, why in left_out.items()} == dict.fromkeys(
+        "ce", "its data owner's policy"
+    )
 
 
 def _long(num_bytes: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedssl.cli.remaining_time import RemainingTime
-from fedssl.cli.run.progress import LiveDisplay, PlainDisplay, Snapshot, picture
+from fedssl.cli.run.progress import LiveDisplay, PlainDisplay, Snapshot, num_clients, picture
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
 from fedssl.protocol.views import AssignmentView, DistillationJobView, RoundView, RunView
 from fedssl.protocol.work import Progress
@@ -197,3 +197,14 @@ def test_the_live_display_leaves_nothing_behind() -> None:
 
     assert isinstance(screen.file, io.StringIO)
     assert "round 2 of 4" in screen.file.getvalue()
+
+
+def test_a_round_of_many_clients_is_shown_as_counts() -> None:
+    view = run(1, [])
+    assert view.current_round is not None
+    counts = {AssignmentState.OFFERED: 100, AssignmentState.SUBMITTED: 50, AssignmentState.ACCEPTED: 1100}
+    view = view.model_copy(update={"current_round": view.current_round.model_copy(update={"counts": counts})})
+    assert num_clients(view) == 1250
+    assert shot(view).share_done == (1 + 0.92) / 4
+    assert "1,250 clients: 100 offered, 50 submitted, 1,100 accepted" in drawn(shot(view))
+    assert num_clients(run(1, [part("a", "leased")])) == 0  # of an older coordinator

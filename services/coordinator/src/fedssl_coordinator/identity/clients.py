@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ScalarSelect, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.data import ServedShapes
@@ -71,20 +71,16 @@ class Registration(NamedTuple):
 
 def registrations(session: Session, names: Sequence[str]) -> list[Registration]:
     """Return what the eligible ones of these clients declared, in name order."""
-    columns = (Client.id, Client.methods, Client.channels, Client.image_size, Client.serves, Client.encoder)
-    statement = select(*columns).where(among(Client.id, names), Client.registered_at.is_not(None))
-    rows = session.execute(statement.where(Client.revoked_at.is_(None)).order_by(Client.id))
-    return [
-        Registration(
-            name,
-            methods,
-            channels,
-            image_size,
-            None if serves is None else ServedShapes.model_validate(serves),
-            None if encoder is None else EncoderConfig.model_validate(encoder),
-        )
-        for name, methods, channels, image_size, serves, encoder in rows
-    ]
+    declared = (Client.methods, Client.channels, Client.image_size, Client.serves, Client.encoder)
+    statement = select(func.array_agg(Client.id), *declared).where(
+        among(Client.id, names), Client.registered_at.is_not(None), Client.revoked_at.is_(None)
+    )
+    found = []
+    for client_ids, methods, channels, image_size, serves, encoder in session.execute(statement.group_by(*declared)):
+        shapes = None if serves is None else ServedShapes.model_validate(serves)
+        network = None if encoder is None else EncoderConfig.model_validate(encoder)
+        found += [Registration(name, methods, channels, image_size, shapes, network) for name in client_ids]
+    return sorted(found, key=lambda row: row.client_id)
 
 
 def num_eligible() -> ScalarSelect[int]:
@@ -106,11 +102,25 @@ def declared_encoders(session: Session, project: str, names: Sequence[str] | Non
     return dict(sorted(found.items()))
 
 
-def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
-    """Return what the clients' policies allow, as their workers declared it, for the clients that have a policy."""
-    statement = select(Client.id, Client.policy).where(among(Client.id, names), Client.policy.is_not(None))
-    rows = session.execute(statement.order_by(Client.id))
-    return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
+class SharedPolicy(NamedTuple):
+    """A policy that some clients share, as their workers declared it. `notice` has the digest of one of them."""
+
+    notice: PolicyNotice
+    client_ids: list[str]
+
+
+def policies(session: Session, names: Sequence[str]) -> list[SharedPolicy]:
+    """Return what the clients' policies allow, each different policy once. Clients without a policy are left out.
+
+    Thousands of clients have few different policies. Their digests always differ, because each names its client.
+    """
+    rules = Client.policy.op("-", return_type=JSONB())("digest").label("rules")
+    one = func.min(Client.policy["digest"].astext)
+    statement = select(rules, one, func.array_agg(Client.id)).where(among(Client.id, names), Client.policy.is_not(None))
+    return [
+        SharedPolicy(PolicyNotice.model_validate({**allowed, "digest": digest}), sorted(client_ids))
+        for allowed, digest, client_ids in session.execute(statement.group_by(rules))
+    ]
 
 
 def set_display_name(session: Session, client: Client, name: str) -> None:

@@ -26,7 +26,6 @@ from fedssl.cli.output import (
     printable,
     show_json,
     show_pairs,
-    show_table,
     show_table_by_project,
 )
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, site_evaluations, state
@@ -362,14 +361,9 @@ def _summary(run: RunView) -> dict[str, object]:
 
 
 def _show_round(current: RoundView) -> None:
-    rows = [
-        (part.client_id, part.attempt, part.state, part.num_examples, part.leased_at, part.closed_at, part.cause,
-         part.reason)
-        for part in current.assignments
-    ]  # fmt: skip
     reason = f" ({printable(current.reason)})" if current.reason else ""
     typer.echo(f"\nround {current.number}: {current.verdict or current.state}{reason}")
-    show_table(["client", "#attempt", "state", "#images", "leased", "closed", "cause", "reason"], rows)
+    metrics.show_assignments(current.assignments)
 
 
 app.command("pull")(pull.pull)

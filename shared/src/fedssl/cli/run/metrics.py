@@ -1,5 +1,6 @@
 """`fedssl run rounds`, `run metrics` and `run export-metrics`: how rounds ended, and all numbers of a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,16 +10,33 @@ from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
 from fedssl.cli.run.metric_files import WRITERS, MetricFormat, numbers_of
+from fedssl.protocol.views import AssignmentView
 
 _MAX_MISSING = 4
 
 
 def list_rounds(
-    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+    run: RunArgument,
+    *,
+    number: Annotated[
+        int | None,
+        typer.Option("--round", metavar="N", min=1, help="Only the clients of this round, each with its state."),
+    ] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """List a run's rounds: how each ended, how long it took, and which clients did not deliver an update, and why."""
     with connect(url, token_file) as client:
-        found = list(client.rounds(find_run(client, run)))
+        run_id = find_run(client, run)
+        if number is not None:
+            assignments = list(client.assignments(run_id, number))
+            if output is Format.JSON:
+                show_json(assignments)
+            else:
+                show_assignments(assignments)
+            return
+        found = list(client.rounds(run_id))
     if output is Format.JSON:
         show_json(found)
         return
@@ -33,6 +51,16 @@ def list_rounds(
              took, view.reason, "; ".join(missing[:_MAX_MISSING]) + more)
         )  # fmt: skip
     show_table(["#round", "verdict", "#updates", "opened", "#took", "reason", "not accepted"], rows)
+
+
+def show_assignments(assignments: Sequence[AssignmentView]) -> None:
+    """Print a table with a line per assignment of a round."""
+    rows = [
+        (part.client_id, part.attempt, part.state, part.num_examples, part.leased_at, part.closed_at, part.cause,
+         part.reason)
+        for part in assignments
+    ]  # fmt: skip
+    show_table(["client", "#attempt", "state", "#images", "leased", "closed", "cause", "reason"], rows)
 
 
 def list_metrics(

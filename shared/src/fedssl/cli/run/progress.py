@@ -11,13 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fedssl.cli.output import cell, duration
+from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.views import AssignmentView, DistillationJobView, RunView
 from fedssl.protocol.work import Progress
 
 CLIENTS_SHOWN = 16
+MOST_LISTED = 200
+"""If a round has more clients, only their number per state is read and shown."""
 # Which clients to show first if there is no room for all.
 _ORDER = {"rejected": 0, "declined": 1, "expired": 2, "leased": 3, "submitted": 4, "offered": 5, "accepted": 6}
 _TROUBLE = ("rejected", "declined", "expired")
+_DELIVERED = (AssignmentState.SUBMITTED, AssignmentState.ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,9 @@ class Snapshot:
         current, closed = self.run.current_round, self.run.rounds_closed
         if current is not None and current.number > closed and (parts := self.assignments):
             closed_and_open = closed + self._share_of_round(current.number, sum(map(_share, parts)) / len(parts))
+        elif current is not None and current.number > closed and current.counts:
+            delivered = sum(current.counts.get(state, 0) for state in _DELIVERED) / sum(current.counts.values())
+            closed_and_open = closed + self._share_of_round(current.number, delivered)
         else:
             closed_and_open = closed
         return min(1.0, closed_and_open / self.run.num_rounds)
@@ -155,7 +162,22 @@ def picture(snapshot: Snapshot) -> Any:
     rows = [_headline(snapshot), _numbers(snapshot)]
     if snapshot.assignments:
         rows.append(_clients(snapshot.assignments))
+    elif counts := _counts(snapshot.run):
+        rows.append(Text(f"  {sum(counts.values()):,} clients: {_in_words(counts)}"))
     return Group(*rows)
+
+
+def num_clients(run: RunView) -> int:
+    """Return how many clients the run's current round has, or 0 if an older coordinator does not state it."""
+    return sum(_counts(run).values())
+
+
+def _counts(run: RunView) -> Mapping[AssignmentState, int]:
+    return {} if run.current_round is None else run.current_round.counts
+
+
+def _in_words(counts: Mapping[AssignmentState, int]) -> str:
+    return ", ".join(f"{number:,} {state.value}" for state, number in counts.items())
 
 
 def _headline(snapshot: Snapshot) -> Any:

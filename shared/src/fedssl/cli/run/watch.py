@@ -12,7 +12,7 @@ from rich.console import Console
 from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooLong
 from fedssl.cli.output import console, printable
 from fedssl.cli.remaining_time import RemainingTime
-from fedssl.cli.run.progress import LiveDisplay, PlainDisplay, Snapshot
+from fedssl.cli.run.progress import MOST_LISTED, LiveDisplay, PlainDisplay, Snapshot, num_clients
 from fedssl.client import Client, RunNotFinished
 from fedssl.protocol.views import EventView, RunView
 
@@ -39,10 +39,12 @@ def watch(
     `on_poll` is called between two polls and may raise. Raises ClientError.
     """
     screen = screen or console(stderr=True)
+    lists_clients = True
     remaining, losses, events = RemainingTime(), _Losses(client, run_id), _Events(client, run_id)
     with _client_warnings_on(screen), LiveDisplay(screen) if screen.is_terminal else PlainDisplay(screen) as display:
         while True:
-            run = client.run(run_id)
+            run = client.run(run_id, assignments=lists_clients)
+            lists_clients = num_clients(run) <= MOST_LISTED
             known = losses.up_to(run)
             snapshot = Snapshot(run, known, losses.through)
             left = remaining.seconds_left(snapshot.share_done) if run.state.value == "running" else None

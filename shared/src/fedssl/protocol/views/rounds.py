@@ -57,4 +57,10 @@ class RoundView(View):
     opened_at: datetime
     deadline: datetime
     closed_at: datetime | None
-    assignments: list[AssignmentView]
+    counts: dict[AssignmentState, int] = Field(
+        default={}, description="The number of the round's clients per state of their newest assignment."
+    )
+    assignments: list[AssignmentView] = Field(
+        description="Every assignment, by client and attempt. Empty if the request had `assignments=false`; "
+        "`/v1/runs/{run_id}/rounds/{number}/assignments` lists them in pages."
+    )

@@ -13,6 +13,7 @@ from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.run.charts import numbers
+from fedssl_coordinator.dashboard.run.traffic import traffic
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 
@@ -105,7 +106,7 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
     newest = scores[-1].results if scores else {}
     verdicts = [verdict for _, verdict in run_queries.verdicts(session, run.id) if verdict is not None]
     full = verdicts.count(Verdict.AGGREGATED) / len(verdicts) if verdicts else None
-    traffic = run_queries.traffic(session, run.id)
+    moved = traffic(session, run)
     wall = (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
     judged = [newest.get(name) for name in _JUDGED]
     baselines = overview.baselines(run, scores)
@@ -116,8 +117,8 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
         baselines.chance,
         float(run.rounds_closed),
         full,
-        float(traffic.up),
-        float(traffic.down),
+        float(moved.up),
+        float(moved.down),
         wall,
     ]
 

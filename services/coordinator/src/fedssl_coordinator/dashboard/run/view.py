@@ -18,8 +18,9 @@ from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.layout.client_labels import Named, named
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import site_queries
-from fedssl_coordinator.dashboard.run.queries import Attempt, Traffic
+from fedssl_coordinator.dashboard.run.queries import Attempt
 from fedssl_coordinator.dashboard.run.site_queries import Progress
+from fedssl_coordinator.dashboard.run.traffic import Traffic, traffic
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.federation import run_rows
@@ -133,7 +134,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         members=members,
         activities=activities[:SHOWN_CLIENTS],
         num_hidden=max(0, len(activities) - SHOWN_CLIENTS),
-        traffic=run_queries.traffic(session, run_id),
+        traffic=traffic(session, run),
         job=distillation.view(jobs[0]) if jobs else None,
         num_jobs=run_queries.num_distillations(session, run_id) if jobs else 0,
         events=run_queries.newest_events(session, run_id, _EVENTS, but=ROUTINE),

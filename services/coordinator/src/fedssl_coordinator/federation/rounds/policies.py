@@ -22,6 +22,8 @@ def refusals(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) ->
 
 def refused(session: Session, plan: ArtifactPlan, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:
     """Return the clients whose policy refuses the updates of such a run, with the reason."""
-    policies = clients.policies(session, names)
-    found = {name: policy.too_long or refusal(policy, spec, plan) for name, policy in policies.items()}
-    return {name: f"its data owner's policy: {why}" for name, why in found.items() if why is not None}
+    found: dict[str, str] = {}
+    for policy, client_ids in clients.policies(session, names):
+        if (why := policy.too_long or refusal(policy, spec, plan)) is not None:
+            found |= dict.fromkeys(client_ids, f"its data owner's policy: {why}")
+    return dict(sorted(found.items()))

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Uuid, bindparam, delete, func, or_, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ColumnElement, Uuid, bindparam, delete, func, literal, or_, select, tuple_
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
@@ -67,6 +67,12 @@ def get_one(session: Session, round_id: UUID) -> Round:
 def latest(session: Session, run_id: UUID) -> Round | None:
     statement = select(Round).where(Round.run_id == run_id).order_by(Round.number.desc()).limit(1)
     return session.scalars(statement).one_or_none()
+
+
+def exists(session: Session, run_id: UUID, number: int) -> bool:
+    """Return whether a run has a round with this number."""
+    statement = select(Round.id).where(Round.run_id == run_id, Round.number == number)
+    return session.scalars(statement).one_or_none() is not None
 
 
 def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:
@@ -142,6 +148,37 @@ def assignments(session: Session, round_ids: Sequence[UUID]) -> Sequence[Assignm
         .execution_options(populate_existing=True)
     )
     return session.scalars(statement).all()
+
+
+def assignments_after(
+    session: Session, run_id: UUID, number: int, after: tuple[str, int], limit: int
+) -> Sequence[Assignment]:
+    """Return the first assignments of a round after the client and the attempt `after`."""
+    key = tuple_(Assignment.client_id, Assignment.attempt)
+    statement = (
+        select(Assignment)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.run_id == run_id, Round.number == number, key > tuple_(*map(literal, after)))
+        .order_by(Assignment.client_id, Assignment.attempt)
+        .limit(limit)
+    )
+    return session.scalars(statement).all()
+
+
+def counts(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, dict[AssignmentState, int]]:
+    """Return for each round the number of its clients per state of their newest assignment."""
+    newest = (
+        select(Assignment.round_id, Assignment.state)
+        .where(Assignment.round_id.in_(round_ids))
+        .ext(distinct_on(Assignment.round_id, Assignment.client_id))
+        .order_by(Assignment.round_id, Assignment.client_id, Assignment.attempt.desc())
+        .subquery()
+    )
+    statement = select(newest.c.round_id, newest.c.state, func.count()).group_by(newest.c.round_id, newest.c.state)
+    found: dict[UUID, dict[AssignmentState, int]] = {round_id: {} for round_id in round_ids}
+    for round_id, state, number in session.execute(statement.order_by(newest.c.state)):
+        found[round_id][AssignmentState(state)] = number
+    return found
 
 
 def claims(session: Session, round_id: UUID) -> Sequence[Assignment]:

@@ -4,23 +4,36 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query, Request, status
+from fastapi import APIRouter, Header, Path, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from fedssl.protocol.states import RunState
-from fedssl.protocol.views import MetricView, Page, RoundView, RunContinue, RunCreate, RunEdit, RunSummary, RunView
+from fedssl.protocol.views import (
+    AssignmentView,
+    MetricView,
+    Page,
+    RoundView,
+    RunContinue,
+    RunCreate,
+    RunEdit,
+    RunSummary,
+    RunView,
+)
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import (
     Cursor,
     LargeItemsLimit,
     Limit,
+    client_id,
     database_id,
     decode_cursor,
     encode_cursor,
     page_of,
+    round_number,
 )
+from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
@@ -36,6 +49,8 @@ IdempotencyKey = Annotated[
         description="A request that is sent again with the same key does not create a second run.",
     ),
 ]
+Assignments = Annotated[bool, Query(description="Whether rounds contain their assignments. `counts` are always there.")]
+Number = Annotated[int, Path(ge=1, le=100_000, description="The round's number.")]
 MetricName = Annotated[str | None, Query(pattern=r"^[a-z0-9_/]{1,64}$", description="Only this metric.")]
 
 
@@ -59,9 +74,9 @@ def list_runs(
 
 
 @router.get("/{run_id}")
-def show_run(run_id: UUID, caller: Viewer, session: DB) -> RunView:
+def show_run(run_id: UUID, caller: Viewer, session: DB, *, assignments: Assignments = True) -> RunView:
     """Show one run, with its round in progress."""
-    return service.show(session, run_id)
+    return service.show(session, run_id, assignments=assignments)
 
 
 @router.post("/{run_id}/start", responses=problems(409))
@@ -114,14 +129,34 @@ def delete_run(run_id: UUID, caller: Admin, session: DB) -> None:
 
 @router.get("/{run_id}/rounds")
 def list_rounds(
-    run_id: UUID, caller: Viewer, session: DB, limit: LargeItemsLimit = 50, cursor: Cursor = None
+    run_id: UUID,
+    caller: Viewer,
+    session: DB,
+    limit: LargeItemsLimit = 50,
+    cursor: Cursor = None,
+    *,
+    assignments: Assignments = True,
 ) -> Page[RoundView]:
     """List a run's rounds, oldest first."""
     run_rows.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
     rows = rounds.oldest_first(session, run_id, limit + 1, min(after, 2**31 - 1))
-    views = service.round_views(session, service.fitting(session, rows[:limit]))
+    shown = service.fitting(session, rows[:limit]) if assignments else rows[:limit]
+    views = service.round_views(session, shown, assignments=assignments)
     return Page(items=views, next_cursor=encode_cursor(views[-1].number) if len(rows) > len(views) else None)
+
+
+@router.get("/{run_id}/rounds/{number}/assignments")
+def list_assignments(
+    run_id: UUID, number: Number, caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
+) -> Page[AssignmentView]:
+    """List a round's assignments, by client and attempt."""
+    if not rounds.exists(session, run_id, number):
+        run_rows.require(session, run_id)
+        raise ProblemError("not-found", f"run {run_id} has no round {number} yet: see `GET /v1/runs/{run_id}/rounds`")
+    after = decode_cursor(cursor, client_id, round_number) if cursor else ("", 0)
+    rows = rounds.assignments_after(session, run_id, number, after, limit + 1)
+    return page_of(rows, limit, service.assignment_view, lambda row: (row.client_id, row.attempt))
 
 
 @router.get("/{run_id}/metrics")

@@ -146,8 +146,9 @@ def delete(session: Session, run_id: UUID) -> None:
     enqueue.wake_watchers(session)
 
 
-def show(session: Session, run_id: UUID) -> RunView:
-    """Return the full view of a run. Raises ProblemError if it does not exist."""
+def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView:
+    """Return the full view of a run, with the assignments of its round if wanted. Raises ProblemError if it does not
+    exist."""
     run = run_rows.require(session, run_id)
     spec = RunSpec.model_validate(run.spec)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
@@ -158,7 +159,7 @@ def show(session: Session, run_id: UUID) -> RunView:
         initial_model=run.initial_broadcast,
         model=run.broadcast,
         server_state=run.server_state,
-        current_round=round_views(session, [current])[0] if current else None,
+        current_round=round_views(session, [current], assignments=assignments)[0] if current else None,
         distillation=None if job is None else distillation.view(job),
         clients=(eligible := clients.eligible(session, run.project, spec.cohort.clients)),
         left_out=_left_out(session, run, spec, eligible),
@@ -177,11 +178,13 @@ def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
     return found if reason is None or found.reason is not None else found.model_copy(update={"reason": reason})
 
 
-def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
-    """Return the views of rounds, with the assignments of all clients."""
-    members: dict[UUID, list[AssignmentView]] = {row.id: [] for row in rows}
-    for assignment in rounds.assignments(session, [row.id for row in rows]):
-        members[assignment.round_id].append(_assignment_view(assignment))
+def round_views(session: Session, rows: Sequence[Round], *, assignments: bool = True) -> list[RoundView]:
+    """Return the views of rounds, with the assignments of all clients if wanted."""
+    ids = [row.id for row in rows]
+    members: dict[UUID, list[AssignmentView]] = {round_id: [] for round_id in ids}
+    for assignment in rounds.assignments(session, ids) if assignments else ():
+        members[assignment.round_id].append(assignment_view(assignment))
+    counts = rounds.counts(session, ids)
     return [
         RoundView(
             number=row.number,
@@ -194,10 +197,31 @@ def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
             opened_at=row.opened_at,
             deadline=row.deadline,
             closed_at=row.closed_at,
+            counts=counts[row.id],
             assignments=members[row.id],
         )
         for row in rows
     ]
+
+
+def assignment_view(row: Assignment) -> AssignmentView:
+    """Return one client's assignment as the API shows it."""
+    return AssignmentView(
+        id=row.id,
+        client_id=row.client_id,
+        attempt=row.attempt,
+        state=AssignmentState(row.state),
+        reason=row.reason,
+        cause=row.cause,
+        num_examples=row.num_examples,
+        update=row.update_digest,
+        progress=Progress.model_validate(row.progress) if row.progress else None,
+        **(row.resources or {}),
+        offered_at=row.offered_at,
+        leased_at=row.leased_at,
+        closed_at=row.closed_at,
+        lease_expires_at=row.lease_expires_at,
+    )
 
 
 def fitting(session: Session, rows: Sequence[Round]) -> Sequence[Round]:
@@ -266,22 +290,3 @@ def _resume(session: Session, run: Run) -> None:
         rounds.extend(session, current, seconds, next_attempt=False)
     enqueue.advance(session, run.id)
     enqueue.wake_workers(session)
-
-
-def _assignment_view(row: Assignment) -> AssignmentView:
-    return AssignmentView(
-        id=row.id,
-        client_id=row.client_id,
-        attempt=row.attempt,
-        state=AssignmentState(row.state),
-        reason=row.reason,
-        cause=row.cause,
-        num_examples=row.num_examples,
-        update=row.update_digest,
-        progress=Progress.model_validate(row.progress) if row.progress else None,
-        **(row.resources or {}),
-        offered_at=row.offered_at,
-        leased_at=row.leased_at,
-        closed_at=row.closed_at,
-        lease_expires_at=row.lease_expires_at,
-    )

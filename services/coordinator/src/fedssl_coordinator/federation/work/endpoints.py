@@ -14,6 +14,7 @@ from fedssl.protocol.work import (
     DELIVERY_CHARACTERS,
     DELIVERY_HEADER,
     OFFER_HEADER,
+    PAUSE_HEADER,
     RESOURCES_HEADER,
     Claim,
     Decline,
@@ -34,7 +35,7 @@ from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
-from fedssl_coordinator.federation.work import ordinary, service
+from fedssl_coordinator.federation.work import ordinary, pauses, service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
 from fedssl_coordinator.identity.concurrency_limit import place_of
 from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, ContentLength
@@ -46,6 +47,15 @@ router = APIRouter(prefix="/v1/work", tags=["work"])
 Submission = Annotated[
     str,
     Header(alias=DELIVERY_HEADER, max_length=DELIVERY_CHARACTERS, description="The body of `submit`, as JSON."),
+]
+
+ObeysRetryAfter = Annotated[
+    bool,
+    Header(
+        alias=PAUSE_HEADER,
+        description="The worker waits for the seconds of a `Retry-After` before its next claim. Without this header no "
+        "answer has one, and the claim waits for work.",
+    ),
 ]
 
 _GONE_SECONDS = 5.0  # between two checks that the worker of a waiting claim is still connected
@@ -80,36 +90,54 @@ def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
 
 
 class _Claimed(NamedTuple):
-    """The result of a claim. `evaluates`: there is no assignment, and an evaluation for this site."""
+    """The result of a claim. Without an assignment: `evaluates` means that there is an evaluation for this site;
+    otherwise the worker claims again after `pause` seconds, or waits if that is 0."""
 
     caller: Caller
     item: WorkItem | None
     evaluates: bool = False
+    pause: int = 0
 
 
-def _claim(token: PresentedToken, *, checks_evaluations: bool = False) -> _Claimed:
+def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause: bool = False) -> _Claimed:
     with transaction() as session:
         caller = token.working(session)
         client_id = _client_of(caller)
         if (item := service.claim(session, client_id)) is not None:
             return _Claimed(caller, item)
+        pause = pauses.pause_seconds(session, client_id) if may_pause else 0
+        if may_pause and not pause:  # it will wait, and check for evaluations before that
+            return _Claimed(caller, None)
         evaluates = checks_evaluations and bool(site_evaluations.offered_to(session, [client_id]))
-        return _Claimed(caller, None, evaluates)
+        return _Claimed(caller, None, evaluates, 0 if evaluates else pause)
 
 
 @router.post("/claim", responses={204: {"description": "There is no work now: claim again."}})
-async def claim(claim: Claim, request: Request, response: Response, token: PresentedWorker) -> WorkItem | None:
+async def claim(
+    claim: Claim,
+    request: Request,
+    response: Response,
+    token: PresentedWorker,
+    *,
+    obeys_retry_after: ObeysRetryAfter = False,
+) -> WorkItem | None:
     """Lease an assignment, or wait for one. Holds no database connection while it waits.
 
     The header `Fedssl-Deliver-Bytes` is the size up to which `/v1/work/deliver` takes the update. With the header
     `Fedssl-Resources`, heartbeats may contain `resources`. A claim with `site_evaluations` ends, with the
-    header `Fedssl-Site-Evaluations: 1`, if there is no assignment and an evaluation for this site.
+    header `Fedssl-Site-Evaluations: 1`, if there is no assignment and an evaluation for this site. With the header
+    `Fedssl-Obeys-Retry-After: 1`, a claim during a round for which its client was not drawn does not wait:
+    `Retry-After` has the seconds until the next round is expected, at most 60.
     """
     response.headers.update({OFFER_HEADER: str(DELIVERY_BYTES), RESOURCES_HEADER: "1", EVALUATIONS_HEADER: "0"})
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
-    found = await run_transaction(_claim, token)
+    checks_evaluations = obeys_retry_after and claim.site_evaluations
+    first = functools.partial(_claim, checks_evaluations=checks_evaluations, may_pause=obeys_retry_after)
+    found = await run_transaction(first, token)
     if found.item is not None:
         return found.item
+    if found.pause or found.evaluates:
+        return _no_work(found)  # type: ignore[return-value]
     caller = found.caller
     waiting = request.app.state.waiting_claims.wait(caller, site_evaluations=claim.site_evaluations)
     with place_of(caller.token_id), waiting as woken:
@@ -120,11 +148,17 @@ async def claim(claim: Claim, request: Request, response: Response, token: Prese
             while not is_woken:
                 left = 0 if found.evaluates else end - time.monotonic()
                 if left <= 0 or await request.is_disconnected():
-                    # FastAPI would send `null`.
-                    headers = {EVALUATIONS_HEADER: str(int(found.evaluates))}
-                    return Response(status_code=204, headers=headers)  # type: ignore[return-value]
+                    return _no_work(found)  # type: ignore[return-value]
                 is_woken = await woken.wait(min(left, _GONE_SECONDS))
     return found.item
+
+
+def _no_work(found: _Claimed) -> Response:
+    """Return the answer to a claim without an assignment: FastAPI would send `null`."""
+    headers = {EVALUATIONS_HEADER: str(int(found.evaluates))}
+    if found.pause:
+        headers["Retry-After"] = str(found.pause)
+    return Response(status_code=204, headers=headers)
 
 
 @router.post("/submit", responses=problems(404, 409, 410))

@@ -1,0 +1,87 @@
+"""Claims of clients that are not drawn: the answer has the time of the next claim, and no connection stays open."""
+
+from pathlib import Path
+
+import pytest
+
+from fedssl.protocol.work import LONGEST_PAUSE_SECONDS, PAUSE_HEADER
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=9)
+
+
+def _open_since(cast: Cast, seconds: float) -> None:
+    cast.tables.execute(
+        "UPDATE rounds SET opened_at = now() - %s * interval '1 second' WHERE run_id = %s AND state <> 'closed'",
+        seconds,
+        cast.id,
+    )
+
+
+def _pause(cast: Cast, name: str = "a") -> float:
+    """Return the pause after a claim that brings no work."""
+    assert cast.workers[name].claim(0) is None
+    return cast.workers[name].pause_seconds
+
+
+def test_a_client_comes_again_when_the_last_rounds_would_have_ended(cast: Cast) -> None:
+    for seconds in (20, 50, 2000):  # their median is 50
+        cast.work("a", "b")
+        cast.advance()
+        cast.tables.execute(
+            "UPDATE rounds SET opened_at = closed_at - %s * interval '1 second' WHERE number = "
+            "(SELECT max(number) FROM rounds WHERE state = 'closed')",
+            seconds,
+        )
+    cast.work("a")
+    _open_since(cast, 10)
+    pauses = {_pause(cast) for _ in range(12)}
+    assert min(pauses) >= 29  # a quarter of 40 s is the spread
+    assert max(pauses) <= 40
+    assert len(pauses) > 1
+    _open_since(cast, 49.8)  # it is expected to take an eighth of its age in addition: 6.2 s
+    assert 4 <= _pause(cast) <= 6
+    _open_since(cast, 4000)
+    assert 45 <= _pause(cast) <= LONGEST_PAUSE_SECONDS
+
+
+def test_a_client_with_an_offer_works_and_one_with_a_later_offer_waits_for_it(cast: Cast) -> None:
+    _open_since(cast, 80)
+    cast.claim("a")
+    cast.workers["a"].decline(cast.item("a").assignment_id, "busy")
+    assert 7 <= _pause(cast) <= 10  # in the first round only its age is known
+    cast.tables.execute("UPDATE assignments SET offered_at = now() + interval '99 seconds' WHERE client_id = 'b'")
+    assert _pause(cast, "b") == 0
+
+
+def test_claims_wait_if_a_round_may_be_opened_at_any_moment(coordinator: Coordinator, cast: Cast) -> None:
+    cast.work("a")
+    assert _pause(cast) == 0  # the round has just been opened
+    _open_since(cast, 80)
+    assert _pause(cast) > 0
+    others = coordinator.client.create_run(tiny_spec(cohort={"clients": ["c"]}))
+    coordinator.advance(others.id)
+    assert _pause(cast) > 0  # not a run of this client
+    next_run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 3}))
+    assert _pause(cast) == 0
+    coordinator.client.stop(next_run.id)
+    assert _pause(cast) > 0
+    coordinator.client.pause(cast.id)
+    assert _pause(cast) == 0
+
+
+def test_a_worker_of_an_older_version_waits_as_before(coordinator: Coordinator, cast: Cast) -> None:
+    cast.work("a")
+    _open_since(cast, 80)
+    with coordinator.http(coordinator.worker_token("a")) as http:
+        older = http.post("/v1/work/claim", json={"wait_seconds": 0.2})
+        newer = http.post("/v1/work/claim", json={"wait_seconds": 60}, headers={PAUSE_HEADER: "1"})
+    assert (older.status_code, "Retry-After" in older.headers) == (204, False)
+    assert (newer.status_code, newer.content) == (204, b"")
+    assert 7 <= int(newer.headers["Retry-After"]) <= 10
