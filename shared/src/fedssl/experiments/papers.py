@@ -1,6 +1,7 @@
-"""The tables of the five papers: every published number, and the run that reproduces it.
+"""The tables and figures of the five papers: every published number, and the run that reproduces it.
 
-`tables/published.json` holds the numbers with their sources. `tables/PAPER.yaml` holds the settings as layers, each of
+`tables/published.json` holds the numbers with their sources. A figure is a table too: its numbers are those that the
+paper writes in its text or in a table, and null if the paper only draws them. `tables/PAPER.yaml` holds the settings as layers, each of
 which overrides the ones before. Nothing else in the project repeats them.
 """
 
@@ -98,14 +99,14 @@ class Paper(StrictModel):
 class TableCell:
     """One run of a table: its place, its spec, the published numbers and how each is measured.
 
-    Numbers are in percent, except for uniformity and effective rank.
+    Accuracies are in percent. A number is None if the paper only draws it.
     """
 
     table: str
     row: str
     column: str
     spec: RunSpec
-    published: Mapping[str, float]
+    published: Mapping[str, float | None]
     measures: Mapping[str, Measure]
     public_client: str | None
     notes: tuple[str, ...]
@@ -130,7 +131,7 @@ def settings(paper: str) -> Paper:
 
 
 def tables() -> list[str]:
-    """Return the names of the tables, `fedx-1` to `flesd-1`."""
+    """Return the names of the tables and figures, `fedx-1` to `flesd-1`; a figure's is `fedx-fig5`."""
     return list(published())
 
 

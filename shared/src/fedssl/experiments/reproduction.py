@@ -57,6 +57,7 @@ class CellResult:
     """The result of a cell.
 
     Attributes:
+        published: the paper's numbers by measure, None if the paper only draws one.
         measured: one value per seed, by measure.
         seconds: the training time of all seeds together.
         budget: with a budget, its seconds and what was measured before the scale was chosen.
@@ -65,7 +66,7 @@ class CellResult:
     table: str
     row: str
     column: str
-    published: Mapping[str, float]
+    published: Mapping[str, float | None]
     measured: Mapping[str, tuple[float, ...]]
     seeds: tuple[int, ...]
     differences: tuple[Difference, ...]
