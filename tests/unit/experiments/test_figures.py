@@ -27,7 +27,10 @@ def numbers(cell: TableCell) -> dict[str, float]:
 
 
 def test_the_figures_are_here() -> None:
-    assert list(dict.fromkeys(cell.table for cell in FIGURES)) == ["fedx-fig5"]
+    assert list(dict.fromkeys(cell.table for cell in FIGURES)) == [
+        "fedx-fig5", "ssd-fig6a", "ssd-fig6b", "fedu-fig5a", "fedu-fig5b", "fedu-fig6a", "fedu-fig6b",
+        "flesd-fig4a", "flesd-fig4b", "flesd-fig4c",
+    ]  # fmt: skip
 
 
 def run_of(cell: TableCell) -> dict[str, Any]:
@@ -62,11 +65,69 @@ def test_fedx_figure_5_leaves_out_one_part_per_row(row: str, weights: tuple[floa
     assert spec.evaluation.every == 1, "the figure shows every round"
 
 
+def test_ssd_figure_6a_changes_only_alpha() -> None:
+    alphas = {cell.column: cell.spec.method.add_ons[0].alpha for cell in select("ssd-fig6a:SSD")}  # type: ignore[union-attr]
+
+    assert alphas == {f"alpha{alpha}": alpha for alpha in (2, 5, 10, 20, 50, 100)}
+    assert run_of(one("ssd-fig6a:SSD@alpha10")) == run_of(one("ssd-1:SSD@cifar10-k10"))
+
+
+def test_ssd_figure_6b_separates_softly_and_in_both_hard_ways() -> None:
+    soft, mask, projection = (one(f"ssd-fig6b:{row}").spec for row in ("SSD", "HSD mask", "HSD projection"))
+
+    assert run_of(one("ssd-fig6b:SSD")) == run_of(one("ssd-3:+DSR+PD"))
+    for spec, variant in ((mask, "mask"), (projection, "projection")):
+        hard, distilled = spec.method.add_ons  # type: ignore[union-attr]
+        assert (hard.name, hard.variant) == ("hsd", variant)
+        assert distilled == soft.method.add_ons[1]  # type: ignore[union-attr]
+        assert (spec.training, spec.model, spec.method.name) == (soft.training, soft.model, "ssd")  # type: ignore[union-attr]
+
+
+def test_fedu_s_figures_change_one_setting_each() -> None:
+    figures = [cell for cell in FIGURES if cell.table.startswith("fedu-")]
+    merges = {cell.name: cell.spec.method.merge for cell in figures}  # type: ignore[union-attr]
+    lengths = {cell.name: (cell.spec.num_rounds, cell.spec.training.local_epochs) for cell in figures}
+
+    assert all(cell.spec.partition.scheme == "classes" for cell in figures)  # type: ignore[union-attr]
+    assert [merges[f"fedu-fig5a:{row}@cifar10-class"].predictor for row in ("DAPU", "local predictor")] == [
+        "dapu", "local",
+    ]  # fmt: skip
+    assert merges["fedu-fig5a:global predictor@cifar100-class"].predictor == "global"
+    assert (merges["fedu-fig5a:DAPU@cifar10-class"].mu, merges["fedu-fig5a:DAPU@cifar100-class"].mu) == (0.4, 0.6)
+    assert {cell.column: merges[cell.name].mu for cell in select("fedu-fig5b")} == {
+        f"mu{mu}": mu for mu in (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
+    }
+    for name, length in lengths.items():
+        table, column = name.partition(":")[0], name.partition("@")[2]
+        if table == "fedu-fig6a":
+            assert length == (500 / int(column[1:]), int(column[1:]))
+        else:
+            assert length == (int(column[1:]) if table == "fedu-fig6b" else 800, 1)
+    figure, table = (
+        one(name).spec for name in ("fedu-fig5a:local predictor@cifar10-class", "fedu-4:online to online@local")
+    )
+    assert figure.model_dump(exclude={"name": True, "method": {"merge": {"mu"}}}) == table.model_dump(
+        exclude={"name": True, "method": {"merge": {"mu"}}}
+    )
+
+
+def test_flesd_figure_4_is_a_grid_of_rounds_and_epochs() -> None:
+    for cell in (*cells("flesd-fig4a"), *cells("flesd-fig4b"), *cells("flesd-fig4c")):
+        spec, (setting, alpha) = cell.spec, cell.column.split("-")
+        number = int(setting[1:])
+        expected = {"a": (number, 200 / number), "b": (number, 100), "c": (2, number)}[cell.table[-1]]
+        assert (spec.num_rounds, spec.training.local_epochs) == expected
+        assert spec.partition is not None
+        assert (spec.partition.dataset, spec.partition.alpha) == ("cifar100", float(alpha[1:]))
+        assert (cell.public_client is None) == (cell.row == "FedAvg")
+
+
 def test_a_number_that_is_only_drawn_has_no_difference() -> None:
     cell = one("fedx-fig5:without Lc@cifar10")
     result = CellResult(
         table=cell.table, row=cell.row, column=cell.column, published=cell.published,
-        measured={"last": (30.0,), "best": (36.13,)}, seeds=(0,), differences=(), notes=(), device="a GPU", seconds=60.0,
+        measured={"last": (30.0,), "best": (36.13,)}, seeds=(0,), differences=(), notes=(), device="a GPU",
+        seconds=60.0,
     )  # fmt: skip
 
     text = render([result])

@@ -1,4 +1,4 @@
-"""Compute the columns of a table for a finished run: accuracies in percent, uniformity and effective rank unscaled."""
+"""Compute the columns of a table for a finished run: accuracies in percent, anything else unscaled."""
 
 import dataclasses
 import hashlib
@@ -79,7 +79,7 @@ def _from_run(measure: Measure, run: FinishedRun) -> float | None:
             return 100 * (_required(run.last, "probe") if best is None else best[1])
         case "worst_probe":
             return 100 * run.last.get("probe_min", _required(run.last, "probe"))
-        case "uniformity" | "effective_rank":
+        case "uniformity" | "alignment" | "effective_rank":
             return _required(run.last, measure.kind)
         case _:
             return None

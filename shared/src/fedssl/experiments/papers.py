@@ -1,8 +1,8 @@
 """The tables and figures of the five papers: every published number, and the run that reproduces it.
 
 `tables/published.json` holds the numbers with their sources. A figure is a table too: its numbers are those that the
-paper writes in its text or in a table, and null if the paper only draws them. `tables/PAPER.yaml` holds the settings as layers, each of
-which overrides the ones before. Nothing else in the project repeats them.
+paper writes in its text or in a table, and null if the paper only draws them. `tables/PAPER.yaml` holds the settings as
+layers, each of which overrides the ones before. Nothing else in the project repeats them.
 """
 
 import functools
@@ -49,7 +49,15 @@ _CELLS_OF_METHODS = {
 """For each method of the tables a cell of the first table that shows it, on CIFAR-10."""
 
 Kind = Literal[
-    "probe", "best_probe", "worst_probe", "uniformity", "effective_rank", "fine_tune", "transfer", "classifier"
+    "probe",
+    "best_probe",
+    "worst_probe",
+    "uniformity",
+    "alignment",
+    "effective_rank",
+    "fine_tune",
+    "transfer",
+    "classifier",
 ]
 
 
@@ -58,7 +66,8 @@ class Measure(StrictModel):
 
     kind: Kind = Field(
         description="`probe`: accuracy after the last round; `best_probe`: after the best evaluated round; "
-        "`worst_probe`: of the worst client; `uniformity`, `effective_rank`: of the test set's representations; "
+        "`worst_probe`: of the worst client; `uniformity`, `alignment`, `effective_rank`: of the test set's "
+        "representations; "
         "`fine_tune`: of encoder and classifier, tuned on a share of the labels; `transfer`: the same, tuned as in "
         "FedU's transfer to another data set; `classifier`: of a supervised run's own classifier."
     )
