@@ -1,18 +1,28 @@
 """The papers' figures as tables: their settings, and only those numbers that a paper writes out."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedssl.experiments.papers import TableCell, cells, select, tables
 from fedssl.experiments.report import render
-from fedssl.experiments.reproduction import CellResult
+from fedssl.experiments.reproduction import CellResult, prepare
+from fedssl.experiments.runs import HERE
 
 TABLES = [cell for table in tables() if "-fig" not in table for cell in cells(table)]
 FIGURES = [cell for table in tables() if "-fig" in table for cell in cells(table)]
 
 IN_THE_TEXT = {
     ("fedx-fig5:without Lc@cifar10", "best"): 35.13,  # the caption
+    ("fedx-fig6:FedSimCLR@cifar10", "inter-class angle"): 82.36,  # section 4.3
+    ("fedx-fig6:FedSimCLR+FedX@cifar10", "inter-class angle"): 93.15,
+    ("flesd-fig2:SimCLR@cifar10-a100", "probe"): 72.8,  # section 3
+    ("flesd-fig2:SimCLR@cifar10-a0.01", "probe"): 66.7,
+    ("flesd-fig2:Supervised@cifar10-a100", "classifier"): 73.0,
+    ("flesd-fig2:Supervised@cifar10-a100", "probe"): 73.5,
+    ("flesd-fig2:Supervised@cifar10-a0.01", "classifier"): 18.5,
+    ("flesd-fig2:Supervised@cifar10-a0.01", "probe"): 38.6,
 }
 """Published numbers of figures that no table has."""
 
@@ -28,8 +38,9 @@ def numbers(cell: TableCell) -> dict[str, float]:
 
 def test_the_figures_are_here() -> None:
     assert list(dict.fromkeys(cell.table for cell in FIGURES)) == [
-        "fedx-fig5", "ssd-fig6a", "ssd-fig6b", "fedu-fig5a", "fedu-fig5b", "fedu-fig6a", "fedu-fig6b",
-        "flesd-fig4a", "flesd-fig4b", "flesd-fig4c",
+        "fedx-fig5", "fedx-fig6", "ssd-fig4", "ssd-fig6a", "ssd-fig6b",
+        "fedu-fig5a", "fedu-fig5b", "fedu-fig6a", "fedu-fig6b",
+        "flesd-fig2", "flesd-fig4a", "flesd-fig4b", "flesd-fig4c", "flesd-fig5",
     ]  # fmt: skip
 
 
@@ -120,6 +131,39 @@ def test_flesd_figure_4_is_a_grid_of_rounds_and_epochs() -> None:
         assert spec.partition is not None
         assert (spec.partition.dataset, spec.partition.alpha) == ("cifar100", float(alpha[1:]))
         assert (cell.public_client is None) == (cell.row == "FedAvg")
+
+
+def test_fedx_figure_6_measures_the_runs_of_table_1_with_their_clients(tmp_path: Path) -> None:
+    for row in ("FedSimCLR", "FedSimCLR+FedX"):
+        figure, table = one(f"fedx-fig6:{row}"), one(f"fedx-1:{row}@cifar10")
+        assert figure.spec == table.spec
+        assert (figure.keeps_clients, table.keeps_clients) == (True, False)
+        places = [prepare(cell, cell.spec, tmp_path, HERE).folder.name for cell in (figure, table)]
+        assert places[0] == f"{places[1]}-clients", "a run of the table did not keep the clients' models"
+
+
+def test_ssd_figure_4_measures_the_runs_of_table_3() -> None:
+    for cell in cells("ssd-fig4"):
+        assert cell.spec == one(f"ssd-3:{cell.row}").spec
+        assert ("DSR loss" in cell.measures) == ("DSR" in cell.row)
+
+
+def test_flesd_figure_2_trains_every_client_by_itself() -> None:
+    lengths = {"SimCLR": ("flesd", 200, 1024), "Supervised": ("supervised", 100, 128)}
+    for cell in cells("flesd-fig2"):
+        spec, method = cell.spec, cell.spec.method
+        assert (method.name, spec.training.local_epochs, spec.training.batch_size) == lengths[cell.row]
+        assert method.sends_nothing
+        assert spec.num_rounds == 1
+        assert spec.cohort.clients is None, "all six clients, also the first"
+        assert cell.keeps_clients == (cell.row == "Supervised")
+    assert one("flesd-fig2:SimCLR@cifar10-a1").spec.training == one("flesd-1:Min-Local@cifar10-a1").spec.training
+
+
+def test_flesd_figure_5_trains_for_2000_epochs() -> None:
+    lengths = {cell.row: (cell.spec.num_rounds, cell.spec.training.local_epochs) for cell in cells("flesd-fig5")}
+
+    assert lengths == {"FedAvg": (20, 100), "FLESD": (5, 400)}
 
 
 def test_a_number_that_is_only_drawn_has_no_difference() -> None:

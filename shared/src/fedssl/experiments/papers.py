@@ -58,6 +58,12 @@ Kind = Literal[
     "fine_tune",
     "transfer",
     "classifier",
+    "inter_class_angle",
+    "local_global_angle",
+    "representation_norm",
+    "embedding_norm",
+    "client_metric",
+    "server_metric",
 ]
 
 
@@ -67,12 +73,22 @@ class Measure(StrictModel):
     kind: Kind = Field(
         description="`probe`: accuracy after the last round; `best_probe`: after the best evaluated round; "
         "`worst_probe`: of the worst client; `uniformity`, `alignment`, `effective_rank`: of the test set's "
-        "representations; "
-        "`fine_tune`: of encoder and classifier, tuned on a share of the labels; `transfer`: the same, tuned as in "
-        "FedU's transfer to another data set; `classifier`: of a supervised run's own classifier."
+        "representations; `fine_tune`: of encoder and classifier, tuned on a share of the labels; `transfer`: the "
+        "same, tuned as in FedU's transfer to another data set; `classifier`: of a supervised run's own classifier, or "
+        "the mean of its clients' if they send nothing; `inter_class_angle`: the mean angle in degrees between two "
+        "classes' mean embeddings (FedX Eq. 16); `local_global_angle`: between a test image's embeddings by a client's "
+        "and by the global model (FedX Eq. 14); `representation_norm`, `embedding_norm`: the mean length of a test "
+        "image's h and z; `client_metric`: a metric of the last round's training, the clients' mean weighted by their "
+        "images; `server_metric`: one of the coordinator in the last round."
     )
     settings: str | None = Field(default=None, description="The name of the fine-tuning's settings.")
     share: float | None = Field(default=None, gt=0, le=1, description="Share of the training images with labels.")
+    label: int | None = Field(
+        default=None, ge=0, exclude_if=lambda it: it is None, description="Only the test images with this label."
+    )
+    metric: str | None = Field(
+        default=None, exclude_if=lambda it: it is None, description="The metric's name, as in `history.json`."
+    )
     use: Literal["last", "best"] = Field(default="last", description="Epoch of the fine-tuning; best on the test set.")
 
 
@@ -119,6 +135,12 @@ class TableCell:
     measures: Mapping[str, Measure]
     public_client: str | None
     notes: tuple[str, ...]
+
+    @property
+    def keeps_clients(self) -> bool:
+        """Whether a measure needs the models that the clients of the last round trained."""
+        kinds = {measure.kind for measure in self.measures.values()}
+        return "local_global_angle" in kinds or ("classifier" in kinds and self.spec.method.sends_nothing)
 
     @property
     def name(self) -> str:

@@ -120,7 +120,13 @@ def run_task(
             (run.folder / MEASURES).unlink(missing_ok=True)
         with display(run.spec) as calls:
             finished = run_in_folder(
-                run.spec, run.folder, machine=machine, calls=calls, clients=run.clients, public=run.public
+                run.spec,
+                run.folder,
+                machine=machine,
+                calls=calls,
+                clients=run.clients,
+                public=run.public,
+                keep_clients=task.cell.keeps_clients,
             )
         seconds += finished.seconds
         for name, value in measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring).items():
@@ -170,7 +176,9 @@ def prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettin
             )
         spec = _changed(spec, values)
     name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
-    return PreparedRun(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public, note)
+    kept = "-clients" if cell.keeps_clients else ""  # a run that did not keep them has to be trained again
+    place = folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}{kept}"
+    return PreparedRun(spec, place, clients, public, note)
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
