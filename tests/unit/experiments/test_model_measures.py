@@ -1,4 +1,4 @@
-"""What figures measure on a finished run: angles, lengths, classifiers and metrics, against direct computations."""
+"""Measures of figures on a finished run: angles, lengths, classifiers and metrics, against direct computations."""
 
 import json
 from pathlib import Path

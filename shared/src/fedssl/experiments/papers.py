@@ -138,7 +138,7 @@ class TableCell:
 
     @property
     def keeps_clients(self) -> bool:
-        """Whether a measure needs the models that the clients of the last round trained."""
+        """True if a measure needs the models that the clients of the last round trained."""
         kinds = {measure.kind for measure in self.measures.values()}
         return "local_global_angle" in kinds or ("classifier" in kinds and self.spec.method.sends_nothing)
 
