@@ -98,6 +98,8 @@ def _participants(config: "PartitionConfig", root: Path | None) -> list[Particip
 
 def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) -> None:
     names = {"model": files.MODEL, "encoder": files.ENCODER, "history": files.HISTORY, "spec": files.SPEC}
+    if (folder / files.CLIENTS).is_dir():
+        names["clients"] = files.CLIENTS
     paths = {what: str(folder / name) for what, name in names.items()}
     best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     if output is Format.TABLE:
