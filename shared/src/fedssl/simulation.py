@@ -326,8 +326,9 @@ class _Federation:
         ]
         kept = {name: state for name, state in result.client_states.items() if name not in lost}
         trained = self._train_clients(result.model, kept, contexts, functools.partial(self._on_progress, number))
-        for name, local in trained.items() if self._on_trained is not None else ():
-            self._on_trained(number, name, self._trained_model(result.model, local))
+        if self._on_trained is not None:
+            for name, local in trained.items():
+                self._on_trained(number, name, self._trained_model(result.model, local))
         clients = {name: local.metrics for name, local in trained.items()}
         updates = [
             Update(name, local.num_examples, lambda tensors=local.update: tensors)  # type: ignore[misc]
