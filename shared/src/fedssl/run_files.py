@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MODEL, INITIAL, ENCODER, SPEC = "model.safetensors", "initial.safetensors", "encoder.safetensors", "spec.yaml"
 HISTORY, RESULT, CHECKPOINT, LOCK = "history.json", "result.json", "checkpoint", ".lock"
+CLIENTS = "clients"
 
 
 def write_spec(spec: "RunSpec", destination: Path) -> None:

@@ -129,6 +129,8 @@ OnProgress = Callable[[int, str, LocalProgress], None]
 OnDistillation = Callable[[int, DistillationProgress], None]
 OnJudging = Callable[[int, str, float | None], None]
 OnEvaluation = Callable[[int, dict[str, float]], None]
+OnTrained = Callable[[int, str, Tensors], None]
+"""Called with the round, a client and the model that it has trained, before anything is averaged."""
 
 
 class Checkpoint(Protocol):
@@ -160,6 +162,7 @@ def simulate(
     on_distillation: OnDistillation = lambda number, progress: None,
     on_judging: OnJudging = lambda number, what, share: None,
     on_evaluation: OnEvaluation = lambda number, measures: None,
+    on_trained: OnTrained | None = None,
 ) -> Result:
     """Train `spec` on the images of `clients` (name to images), or on `spec.partition`'s where None.
 
@@ -177,8 +180,10 @@ def simulate(
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
-    and `on_evaluation(round, measures)` once it is. Raises SpecError, DataError, DeviceError, MethodError, LocalError
-    if one of the processes was killed, and Paused where the spec's watch asks for it.
+    and `on_evaluation(round, measures)` once it is. `on_trained(round, client, model)` gets the broadcast's tensors
+    with the values that a client has trained, before the checkpoint of the round is written. Raises SpecError,
+    DataError, DeviceError, MethodError, LocalError if one of the processes was killed, and Paused where the spec's
+    watch asks for it.
     """
     spec = spec_of(spec)
     if jobs < 1:
@@ -209,7 +214,15 @@ def simulate(
             train = functools.partial(_train_here, {name: _on_device(each, device) for name, each in data.items()})
             stack.callback(release_trainer)
         federation = _Federation(
-            everywhere, sizes, train, on_progress, on_distillation, cohorts or {}, lost_states or {}, lost_clients or {}
+            everywhere,
+            sizes,
+            train,
+            on_progress,
+            on_distillation,
+            cohorts or {},
+            lost_states or {},
+            lost_clients or {},
+            on_trained,
         )
         result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start(start)
         result.chance = judges.chance
@@ -265,7 +278,9 @@ class _Federation:
         cohorts: Mapping[int, Sequence[str]],
         lost_states: Mapping[int, Collection[str]],
         lost_clients: Mapping[int, Mapping[str, "Phase"]],
+        on_trained: OnTrained | None,
     ) -> None:
+        self._on_trained = on_trained
         self._cohorts, self._lost_states, self._lost_clients = cohorts, lost_states, lost_clients
         self._spec, self._everywhere, self._sizes = everywhere.spec, everywhere, sizes
         self._train_clients = train
@@ -311,6 +326,9 @@ class _Federation:
         ]
         kept = {name: state for name, state in result.client_states.items() if name not in lost}
         trained = self._train_clients(result.model, kept, contexts, functools.partial(self._on_progress, number))
+        if self._on_trained is not None:
+            for name, local in trained.items():
+                self._on_trained(number, name, self._trained_model(result.model, local))
         clients = {name: local.metrics for name, local in trained.items()}
         updates = [
             Update(name, local.num_examples, lambda tensors=local.update: tensors)  # type: ignore[misc]
@@ -406,6 +424,13 @@ class _Federation:
             alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, ctx.round_number, clients)],
         )
         result.history.append(record)
+
+    def _trained_model(self, broadcast: Tensors, local: LocalResult) -> Tensors:
+        """Return the broadcast with the values that a client has trained: it sends them, or keeps them all."""
+        update = self._bound.plan.update
+        names = {tensor.name for tensor in update if tensor.kind == "weights"} if update else broadcast.keys()
+        own = local.update if update else local.state
+        return {**broadcast, **{name: tensor for name, tensor in own.items() if name in names}}
 
     def _num_images(self, ctx: Context) -> int:
         training, size = self._spec.training, self._sizes[ctx.client_id]

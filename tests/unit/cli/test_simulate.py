@@ -54,7 +54,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of one simulation."""
     folder = tmp_path_factory.mktemp("results") / "out"
-    result = fedssl("simulate", spec, "--out", folder, "--format", "json")
+    result = fedssl("simulate", spec, "--out", folder, "--keep-clients", "--format", "json")
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     assert document["rounds"] == 2
@@ -73,10 +73,10 @@ def test_it_gives_the_library_s_bits(spec: Path, out: Path) -> None:
 
 
 def test_several_processes_give_the_same_files(spec: Path, out: Path, tmp_path: Path) -> None:
-    result = fedssl("simulate", spec, "--out", tmp_path, "--jobs", "2")
+    result = fedssl("simulate", spec, "--out", tmp_path, "--keep-clients", "--jobs", "2")
 
     assert result.exit_code == 0, result.output
-    for name in ("model", "initial", "encoder"):
+    for name in ("model", "initial", "encoder", "clients/client-0", "clients/client-1"):
         file = f"{name}.safetensors"
         assert (tmp_path / file).read_bytes() == (out / file).read_bytes()
     histories = [json.loads((folder / "history.json").read_text()) for folder in (out, tmp_path)]

@@ -175,6 +175,18 @@ def test_the_worst_client_is_min_local_s(root: Path, tmp_path: Path) -> None:
     assert '"probe_min"' in (folder / "result.json").read_text()
 
 
+def test_a_figure_of_clients_keeps_their_models_and_measures_them(root: Path, tmp_path: Path) -> None:
+    supervised = run(tiny("flesd-fig2:Supervised@cifar10-a100", root), root, tmp_path)
+    angles = run(tiny("fedx-fig6:FedSimCLR", root), root, tmp_path)
+
+    assert supervised.published == {"classifier": 73.0, "probe": 73.5}
+    assert all(0 < value <= 100 for values in supervised.measured.values() for value in values)
+    assert len(list((tmp_path / "runs").glob("flesd-*-clients/clients/*.safetensors"))) == 6
+    assert angles.measured.keys() == angles.published.keys()
+    assert all(0 < value < 180 for values in angles.measured.values() for value in values)
+    assert "| local-global angle | drawn |" in render([angles])
+
+
 def test_missing_data_are_named_with_where_to_get_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     tasks = [Task(cell, cell.spec) for name in ("fedx-1:SimCLR", "ssd-2:SSD") for cell in select(name)]

@@ -38,6 +38,12 @@ def simulate(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start from scratch, and delete any run that the folder holds.")
     ] = False,
+    keep_clients: Annotated[
+        bool,
+        typer.Option(
+            "--keep-clients", help="Also keep the model that each client of the last round trained, in DIR/clients."
+        ),
+    ] = False,
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -49,7 +55,8 @@ def simulate(
     and ends with the same bits. If the spec has an [evaluation], the encoder is evaluated before training, as often as
     the spec asks, and at the end; with `evaluation.at = "sites"` or "both" also by each client, on its own images.
 
-    Writes model.safetensors, initial.safetensors, encoder.safetensors, history.json, result.json and spec.yaml.
+    Writes model.safetensors, initial.safetensors, encoder.safetensors, history.json, result.json and spec.yaml; with
+    --keep-clients also clients/CLIENT.safetensors.
     """
     wanted = read_spec(spec, set_)
     config = require_partition(wanted, spec)
@@ -69,7 +76,7 @@ def simulate(
         note(f"{folder} holds this run, finished: nothing to do (--restart runs it again)")
     try:
         with simulation_progress(wanted) as calls:
-            finished = runs.run_in_folder(wanted, folder, machine=machine, calls=calls)
+            finished = runs.run_in_folder(wanted, folder, machine=machine, calls=calls, keep_clients=keep_clients)
     except KeyboardInterrupt:
         note("interrupted: run the same command again to resume after the last completed round")
         raise
@@ -91,6 +98,8 @@ def _participants(config: "PartitionConfig", root: Path | None) -> list[Particip
 
 def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) -> None:
     names = {"model": files.MODEL, "encoder": files.ENCODER, "history": files.HISTORY, "spec": files.SPEC}
+    if (folder / files.CLIENTS).is_dir():
+        names["clients"] = files.CLIENTS
     paths = {what: str(folder / name) for what, name in names.items()}
     best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     if output is Format.TABLE:

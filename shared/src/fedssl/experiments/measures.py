@@ -1,4 +1,4 @@
-"""Compute the columns of a table for a finished run: accuracies in percent, uniformity and effective rank unscaled."""
+"""Compute the columns of a table for a finished run: accuracies in percent, anything else unscaled."""
 
 import dataclasses
 import hashlib
@@ -6,19 +6,24 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.data import ImageData
 from fedssl.data.catalogue import KNOWN
 from fedssl.data.partitioning import held_out_images
 from fedssl.errors import ResultsError
-from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, extract_features, labels_of
+from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, labels_of
 from fedssl.evaluation.fine_tuning import fine_tune, semi_supervised
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
+from fedssl.experiments.model_measures import (
+    classifier_accuracy,
+    last_client_metric,
+    last_server_metric,
+    mean_inter_class_angle,
+    mean_local_global_angle,
+    mean_norm,
+)
 from fedssl.experiments.papers import Measure, TableCell
-from fedssl.experiments.runs import ComputeSettings, FinishedRun, encoders
+from fedssl.experiments.runs import ComputeSettings, FinishedRun, client_models, encoders
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import MODEL, read_json, write_json
 
@@ -79,7 +84,7 @@ def _from_run(measure: Measure, run: FinishedRun) -> float | None:
             return 100 * (_required(run.last, "probe") if best is None else best[1])
         case "worst_probe":
             return 100 * run.last.get("probe_min", _required(run.last, "probe"))
-        case "uniformity" | "effective_rank":
+        case "uniformity" | "alignment" | "effective_rank":
             return _required(run.last, measure.kind)
         case _:
             return None
@@ -92,9 +97,36 @@ def _required(values: dict[str, float], name: str) -> float:
 
 
 def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings) -> float:
+    match measure.kind:
+        case "client_metric":
+            return last_client_metric(folder, _metric_of(measure))
+        case "server_metric":
+            return last_server_metric(folder, _metric_of(measure))
+        case _ if measure.kind in _TUNINGS:
+            return _tuned(measure, spec, folder, machine)
+    test, device = _labelled(spec, machine).test, machine.device
+    match measure.kind:
+        case "inter_class_angle":
+            return mean_inter_class_angle(folder, spec, test, device)
+        case "local_global_angle":
+            return mean_local_global_angle(folder, client_models(folder), spec, test, measure.label, device)
+        case "representation_norm" | "embedding_norm":
+            return mean_norm(folder, spec, test, device, projected=measure.kind == "embedding_norm")
+        case "classifier":
+            models = client_models(folder) if spec.method.sends_nothing else [folder / MODEL]
+            return 100 * classifier_accuracy(models, spec, test, device)
+        case _:
+            raise AssertionError(f"{measure.kind} is measured during a run")
+
+
+def _metric_of(measure: Measure) -> str:
+    assert measure.metric is not None, "a metric of the training names itself"
+    return measure.metric
+
+
+def _tuned(measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings) -> float:
+    """Return the accuracy in percent after fine-tuning, as a mean over the run's encoders."""
     labelled = _labelled(spec, machine)
-    if measure.kind == "classifier":
-        return 100 * _classifier_accuracy(spec, labelled, folder, machine.device)
     settings = dataclasses.replace(settings_of(measure), seed=spec.seed)
     share = measure.share or 1.0
     few = _held_out(spec, share, machine)
@@ -136,16 +168,6 @@ def _labelled(spec: RunSpec, machine: ComputeSettings, *, every_train: bool = Fa
         seed=spec.seed,
         root=machine.data_root,
     )
-
-
-def _classifier_accuracy(spec: RunSpec, labelled: Labelled, folder: Path, device: str) -> float:
-    """Return the test accuracy of the linear classifier that a supervised run trained."""
-    model = load_tensors(folder / MODEL)
-    encoder = load_encoder(model, spec).to(device)
-    h_NH = extract_features(encoder, labelled.test, spec.data, device)
-    weight, bias = (model[f"classifier.{name}"].to(device) for name in ("weight", "bias"))
-    logits: Tensor = torch.nn.functional.linear(h_NH, weight, bias)
-    return float((logits.argmax(dim=1).cpu() == labels_of(labelled.test)).float().mean())
 
 
 def _key(measure: Measure, spec: RunSpec) -> str:

@@ -1,7 +1,8 @@
-"""The tables of the five papers: every published number, and the run that reproduces it.
+"""The tables and figures of the five papers: every published number, and the run that reproduces it.
 
-`tables/published.json` holds the numbers with their sources. `tables/PAPER.yaml` holds the settings as layers, each of
-which overrides the ones before. Nothing else in the project repeats them.
+`tables/published.json` holds the numbers with their sources. A figure is a table too: its numbers are those that the
+paper writes in its text or in a table, and null if the paper only draws them. `tables/PAPER.yaml` holds the settings as
+layers, each of which overrides the ones before. Nothing else in the project repeats them.
 """
 
 import functools
@@ -48,7 +49,21 @@ _CELLS_OF_METHODS = {
 """For each method of the tables a cell of the first table that shows it, on CIFAR-10."""
 
 Kind = Literal[
-    "probe", "best_probe", "worst_probe", "uniformity", "effective_rank", "fine_tune", "transfer", "classifier"
+    "probe",
+    "best_probe",
+    "worst_probe",
+    "uniformity",
+    "alignment",
+    "effective_rank",
+    "fine_tune",
+    "transfer",
+    "classifier",
+    "inter_class_angle",
+    "local_global_angle",
+    "representation_norm",
+    "embedding_norm",
+    "client_metric",
+    "server_metric",
 ]
 
 
@@ -57,12 +72,23 @@ class Measure(StrictModel):
 
     kind: Kind = Field(
         description="`probe`: accuracy after the last round; `best_probe`: after the best evaluated round; "
-        "`worst_probe`: of the worst client; `uniformity`, `effective_rank`: of the test set's representations; "
-        "`fine_tune`: of encoder and classifier, tuned on a share of the labels; `transfer`: the same, tuned as in "
-        "FedU's transfer to another data set; `classifier`: of a supervised run's own classifier."
+        "`worst_probe`: of the worst client; `uniformity`, `alignment`, `effective_rank`: of the test set's "
+        "representations; `fine_tune`: of encoder and classifier, tuned on a share of the labels; `transfer`: the "
+        "same, tuned as in FedU's transfer to another data set; `classifier`: of a supervised run's own classifier, or "
+        "the mean of its clients' if they send nothing; `inter_class_angle`: the mean angle in degrees between two "
+        "classes' mean embeddings (FedX Eq. 16); `local_global_angle`: between a test image's embeddings by a client's "
+        "and by the global model (FedX Eq. 14); `representation_norm`, `embedding_norm`: the mean length of a test "
+        "image's h and z; `client_metric`: a metric of the last round's training, the clients' mean weighted by their "
+        "images; `server_metric`: one of the coordinator in the last round."
     )
     settings: str | None = Field(default=None, description="The name of the fine-tuning's settings.")
     share: float | None = Field(default=None, gt=0, le=1, description="Share of the training images with labels.")
+    label: int | None = Field(
+        default=None, ge=0, exclude_if=lambda it: it is None, description="Only the test images with this label."
+    )
+    metric: str | None = Field(
+        default=None, exclude_if=lambda it: it is None, description="The metric's name, as in `history.json`."
+    )
     use: Literal["last", "best"] = Field(default="last", description="Epoch of the fine-tuning; best on the test set.")
 
 
@@ -98,17 +124,23 @@ class Paper(StrictModel):
 class TableCell:
     """One run of a table: its place, its spec, the published numbers and how each is measured.
 
-    Numbers are in percent, except for uniformity and effective rank.
+    Accuracies are in percent. A number is None if the paper only draws it.
     """
 
     table: str
     row: str
     column: str
     spec: RunSpec
-    published: Mapping[str, float]
+    published: Mapping[str, float | None]
     measures: Mapping[str, Measure]
     public_client: str | None
     notes: tuple[str, ...]
+
+    @property
+    def keeps_clients(self) -> bool:
+        """True if a measure needs the models that the clients of the last round trained."""
+        kinds = {measure.kind for measure in self.measures.values()}
+        return "local_global_angle" in kinds or ("classifier" in kinds and self.spec.method.sends_nothing)
 
     @property
     def name(self) -> str:
@@ -130,7 +162,7 @@ def settings(paper: str) -> Paper:
 
 
 def tables() -> list[str]:
-    """Return the names of the tables, `fedx-1` to `flesd-1`."""
+    """Return the names of the tables and figures, `fedx-1` to `flesd-1`; a figure's is `fedx-fig5`."""
     return list(published())
 
 

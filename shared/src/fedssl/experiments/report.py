@@ -8,15 +8,13 @@ from fedssl.experiments import papers
 from fedssl.experiments.reproduction import CellResult, Difference
 from fedssl.experiments.summary import Spread, spread
 
-UNSCALED = ("uniformity", "effective rank")
-"""Measures that are not accuracies in percent."""
-
 
 def render(results: Sequence[CellResult]) -> str:
     """Return the body of a Markdown document, with a table for each of the papers' tables that has results.
 
-    Numbers are percent of the test set, except for uniformity and effective rank: means over seeds with their sample
-    standard deviation. Settings that differ from the paper's are listed below each table, numbered.
+    Accuracies are percent of the test set; numbers are means over seeds with their sample standard deviation. "drawn"
+    stands for a number that the paper only draws. Settings that differ from the paper's are listed below each table,
+    numbered.
     """
     sections = []
     for table in papers.tables():
@@ -51,9 +49,9 @@ def _section(table: str, results: Sequence[CellResult]) -> Iterator[str]:
 def _rows(result: CellResult, number: int) -> Iterator[str]:
     for name, published in result.published.items():
         found = spread(result.measured[name])
-        apart = "-" if found is None else f"{found.mean - published:+.2f}"
         minutes = f"{result.seconds / 60:.0f} min"
-        cells = (result.row, result.column, name, f"{published:.2f}", shown(found), apart, len(result.seeds), minutes)
+        numbers = (printed(published), shown(found), difference(published, found))
+        cells = (result.row, result.column, name, *numbers, len(result.seeds), minutes)
         yield f"| {' | '.join(map(str, cells))} | {number} |"
 
 
@@ -62,6 +60,20 @@ def describe(result: CellResult) -> str:
     settings = ", ".join(_difference(each) for each in result.differences) or "the paper's settings"
     notes = "".join(f"; {note}" for note in result.notes)
     return f"{result.device}: {settings}{notes}."
+
+
+def printed(published: float | None) -> str:
+    """Return a paper's number as text.
+
+    >>> printed(56.88), printed(None)
+    ('56.88', 'drawn')
+    """
+    return "drawn" if published is None else f"{published:.2f}"
+
+
+def difference(published: float | None, found: Spread | None) -> str:
+    """Return the measured mean minus the paper's number, or "-" if one of them is missing."""
+    return "-" if published is None or found is None else f"{found.mean - published:+.2f}"
 
 
 def shown(found: Spread | None) -> str:

@@ -57,6 +57,7 @@ class CellResult:
     """The result of a cell.
 
     Attributes:
+        published: the paper's numbers by measure, None if the paper only draws one.
         measured: one value per seed, by measure.
         seconds: the training time of all seeds together.
         budget: with a budget, its seconds and what was measured before the scale was chosen.
@@ -65,7 +66,7 @@ class CellResult:
     table: str
     row: str
     column: str
-    published: Mapping[str, float]
+    published: Mapping[str, float | None]
     measured: Mapping[str, tuple[float, ...]]
     seeds: tuple[int, ...]
     differences: tuple[Difference, ...]
@@ -119,7 +120,13 @@ def run_task(
             (run.folder / MEASURES).unlink(missing_ok=True)
         with display(run.spec) as calls:
             finished = run_in_folder(
-                run.spec, run.folder, machine=machine, calls=calls, clients=run.clients, public=run.public
+                run.spec,
+                run.folder,
+                machine=machine,
+                calls=calls,
+                clients=run.clients,
+                public=run.public,
+                keep_clients=task.cell.keeps_clients,
             )
         seconds += finished.seconds
         for name, value in measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring).items():
@@ -169,7 +176,9 @@ def prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettin
             )
         spec = _changed(spec, values)
     name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
-    return PreparedRun(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public, note)
+    kept = "-clients" if cell.keeps_clients else ""  # a run that did not keep them has to be trained again
+    place = folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}{kept}"
+    return PreparedRun(spec, place, clients, public, note)
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:

@@ -9,15 +9,17 @@ from typing import Any
 
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
-from fedssl.errors import ResultsError
+from fedssl.errors import ResultsError, SpecError
 from fedssl.evaluation.baselines import CHANCE_KEY, Chance
 from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, dumped_sites, parse_sites, run_key
 from fedssl.locks import FolderLock
+from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.run_files import (
     CHECKPOINT,
+    CLIENTS,
     ENCODER,
     HISTORY,
     INITIAL,
@@ -121,25 +123,41 @@ def run_in_folder(
     calls: Calls = SILENT,
     clients: dict[str, ImageData] | None = None,
     public: ImageData | None = None,
+    keep_clients: bool = False,
 ) -> FinishedRun:
     """Run or resume a simulation in `folder`; if it is finished, only read its results.
 
     Writes the models, the encoder (each client's, if clients send nothing), the spec, `history.json` and, last,
-    `result.json`. `clients` and `public` are those of :func:`fedssl.simulation.simulate`.
+    `result.json`. `clients` and `public` are those of :func:`fedssl.simulation.simulate`. With `keep_clients` also
+    `clients/CLIENT.safetensors`: the model of each client of the last round, as trained, before the models were
+    averaged.
 
-    Raises ResultsError if the folder is another run's, FolderInUseError if another process works in it, and the errors
-    of a simulation.
+    Raises ResultsError if the folder is another run's, or has no clients' models although `keep_clients` asks for them,
+    SpecError if it asks for them and clients send something other than weights, FolderInUseError if another process
+    works in it, and the errors of a simulation.
     """
     spec = pinned(spec)
+    if keep_clients:
+        _require_weights(spec)
     folder.mkdir(parents=True, exist_ok=True)  # with the usual permissions, not those that the lock would set
     lock = FolderLock(folder, LOCK)
     lock.acquire()
     try:
         if (finished := find_finished(spec, folder)) is not None:
+            if keep_clients:
+                _require_clients(folder)
             return finished
         checkpoint = FolderCheckpoint(folder / CHECKPOINT)
         if (begun := checkpoint.load(spec)) is not None:
             calls.on_resume(begun.rounds_done)
+            if keep_clients and begun.rounds_done >= spec.num_rounds:
+                _require_clients(folder)
+
+        def keep(number: int, name: str, model: Tensors) -> None:
+            if number == spec.num_rounds:
+                (folder / CLIENTS).mkdir(exist_ok=True)
+                save_tensors(model, folder / CLIENTS / f"{name}.safetensors")
+
         result = simulate(
             spec,
             clients,
@@ -153,6 +171,7 @@ def run_in_folder(
             on_distillation=calls.on_distillation,
             on_judging=calls.on_judging,
             on_evaluation=calls.on_evaluation,
+            on_trained=keep if keep_clients else None,
         )
         finished = _write(result, folder)
         checkpoint.discard()
@@ -160,6 +179,28 @@ def run_in_folder(
     finally:
         lock.release()
         _remove_if_unused(folder)
+
+
+def _require_weights(spec: RunSpec) -> None:
+    """Raise SpecError if the coordinator sees something other than weights of the clients."""
+    update = METHODS[spec.method.name].bind(spec).plan.update
+    if update and all(tensor.kind != "weights" for tensor in update):
+        raise SpecError(
+            f"clients' models cannot be kept: clients of {spec.method.name} with this reducer send "
+            f"{update[0].kind} and no weights"
+        )
+
+
+def _require_clients(folder: Path) -> None:
+    if not client_models(folder):
+        raise ResultsError(
+            f"{folder} holds this run without its clients' models: start again with --restart, or take another folder"
+        )
+
+
+def client_models(folder: Path) -> list[Path]:
+    """Return the files of the clients' models of a run with `keep_clients`, in the order of the clients' names."""
+    return sorted((folder / CLIENTS).glob("*.safetensors"))
 
 
 def _remove_if_unused(folder: Path) -> None:
@@ -204,6 +245,7 @@ def clear(folder: Path) -> None:
         (folder / RESULT).unlink(missing_ok=True)
         if (folder / CHECKPOINT).is_dir():
             shutil.rmtree(folder / CHECKPOINT)
+        shutil.rmtree(folder / CLIENTS, ignore_errors=True)
     finally:
         lock.release()
 

@@ -36,7 +36,7 @@ def test_the_list_shows_every_table_and_what_its_rows_cost() -> None:
     shown = fedssl("reproduce", "--list").stdout
     cells = fedssl("reproduce", "fedx-1:simclr", "--list").stdout
 
-    assert len(document) == 395
+    assert sum("-fig" not in cell["table"] for cell in document) == 395
     assert document[0]["published"] == {"last": 51.31, "best": 52.88}
     assert document[0]["flops"] == pytest.approx(3.3e17, rel=0.02)
     assert "fedrlc-4" in shown

@@ -63,9 +63,9 @@ def show_results(results: Sequence[CellResult], output: Format) -> None:
     for result in results:
         for name, published in result.published.items():
             found = spread(result.measured[name])
-            difference = "-" if found is None else f"{found.mean - published:+.2f}"
             place = (result.table, result.row, result.column)
-            rows.append((*place, name, f"{published:.2f}", markdown.shown(found), difference, cell(len(result.seeds))))
+            numbers = (markdown.printed(published), markdown.shown(found), markdown.difference(published, found))
+            rows.append((*place, name, *numbers, cell(len(result.seeds))))
     show_table(["table", "row", "column", "measure", "#published", "#measured", "#difference", "#seeds"], rows)
     for result in results:
         typer.echo(f"{result.table}:{result.row}@{result.column}, settings that differ from the paper's:")
