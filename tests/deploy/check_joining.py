@@ -5,6 +5,8 @@ The coordinator is published by https under a name that only the site's hosts fi
 
 import json
 import os
+import re
+import shutil
 import stat
 import subprocess
 import zipfile
@@ -12,14 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedssl.client import Client, Tls
 from support.certificates import Authority
-from support.compose import PATIENCE_SECONDS, Federation, docker, free_port, require_engine
-from support.connect_proxy import ConnectProxy
+from support.compose import PATIENCE_SECONDS, Federation, docker, eventually, free_port, require_engine
+from support.connect_proxy import ConnectProxy, InspectingProxy
 
 NAME = "fedssl.test"
 ON_THE_ENGINE_S_MACHINE = """
@@ -46,6 +49,11 @@ class Site:
         with (self.folder / ".env").open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in settings.items())
 
+    def save_as_windows_does(self, name: str) -> None:
+        """Give a file the byte order mark and the ends of lines that editors on Windows write."""
+        path = self.folder / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+
     def add_images(self) -> None:
         random = np.random.default_rng(0)
         for number in range(12):
@@ -65,8 +73,8 @@ class Site:
         assert self.secret not in done.stdout + done.stderr
         return done.returncode == 0
 
-    def state(self) -> Any:
-        return json.loads(docker("inspect", self.compose("ps", "--all", "--quiet", "worker").strip()))[0]
+    def state(self, service: str = "worker") -> Any:
+        return json.loads(docker("inspect", self.compose("ps", "--all", "--quiet", service).strip()))[0]
 
     def reason(self) -> str:
         """Why an unhealthy worker is: what its health check printed, which its log has too. It was not restarted."""
@@ -116,7 +124,7 @@ def site(published: Federation, tmp_path: Path) -> Iterator[Callable[..., Site]]
         yield make
     finally:
         for each in made:
-            each.compose("down", "--volumes")
+            each.compose("--profile", "page", "down", "--volumes")
 
 
 def test_a_site_joins_by_its_kit(published: Federation, site: Callable[..., Site]) -> None:
@@ -130,10 +138,25 @@ def test_a_site_joins_by_its_kit(published: Federation, site: Callable[..., Site
     assert (known["num_images"], known["policy"]["allow"]) == (12, [])
     assert "hospital-a" in joining.compose("run", "--rm", "-T", "worker", "policy", "check", "/site/policy.toml")
     assert joining.secret not in joining.compose("logs", "worker")
+    _review(joining)
 
     published.fedssl_done("client", "revoke", "hospital-a")
     assert not joining.starts()
     assert "token" in joining.reason()
+
+
+def _review(joined: Site) -> None:
+    """Open the owner's page, which listens on the loopback of the engine's machine, and end it as Ctrl-C does."""
+    port = free_port()
+    joined.set(FEDSSL_PAGE_PORT=port)
+    joined.compose("up", "--detach", "page")
+    printed = eventually(lambda: re.search(rf"http://127\.0\.0\.1:{port}/\S+", joined.compose("logs", "page")))
+    with httpx.Client(follow_redirects=True) as browser:
+        text = browser.get(printed[0]).raise_for_status().text
+    assert "What no rule allows stays here." in text
+    assert "hospital-a" in text
+    joined.compose("stop", "page")
+    assert joined.state("page")["State"]["ExitCode"] == 0
 
 
 def test_a_certificate_that_the_site_does_not_trust_is_the_reason(site: Callable[..., Site]) -> None:
@@ -160,6 +183,26 @@ def test_a_user_of_the_site_s_own_behind_a_company_s_proxy(published: Federation
         assert set(proxy.connected) == {target}
         assert (joining.folder / "state" / "token.json").exists()
     assert published.fedssl("client", "show", "hospital-c")["num_images"] == 12
+
+
+def test_a_proxy_that_inspects_tls_and_files_that_windows_has_saved(
+    published: Federation, site: Callable[..., Site], tmp_path: Path
+) -> None:
+    target = f"{NAME}:{published.environment['FEDSSL_HTTPS_PORT']}"
+    server = ("127.0.0.1", int(published.environment["FEDSSL_HTTPS_PORT"]))
+    company = Authority(tmp_path, "company")
+    with InspectingProxy({target: server}, company.sign("inspection", NAME), host="0.0.0.0") as proxy:
+        joining = site("hospital-d", "--ca", "results/root.crt", host="proxy.test")
+        joining.add_images()
+        joining.set(FEDSSL_PROXY=f"http://proxy.test:{proxy.port}")
+        joining.save_as_windows_does(".env")
+        joining.save_as_windows_does("site/policy.toml")
+        assert not joining.starts()
+        assert "shows a certificate that is not trusted" in joining.reason()
+        shutil.copyfile(company.file, joining.folder / "site" / "ca.crt")
+        assert joining.starts()
+        assert proxy.seen
+    assert published.fedssl("client", "show", "hospital-d")["policy"]["allow"] == []
 
 
 def test_a_certificate_of_the_operator_s_own(published: Federation, tmp_path: Path) -> None:

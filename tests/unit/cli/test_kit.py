@@ -13,6 +13,7 @@ import yaml
 from fedssl.cli.errors import UsageError
 from fedssl.cli.kit import Kit, kit_for, write_kit
 from fedssl_worker.disclosure.policy import Policy, read_policy
+from fedssl_worker.settings import Settings
 from support.certificates import Authority
 
 ADDRESS = "https://fedssl.example.org:8443/api"
@@ -86,6 +87,33 @@ def test_every_setting_of_the_compose_file_is_explained(tmp_path: Path) -> None:
     explained = (folder / ".env").read_text()
     assert {name for name in named if f"{name}=" not in explained} == {"FEDSSL_SITE"}
     assert yaml.safe_load(text.split("# With a GPU")[0])["services"]["worker"]["environment"]["FEDSSL_STAY_UNHEALTHY"]
+
+
+def test_the_worker_s_settings_are_variables_of_the_kit_or_stay_at_their_defaults(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
+    given = {name.removeprefix("FEDSSL_WORKER_").lower() for name in services["worker"]["environment"]}
+    fields = set(Settings.model_fields)
+    assert {name for name in given if name.isidentifier()} - fields == {"fedssl_stay_unhealthy", "https_proxy", "no_proxy"}
+    assert fields - given == {
+        "state",  # the volume, which the image names
+        "enrolment_token_file", "token", "token_file",  # the kit has an enrolment token
+        "insecure_http",  # the address begins with https
+        "public_data", "max_public_bytes", "max_artifact_bytes", "claim_seconds", "retry_seconds", "keep_ended_seconds",
+        "log_level", "metrics_port", "metrics_host",
+    }  # fmt: skip
+
+
+def test_the_page_reads_what_the_worker_writes_and_listens_on_this_machine_only(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
+    worker, page = services["worker"], services["page"]
+    assert page["network_mode"] == "host"
+    assert "ports" not in page
+    assert (page["image"], page["user"]) == (worker["image"], worker["user"])
+    assert page["volumes"] == ["${FEDSSL_SITE:-./site}:/site:ro", "${FEDSSL_STATE:-state}:/state:ro"]
+    assert page["environment"] == {"FEDSSL_WORKER_POLICY": worker["environment"]["FEDSSL_WORKER_POLICY"]}
+    assert "docker compose run --rm page" in (folder / "README.md").read_text()
 
 
 def test_a_private_authority_is_included(tmp_path: Path) -> None:
