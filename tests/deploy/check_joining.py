@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import socket
+import ssl
 import stat
 import subprocess
 import zipfile
@@ -29,6 +31,23 @@ ON_THE_ENGINE_S_MACHINE = """
 services:
   worker:
     extra_hosts: ["{name}:host-gateway"]
+"""
+
+# An ACME server of one's own, which finds the proxy by its public name.
+ACME = """
+services:
+  authority:
+    image: ${{FEDSSL_CADDY_IMAGE:-caddy:2}}
+    volumes: ["{folder}/Caddyfile:/etc/caddy/Caddyfile:ro"]
+    networks: [edge]
+  proxy:
+    networks: {{ edge: {{ aliases: [{name}] }} }}
+"""
+CADDYFILE = """
+authority {
+	tls internal
+	acme_server
+}
 """
 
 
@@ -89,11 +108,15 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def published() -> Iterator[Federation]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A coordinator behind a proxy with a certificate of the proxy's own authority."""
     require_engine()
     ports = {"FEDSSL_HTTP_PORT": free_port(), "FEDSSL_HTTPS_PORT": free_port()}
-    started = Federation("compose.tls.yml", FEDSSL_DOMAIN=NAME, FEDSSL_TLS_MODE="internal", **ports)
+    folder = tmp_path_factory.mktemp("acme")
+    (folder / "Caddyfile").write_text(CADDYFILE)
+    (folder / "acme.yml").write_text(ACME.format(folder=folder, name=NAME))
+    overlays = ("compose.tls.yml", str(folder / "acme.yml"))
+    started = Federation(*overlays, FEDSSL_DOMAIN=NAME, FEDSSL_TLS_MODE="internal", **ports)
     try:
         started.compose("build", "data", "enrol")
         started.up("proxy")
@@ -222,6 +245,29 @@ def test_a_certificate_of_the_operator_s_own(published: Federation, tmp_path: Pa
     address = f"https://127.0.0.1:{published.environment['FEDSSL_HTTPS_PORT']}"
     with Client(address, token, tls=Tls(ca_file=authority.file)) as client:
         assert "hospital-c" in {known.id for known in client.clients()}
+
+
+def test_a_certificate_from_an_acme_server_of_the_operator_s_own(published: Federation, tmp_path: Path) -> None:
+    published.compose("up", "--detach", "authority")
+    root = "/data/caddy/pki/authorities/local/root.crt"
+    certificate = eventually(
+        lambda: published.compose("exec", "-T", "authority", "sh", "-c", f"cat {root} 2>&- || true")
+    )
+    (tmp_path / "acme-root.crt").write_text(certificate)
+    published.environment |= {
+        "FEDSSL_DOMAIN": NAME,
+        "FEDSSL_TLS_MODE": "acme",
+        "FEDSSL_CERTIFICATES": str(tmp_path),
+        "FEDSSL_ACME_SERVER": "https://authority/acme/local/directory",
+        "FEDSSL_ACME_ROOT": "/certificates/acme-root.crt",
+    }
+    published.up("proxy")
+    trusting = ssl.create_default_context(cadata=certificate)
+    address = ("127.0.0.1", int(published.environment["FEDSSL_HTTPS_PORT"]))
+    with socket.create_connection(address) as plain, trusting.wrap_socket(plain, server_hostname=NAME) as connection:
+        shown = connection.getpeercert()
+    assert shown is not None
+    assert shown["subjectAltName"] == (("DNS", NAME),)
 
 
 def test_a_proxy_without_a_certificate_is_not_healthy(published: Federation) -> None:

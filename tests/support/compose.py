@@ -56,9 +56,9 @@ class Federation:
         if found := find_fashion_mnist(cache_folder()):
             self.environment["FEDSSL_DATASETS"] = str(found)
 
-    def compose(self, *arguments: str) -> str:
+    def compose(self, *arguments: str, **environment: str) -> str:
         project = ("compose", *self._files, "--project-name", self._name)
-        return docker(*project, *arguments, environment=self.environment)
+        return docker(*project, *arguments, environment=self.environment | environment)
 
     def up(self, *services: str) -> None:
         self.compose("up", "--detach", "--build", "--wait", "--wait-timeout", str(PATIENCE_SECONDS), *services)
