@@ -72,10 +72,11 @@ def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tm
     policy, _ = read_policy(path)
     assert (policy.client, policy.coordinator, policy.allow) == ("hospital-a", ADDRESS, ())
     edited = path.read_text().replace("\n#[[", "\n[[").replace("\n#[m", "\n[m")
-    for key in ("artifact", "methods", "max_bytes", "max_rounds", "allow", "max_bytes_total", "max_rounds_total"):
+    keys = ("artifact", "methods", "max_bytes", "max_rounds", "allow", "max_bytes_total", "max_rounds_total", "min_count")
+    for key in keys:
         edited = edited.replace(f"\n#{key} ", f"\n{key} ")
     allowed = Policy.model_validate(tomllib.loads(edited))
-    assert [rule.artifact for rule in allowed.allow] == ["weights"]
+    assert [(rule.artifact, rule.min_count) for rule in allowed.allow] == [("weights", None), ("evaluation", 10)]
     assert allowed.max_rounds_total == 1000
     assert allowed.metrics.allow == ("loss",)
 
