@@ -21,7 +21,7 @@ VOLUME = {"name": "trial", "emptyDir": {}}
 
 # By the last word of a value's path, or by the path where that is not enough.
 TRIALS: dict[str, Any] = {
-    "accessModes": ["ReadOnlyMany"],
+    "accessModes": ["ReadWriteMany"],
     "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     "api.oidc.roles": {"trial": "viewer"},
     "api.oidc.scopes": "openid trial",
@@ -39,7 +39,7 @@ TRIALS: dict[str, Any] = {
     "extraVolumeMounts": [{"name": "trial", "mountPath": "/trial"}],
     "extraVolumes": [VOLUME],
     "hostPath": "/trial",
-    "image.pullSecrets": [{"name": "trial"}],
+    "image.pullSecrets": ["trial"],
     "interval": "7s",
     "issuer": "https://trial.example.org:8443",
     "labelNames": "/trial.csv",
@@ -64,8 +64,20 @@ TRIALS: dict[str, Any] = {
 }
 # What a value needs, to have an effect or to be accepted.
 TOGETHER: dict[str, dict[str, Any]] = {
+    "api.service.allowHttp": {"type": "LoadBalancer"},
+    "api.service.type": {"allowHttp": True},
+    "cooldownSeconds": {"enabled": True},
     "extraVolumeMounts": {"extraVolumes": [VOLUME]},
+    "jobsPerReplica": {"enabled": True},
     "labelNames": {"labels": "own"},
+    "maxReplicas": {"enabled": True},
+    "maxUnavailable": {"enabled": True},
+    "minReplicas": {"enabled": True},
+    "mountOptions": {"bucket": "trial"},
+    "resource": {"count": 1},
+    "store.type": {"s3": {"bucket": "trial"}},
+    "worker.tls.certificate": {"secretName": "trial", "key": "trial"},
+    "worker.tls.key": {"secretName": "trial", "certificate": "trial"},
 }
 
 Path = tuple[str, ...]
@@ -96,7 +108,7 @@ def _trial(path: Path, schema: dict[str, Any], current: Any) -> Any:
     if "number" in kinds:
         return 0.5
     if "integer" in kinds:
-        return max(schema.get("minimum", 1), 7) if current != 7 else 8
+        return min(schema.get("maximum", 7), max(schema.get("minimum", 1), 7)) if current != schema.get("maximum", 7) else current - 1
     if kinds == "array":
         return PEER
     return {"trial": "trial"} if kinds == "object" else "trial"
@@ -150,7 +162,7 @@ BASES = [case(name) for name in sorted(CASES, key=lambda name: name != "everythi
 def test_a_value_changes_what_is_installed(rendered: Callable[[dict[str, Any]], str | None], path: Path) -> None:
     for base in BASES:
         start = base
-        for key, value in TOGETHER.get(path[-1], {}).items():
+        for key, value in TOGETHER.get(".".join(path), TOGETHER.get(path[-1], {})).items():
             start = _with(start, (*path[:-1], key), value)
         current = _get(start, path)
         if current is None:
