@@ -36,7 +36,9 @@ def test_the_documented_values_are_accepted(values: str) -> None:
 
 
 def test_the_documented_installation_sets_all_that_is_required() -> None:
-    documented = [path for path in (ROOT / "README.md", DEPLOY) if f"{INSTALL} --set image.registry=" in _commands(path)]
+    documented = [
+        path for path in (ROOT / "README.md", DEPLOY) if f"{INSTALL} --set image.registry=" in _commands(path)
+    ]
     assert len(documented) == 2
     with helm.Chart.load(CHART) as chart:
         chart.render({"image": {"registry": "registry.example.org/ml"}}, name="fedssl", namespace="fedssl")

@@ -19,7 +19,7 @@ PEER = [{"ipBlock": {"cidr": "198.51.100.7/32"}}]
 RULES = {"beat": [{"ports": [{"port": 4711}]}]}
 VOLUME = {"name": "trial", "emptyDir": {}}
 
-# By the last word of a value's path, or by the path where that is not enough.
+# By the last word of a value's path, or by the whole path if that is not enough.
 TRIALS: dict[str, Any] = {
     "accessModes": ["ReadWriteMany"],
     "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
@@ -108,7 +108,8 @@ def _trial(path: Path, schema: dict[str, Any], current: Any) -> Any:
     if "number" in kinds:
         return 0.5
     if "integer" in kinds:
-        return min(schema.get("maximum", 7), max(schema.get("minimum", 1), 7)) if current != schema.get("maximum", 7) else current - 1
+        least, most = schema.get("minimum", 1), schema.get("maximum", 7)
+        return current - 1 if current == most else min(most, max(least, 7))
     if kinds == "array":
         return PEER
     return {"trial": "trial"} if kinds == "object" else "trial"
@@ -131,7 +132,7 @@ def _with(values: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def rendered() -> Iterator[Callable[[dict[str, Any]], str | None]]:
-    """Returns what the chart makes of values, without the Secrets, whose passwords are random; None if it refuses them."""
+    """Renders the chart without the Secrets, whose passwords are random. Returns None if it refuses the values."""
     known: dict[str, str | None] = {}
     with helm.Chart.load(CHART) as chart:
 

@@ -6,6 +6,7 @@ The coordinator is published by https under a name that only the site's hosts fi
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import ssl
@@ -23,7 +24,7 @@ from PIL import Image
 
 from fedssl.client import Client, Tls
 from support.certificates import Authority
-from support.compose import PATIENCE_SECONDS, Federation, docker, eventually, free_port, require_engine
+from support.compose import PATIENCE_SECONDS, VERSION, Federation, docker, eventually, free_port, require_engine
 from support.connect_proxy import ConnectProxy, InspectingProxy
 
 NAME = "fedssl.test"
@@ -63,6 +64,9 @@ class Site:
         (self.folder / "test.yml").write_text(ON_THE_ENGINE_S_MACHINE.format(name=host))
         lines = (self.folder / ".env").read_text().splitlines()
         self.secret = next(line.partition("=")[2] for line in lines if line.startswith("FEDSSL_ENROLMENT_TOKEN="))
+        # The engine may have a site of this name.
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
+        self._environment["COMPOSE_PROJECT_NAME"] = f"fedssl-test-{secrets.token_hex(4)}"
 
     def set(self, **settings: str) -> None:
         with (self.folder / ".env").open("a") as file:
@@ -104,7 +108,6 @@ class Site:
         return reason
 
     _files = ("--file", "docker-compose.yml", "--file", "test.yml")
-    _environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,7 @@ def site(published: Federation, tmp_path: Path) -> Iterator[Callable[..., Site]]
 
     def make(client: str, *options: str, host: str = NAME) -> Site:
         address = f"https://{NAME}:{published.environment['FEDSSL_HTTPS_PORT']}"
-        named = ("--address", address, "--image", "fedssl-worker:test")
+        named = ("--address", address, "--image", f"fedssl-worker:{VERSION}")
         kit = f"results/kits/{client}.zip"
         printed = published.compose(
             "run", "--rm", "-T", "cli", "token", "enrol", client, "--kit", kit, *named, *options

@@ -77,7 +77,7 @@ def test_one_service_builds_each_image() -> None:
         named = {service["image"] for service in services if service.get("image", "").startswith("fedssl-")}
         built = [service["image"] for service in services if "build" in service]
         assert sorted(built) == sorted(named), path.name
-    # Nobody is asked for an image that another service of the file builds.
+    # No registry is asked for an image that another service of the file builds.
     services = _read(FILES[0])["services"].values()
     assert all(each["pull_policy"] == "never" for each in services if each["image"].startswith("fedssl-"))
 

@@ -72,7 +72,16 @@ def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tm
     policy, _ = read_policy(path)
     assert (policy.client, policy.coordinator, policy.allow) == ("hospital-a", ADDRESS, ())
     edited = path.read_text().replace("\n#[[", "\n[[").replace("\n#[m", "\n[m")
-    keys = ("artifact", "methods", "max_bytes", "max_rounds", "allow", "max_bytes_total", "max_rounds_total", "min_count")
+    keys = (
+        "artifact",
+        "methods",
+        "max_bytes",
+        "max_rounds",
+        "allow",
+        "max_bytes_total",
+        "max_rounds_total",
+        "min_count",
+    )
     for key in keys:
         edited = edited.replace(f"\n#{key} ", f"\n{key} ")
     allowed = Policy.model_validate(tomllib.loads(edited))
@@ -95,7 +104,11 @@ def test_the_worker_s_settings_are_variables_of_the_kit_or_stay_at_their_default
     services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
     given = {name.removeprefix("FEDSSL_WORKER_").lower() for name in services["worker"]["environment"]}
     fields = set(Settings.model_fields)
-    assert {name for name in given if name.isidentifier()} - fields == {"fedssl_stay_unhealthy", "https_proxy", "no_proxy"}
+    assert {name for name in given if name.isidentifier()} - fields == {
+        "fedssl_stay_unhealthy",
+        "https_proxy",
+        "no_proxy",
+    }
     assert fields - given == {
         "state",  # the volume, which the image names
         "enrolment_token_file", "token", "token_file",  # the kit has an enrolment token
@@ -123,6 +136,19 @@ def test_a_private_authority_is_included(tmp_path: Path) -> None:
     assert (folder / "site/ca.crt").read_bytes() == authority.file.read_bytes()
     assert settings(folder)["FEDSSL_CA"] == "ca.crt"
     assert settings(folder)["FEDSSL_WORKER_IMAGE"] == "registry.example.org/ml/fedssl-worker:0.1.0-cuda"
+
+
+def test_the_authority_s_certificate_is_read_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    for content in (authority.file.read_bytes(), b""):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        if content:
+            assert kit_for("a", ADDRESS, None, Path("-")).ca == content
+        else:  # the command that was to print it has failed
+            with pytest.raises(UsageError, match="--ca - cannot be used"):
+                kit_for("a", ADDRESS, None, Path("-"))
 
 
 @pytest.mark.parametrize(
