@@ -149,7 +149,7 @@ BASE_IMAGES := PYTHON=python:3.11-slim POSTGRES=postgres:16 REDIS=redis:7 CADDY=
 .PHONY: image-digests
 image-digests: ## Write the base images' present digests to images.env, for `docker compose --env-file images.env` (needs their registry)
 	@for pair in $(BASE_IMAGES); do \
-	  digest=$$(docker buildx imagetools inspect "$${pair#*=}" --format '{{.Manifest.Digest}}'); \
+	  digest=$$(docker buildx imagetools inspect "$${pair#*=}" --format '{{print .Manifest.Digest}}'); \
 	  echo "FEDSSL_$${pair%%=*}_IMAGE=$${pair#*=}@$$digest"; \
 	done > images.env.new
 	@mv images.env.new images.env

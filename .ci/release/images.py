@@ -90,8 +90,11 @@ def base_image(tree: Path, wanted: str) -> str:
     reference = wanted or str(re.findall(r"^ARG PYTHON=(\S+)$", (tree / _COORDINATOR).read_text(), re.MULTILINE)[0])
     if "@" in reference:
         return reference
+    # buildx ignores a format that begins with {{.Manifest, and prints its own text.
     try:
-        found = run("docker", "buildx", "imagetools", "inspect", reference, "--format", "{{.Manifest.Digest}}").strip()
+        found = run(
+            "docker", "buildx", "imagetools", "inspect", reference, "--format", "{{print .Manifest.Digest}}"
+        ).strip()
     except ReleaseError as error:
         raise ReleaseError(
             f"the digest of the base image {reference} is not known: {error}\nWithout its registry, set BASE_IMAGE to "

@@ -1,11 +1,19 @@
 """The objects of the chart as docs/deploy.md describes them."""
 
 import re
+import textwrap
 from pathlib import Path
 
-from support.chart import pod, rendered
+import helm_python as helm
+import pytest
+import yaml
 
-DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
+from support.chart import CHART, pod, render, rendered
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "docs" / "deploy.md"
+VALUES = [textwrap.dedent(block) for block in re.findall(r"^ *```yaml\n(.*?)^ *```$", DEPLOY.read_text(), re.M | re.S)]
+INSTALL = "helm install fedssl helm/fedssl"
 COMPONENT = "app.kubernetes.io/component"
 
 
@@ -20,3 +28,23 @@ def test_a_restore_stops_whoever_could_remove_a_file() -> None:
         assert {label[COMPONENT] for label in labels} == {*stopped.split(","), "api"}
     api = pod(rendered("default").named("Deployment", "-api"))["spec"]
     assert {"name": "store", "mountPath": "/var/lib/fedssl"} in api["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda text: text.split(":")[0])
+def test_the_documented_values_are_accepted(values: str) -> None:
+    assert render(yaml.safe_load(values)).workloads()
+
+
+def test_the_documented_installation_sets_all_that_is_required() -> None:
+    documented = [
+        path for path in (ROOT / "README.md", DEPLOY) if f"{INSTALL} --set image.registry=" in _commands(path)
+    ]
+    assert len(documented) == 2
+    with helm.Chart.load(CHART) as chart:
+        chart.render({"image": {"registry": "registry.example.org/ml"}}, name="fedssl", namespace="fedssl")
+        with pytest.raises(helm.HelmError, match=r"image\.registry"):
+            chart.render({}, name="fedssl", namespace="fedssl")
+
+
+def _commands(path: Path) -> str:
+    return path.read_text().replace(" --namespace fedssl --create-namespace", "")

@@ -81,10 +81,25 @@ def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -
     assert settings["FEDSSL_WORKER_CHANNELS"] == str(channels)
 
 
+def test_a_site_s_labels_and_its_share_of_unreadable_files_reach_the_worker() -> None:
+    def settings(**given: Any) -> dict[str, Any]:
+        clients = {"a": {"data": {"hostPath": "/x"}, "settings": given}}
+        [own] = pod(render({"worker": {"clients": clients}}).named("StatefulSet", "-worker-a"))["spec"]["containers"]
+        return {entry["name"].removeprefix("FEDSSL_WORKER_"): entry.get("value") for entry in own["env"]}
+
+    given = settings(maxUnreadable=0, labels="/etc/site/labels.csv", labelNames="/etc/site/names.csv")
+    assert given["MAX_UNREADABLE"] == "0"
+    assert (given["LABELS"], given["LABEL_NAMES"]) == ("/etc/site/labels.csv", "/etc/site/names.csv")
+    assert settings(maxUnreadable=0.05)["MAX_UNREADABLE"] == "0.05"
+    assert not {"MAX_UNREADABLE", "LABELS", "LABEL_NAMES"} & set(settings())
+
+
 @pytest.mark.parametrize(
     "values",
     [
         {"apis": {}},
+        {"worker": {"settings": {"maxUnreadable": 1}}},
+        {"worker": {"settings": {"labels": "labels.csv"}}},
         {"worker": {"settings": {"channels": 0}}},
         {"worker": {"settings": {"channels": 17}}},
         {"api": {"replica": 2}},
@@ -136,6 +151,10 @@ def test_moved_keys_name_their_replacement(key: str) -> None:
         (
             {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"certificate": "c", "key": "k"}}}}},
             "they need tls.secretName",
+        ),
+        (
+            {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "settings": {"labelNames": "/etc/names.csv"}}}}},
+            "set both",
         ),
         ({"postgresql": {"external": {"directKey": "direct"}}}, "needs postgresql.external.existingSecret"),
         ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "exactly one place"),

@@ -4,6 +4,7 @@ Not part of the suite: it builds images and takes minutes. It has a project name
 """
 
 import json
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -12,7 +13,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from fedssl.protocol.views import RunView
-from support.compose import ROOT, SERVERS, WORKERS, Federation, eventually, free_port, require_engine
+from support.compose import ROOT, SERVERS, WORKERS, Federation, docker, eventually, free_port, require_engine
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,20 @@ def test_up_again_creates_no_container_again(federation: Federation) -> None:
     before = [federation.container(service) for service in SERVERS]
     federation.up()
     assert [federation.container(service) for service in SERVERS] == before
+
+
+def test_the_api_takes_the_next_free_port(federation: Federation) -> None:
+    """Two containers with the port of the API, which is not set here, at the same time."""
+    run = ["run", "--detach", "--service-ports", "--no-deps", "--entrypoint", "sleep", "api", "600"]
+    started: list[str] = []
+    try:
+        for _ in range(2):
+            started.append(federation.compose(*run, FEDSSL_PORT="").split()[-1])
+        ports = {docker("port", name, "8000/tcp").strip() for name in started}
+    finally:
+        docker("rm", "--force", *started)
+    assert len(ports) == 2
+    assert all(re.fullmatch(r"127\.0\.0\.1:80[01]\d", port) for port in ports)
 
 
 def test_results_land_in_a_folder_of_this_machine(federation: Federation, undisturbed: RunView) -> None:

@@ -5,6 +5,11 @@ The coordinator is published by https under a name that only the site's hosts fi
 
 import json
 import os
+import re
+import secrets
+import shutil
+import socket
+import ssl
 import stat
 import subprocess
 import zipfile
@@ -12,20 +17,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedssl.client import Client, Tls
 from support.certificates import Authority
-from support.compose import PATIENCE_SECONDS, Federation, docker, free_port, require_engine
-from support.connect_proxy import ConnectProxy
+from support.compose import PATIENCE_SECONDS, VERSION, Federation, docker, eventually, free_port, require_engine
+from support.connect_proxy import ConnectProxy, InspectingProxy
 
 NAME = "fedssl.test"
 ON_THE_ENGINE_S_MACHINE = """
 services:
   worker:
     extra_hosts: ["{name}:host-gateway"]
+"""
+
+# An ACME server of one's own, which finds the proxy by its public name.
+ACME = """
+services:
+  authority:
+    image: ${{FEDSSL_CADDY_IMAGE:-caddy:2}}
+    volumes: ["{folder}/Caddyfile:/etc/caddy/Caddyfile:ro"]
+    networks: [edge]
+  proxy:
+    networks: {{ edge: {{ aliases: [{name}] }} }}
+"""
+CADDYFILE = """
+authority {
+	tls internal
+	acme_server
+}
 """
 
 
@@ -41,10 +64,18 @@ class Site:
         (self.folder / "test.yml").write_text(ON_THE_ENGINE_S_MACHINE.format(name=host))
         lines = (self.folder / ".env").read_text().splitlines()
         self.secret = next(line.partition("=")[2] for line in lines if line.startswith("FEDSSL_ENROLMENT_TOKEN="))
+        # The engine may have a site of this name.
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
+        self._environment["COMPOSE_PROJECT_NAME"] = f"fedssl-test-{secrets.token_hex(4)}"
 
     def set(self, **settings: str) -> None:
         with (self.folder / ".env").open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in settings.items())
+
+    def save_as_windows_does(self, name: str) -> None:
+        """Give a file the byte order mark and the ends of lines that editors on Windows write."""
+        path = self.folder / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
 
     def add_images(self) -> None:
         random = np.random.default_rng(0)
@@ -65,8 +96,8 @@ class Site:
         assert self.secret not in done.stdout + done.stderr
         return done.returncode == 0
 
-    def state(self) -> Any:
-        return json.loads(docker("inspect", self.compose("ps", "--all", "--quiet", "worker").strip()))[0]
+    def state(self, service: str = "worker") -> Any:
+        return json.loads(docker("inspect", self.compose("ps", "--all", "--quiet", service).strip()))[0]
 
     def reason(self) -> str:
         """Why an unhealthy worker is: what its health check printed, which its log has too. It was not restarted."""
@@ -77,15 +108,18 @@ class Site:
         return reason
 
     _files = ("--file", "docker-compose.yml", "--file", "test.yml")
-    _environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
 
 
 @pytest.fixture(scope="module")
-def published() -> Iterator[Federation]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A coordinator behind a proxy with a certificate of the proxy's own authority."""
     require_engine()
     ports = {"FEDSSL_HTTP_PORT": free_port(), "FEDSSL_HTTPS_PORT": free_port()}
-    started = Federation("compose.tls.yml", FEDSSL_DOMAIN=NAME, FEDSSL_TLS_MODE="internal", **ports)
+    folder = tmp_path_factory.mktemp("acme")
+    (folder / "Caddyfile").write_text(CADDYFILE)
+    (folder / "acme.yml").write_text(ACME.format(folder=folder, name=NAME))
+    overlays = ("compose.tls.yml", str(folder / "acme.yml"))
+    started = Federation(*overlays, FEDSSL_DOMAIN=NAME, FEDSSL_TLS_MODE="internal", **ports)
     try:
         started.compose("build", "data", "enrol")
         started.up("proxy")
@@ -103,7 +137,7 @@ def site(published: Federation, tmp_path: Path) -> Iterator[Callable[..., Site]]
 
     def make(client: str, *options: str, host: str = NAME) -> Site:
         address = f"https://{NAME}:{published.environment['FEDSSL_HTTPS_PORT']}"
-        named = ("--address", address, "--image", "fedssl-worker:test")
+        named = ("--address", address, "--image", f"fedssl-worker:{VERSION}")
         kit = f"results/kits/{client}.zip"
         printed = published.compose(
             "run", "--rm", "-T", "cli", "token", "enrol", client, "--kit", kit, *named, *options
@@ -116,7 +150,7 @@ def site(published: Federation, tmp_path: Path) -> Iterator[Callable[..., Site]]
         yield make
     finally:
         for each in made:
-            each.compose("down", "--volumes")
+            each.compose("--profile", "page", "down", "--volumes")
 
 
 def test_a_site_joins_by_its_kit(published: Federation, site: Callable[..., Site]) -> None:
@@ -130,10 +164,25 @@ def test_a_site_joins_by_its_kit(published: Federation, site: Callable[..., Site
     assert (known["num_images"], known["policy"]["allow"]) == (12, [])
     assert "hospital-a" in joining.compose("run", "--rm", "-T", "worker", "policy", "check", "/site/policy.toml")
     assert joining.secret not in joining.compose("logs", "worker")
+    _review(joining)
 
     published.fedssl_done("client", "revoke", "hospital-a")
     assert not joining.starts()
     assert "token" in joining.reason()
+
+
+def _review(joined: Site) -> None:
+    """Open the owner's page, which listens on the loopback of the engine's machine, and end it as Ctrl-C does."""
+    port = free_port()
+    joined.set(FEDSSL_PAGE_PORT=port)
+    joined.compose("up", "--detach", "page")
+    printed = eventually(lambda: re.search(rf"http://127\.0\.0\.1:{port}/\S+", joined.compose("logs", "page")))
+    with httpx.Client(follow_redirects=True) as browser:
+        text = browser.get(printed[0]).raise_for_status().text
+    assert "What no rule allows stays here." in text
+    assert "hospital-a" in text
+    joined.compose("stop", "page")
+    assert joined.state("page")["State"]["ExitCode"] == 0
 
 
 def test_a_certificate_that_the_site_does_not_trust_is_the_reason(site: Callable[..., Site]) -> None:
@@ -162,6 +211,26 @@ def test_a_user_of_the_site_s_own_behind_a_company_s_proxy(published: Federation
     assert published.fedssl("client", "show", "hospital-c")["num_images"] == 12
 
 
+def test_a_proxy_that_inspects_tls_and_files_that_windows_has_saved(
+    published: Federation, site: Callable[..., Site], tmp_path: Path
+) -> None:
+    target = f"{NAME}:{published.environment['FEDSSL_HTTPS_PORT']}"
+    server = ("127.0.0.1", int(published.environment["FEDSSL_HTTPS_PORT"]))
+    company = Authority(tmp_path, "company")
+    with InspectingProxy({target: server}, company.sign("inspection", NAME), host="0.0.0.0") as proxy:
+        joining = site("hospital-d", "--ca", "results/root.crt", host="proxy.test")
+        joining.add_images()
+        joining.set(FEDSSL_PROXY=f"http://proxy.test:{proxy.port}")
+        joining.save_as_windows_does(".env")
+        joining.save_as_windows_does("site/policy.toml")
+        assert not joining.starts()
+        assert "shows a certificate that is not trusted" in joining.reason()
+        shutil.copyfile(company.file, joining.folder / "site" / "ca.crt")
+        assert joining.starts()
+        assert proxy.seen
+    assert published.fedssl("client", "show", "hospital-d")["policy"]["allow"] == []
+
+
 def test_a_certificate_of_the_operator_s_own(published: Federation, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.sign("api", "127.0.0.1")
@@ -179,6 +248,29 @@ def test_a_certificate_of_the_operator_s_own(published: Federation, tmp_path: Pa
     address = f"https://127.0.0.1:{published.environment['FEDSSL_HTTPS_PORT']}"
     with Client(address, token, tls=Tls(ca_file=authority.file)) as client:
         assert "hospital-c" in {known.id for known in client.clients()}
+
+
+def test_a_certificate_from_an_acme_server_of_the_operator_s_own(published: Federation, tmp_path: Path) -> None:
+    published.compose("up", "--detach", "authority")
+    root = "/data/caddy/pki/authorities/local/root.crt"
+    certificate = eventually(
+        lambda: published.compose("exec", "-T", "authority", "sh", "-c", f"cat {root} 2>&- || true")
+    )
+    (tmp_path / "acme-root.crt").write_text(certificate)
+    published.environment |= {
+        "FEDSSL_DOMAIN": NAME,
+        "FEDSSL_TLS_MODE": "acme",
+        "FEDSSL_CERTIFICATES": str(tmp_path),
+        "FEDSSL_ACME_SERVER": "https://authority/acme/local/directory",
+        "FEDSSL_ACME_ROOT": "/certificates/acme-root.crt",
+    }
+    published.up("proxy")
+    trusting = ssl.create_default_context(cadata=certificate)
+    address = ("127.0.0.1", int(published.environment["FEDSSL_HTTPS_PORT"]))
+    with socket.create_connection(address) as plain, trusting.wrap_socket(plain, server_hostname=NAME) as connection:
+        shown = connection.getpeercert()
+    assert shown is not None
+    assert shown["subjectAltName"] == (("DNS", NAME),)
 
 
 def test_a_proxy_without_a_certificate_is_not_healthy(published: Federation) -> None:

@@ -1,6 +1,7 @@
 """The rules for every compose file, read without an engine. `make compose-test` runs them on one."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,21 @@ def test_one_service_builds_each_image() -> None:
         named = {service["image"] for service in services if service.get("image", "").startswith("fedssl-")}
         built = [service["image"] for service in services if "build" in service]
         assert sorted(built) == sorted(named), path.name
+    # No registry is asked for an image that another service of the file builds.
+    services = _read(FILES[0])["services"].values()
+    assert all(each["pull_policy"] == "never" for each in services if each["image"].startswith("fedssl-"))
 
 
 def test_every_setting_is_in_the_example() -> None:
     example = set(re.findall(r"^#(\w+)=", (ROOT / "env.example").read_text(), re.MULTILINE))
     used = {name for path in (FILES[0], *OVERLAYS) for name in re.findall(r"\$\{(\w+)", path.read_text())}
     assert used == example - {"COMPOSE_FILE"}
+
+
+def test_settings_and_results_are_not_committed() -> None:
+    private = [".env", "images.env", "results/hospital-a.zip"]
+    done = subprocess.run(["git", "check-ignore", *private], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == private
 
 
 def test_every_process_with_a_gpu_has_a_setting_for_it() -> None:

@@ -97,6 +97,16 @@ def test_the_two_builds_of_torch_are_of_one_version() -> None:
     assert not set(cuda) & set(_entries("training"))
 
 
+def test_the_documented_cuda_is_the_locked_one() -> None:
+    cuda = {package: _version(line) for package, line in _entries("torch-cuda").items()}
+    shown = {
+        name: ".".join(cuda[package].split(".")[:2])
+        for name, package in (("CUDA", "cuda-toolkit"), ("cuDNN", "nvidia-cudnn-cu13"), ("NCCL", "nvidia-nccl-cu13"))
+    }
+    row = f"| CUDA in the images | {shown['CUDA']}, with cuDNN {shown['cuDNN']} and NCCL {shown['NCCL']}:"
+    assert row in (ROOT / "docs" / "deploy.md").read_text()
+
+
 def test_every_file_is_used_by_an_image() -> None:
     dockerfiles = [*ROOT.glob("services/*/Dockerfile"), *ROOT.glob("deploy/*/Dockerfile")]
     text = "".join(path.read_text() for path in dockerfiles)

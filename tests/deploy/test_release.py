@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -387,10 +388,17 @@ def test_the_builder_decides_the_platforms(
         assert images.find_builder(wanted).platforms == platforms
 
 
+# As buildx does, which takes a format that begins so for one of its own.
+BUILDX = """case "$*" in
+*"--format {{.Manifest"*) printf 'Name: python\nDigest: sha256:%s\n' a ;;
+*) echo sha256:DIGEST ;;
+esac"""
+
+
 @pytest.mark.parametrize(
     ("wanted", "script", "found", "refusal"),
     [
-        ("", f"echo sha256:{'a' * 64}", f"python:3.11-slim@sha256:{'a' * 64}", ""),
+        ("", BUILDX.replace("DIGEST", "a" * 64), f"python:3.11-slim@sha256:{'a' * 64}", ""),
         ("mirror/python:3.11", f"echo sha256:{'b' * 64}", f"mirror/python:3.11@sha256:{'b' * 64}", ""),
         (f"python@sha256:{'c' * 64}", "exit 1", f"python@sha256:{'c' * 64}", ""),
         ("", "echo unreachable >&2; exit 1", "", "unreachable\nWithout its registry, set BASE_IMAGE"),
@@ -414,6 +422,17 @@ def test_all_images_have_one_base_by_its_digest(
             images.base_image(ROOT, wanted)
     else:
         assert images.base_image(ROOT, wanted) == found
+
+
+def test_the_digests_of_all_base_images_are_written(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n{BUILDX.replace('DIGEST', 'a' * 64)}\n")
+    (tmp_path / "docker").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["make", "image-digests"], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+    lines = (tmp_path / "images.env").read_text().split()
+    assert len(lines) == 7
+    assert all(re.fullmatch(rf"FEDSSL_[A-Z]+_IMAGE=\S+:\S+@sha256:{'a' * 64}", line) for line in lines)
 
 
 def test_the_workflow_runs_what_a_maintainer_can_run() -> None:

@@ -38,10 +38,10 @@ class Authority:
         self.file.write_bytes(root.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
     def sign(self, name: str, *addresses: str, days: int = 1) -> Pair:
-        """A certificate for these IP addresses, valid for `days` days from yesterday on."""
+        """A certificate for these IP addresses and host names, valid for `days` days from yesterday on."""
         key = generate_private_key(SECP256R1())
         builder = _unsigned(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]), key, days)
-        names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        names = [_alternative_name(address) for address in addresses]
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -51,6 +51,13 @@ class Authority:
         pair.certificate.write_bytes(signed.public_bytes(Encoding.PEM))
         pair.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return pair
+
+
+def _alternative_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def _unsigned(name: x509.Name, key: EllipticCurvePrivateKey, days: int = 1) -> x509.CertificateBuilder:

@@ -1,5 +1,6 @@
 """Compose projects on a real Docker engine, for `make compose-test`."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 WORKERS = ("worker-0", "worker-1", "worker-2")
 SERVERS = (*WORKERS, "postgres", "redis", "api", "beat", "aggregator", "distiller", "evaluator", "notifier")
 PATIENCE_SECONDS = 900
+# Another checkout's tests on the same engine have images of their own.
+VERSION = f"test-{hashlib.sha256(bytes(ROOT)).hexdigest()[:8]}"
 
 
 def require_engine() -> None:
@@ -46,7 +49,7 @@ class Federation:
         self.results = Path(self._results.name)
         self.environment = os.environ | {
             "FEDSSL_PORT": port,
-            "FEDSSL_VERSION": "test",
+            "FEDSSL_VERSION": VERSION,
             "FEDSSL_RESULTS": str(self.results),
         }
         if os.getuid():
@@ -56,9 +59,9 @@ class Federation:
         if found := find_fashion_mnist(cache_folder()):
             self.environment["FEDSSL_DATASETS"] = str(found)
 
-    def compose(self, *arguments: str) -> str:
+    def compose(self, *arguments: str, **environment: str) -> str:
         project = ("compose", *self._files, "--project-name", self._name)
-        return docker(*project, *arguments, environment=self.environment)
+        return docker(*project, *arguments, environment=self.environment | environment)
 
     def up(self, *services: str) -> None:
         self.compose("up", "--detach", "--build", "--wait", "--wait-timeout", str(PATIENCE_SECONDS), *services)

@@ -137,6 +137,9 @@ postgres: postgresql
 {{- if and $values.tls.certificate (not $values.tls.secretName) }}
 {{- fail (printf "worker.clients.%s: tls.certificate and tls.key name entries of a Secret: they need tls.secretName" $client) }}
 {{- end }}
+{{- if and $values.settings.labelNames (not $values.settings.labels) }}
+{{- fail (printf "worker.clients.%s: settings.labelNames renames the classes of settings.labels: set both" $client) }}
+{{- end }}
 {{- $places := 0 }}
 {{- range list $values.data.claim.name $values.data.hostPath $values.data.csi $values.data.s3.bucket }}
 {{- if . }}{{ $places = add1 $places }}{{ end }}

@@ -31,6 +31,18 @@
 - name: FEDSSL_WORKER_CHANNELS
   value: {{ . | quote }}
 {{- end }}
+{{- if not (kindIs "invalid" .values.settings.maxUnreadable) }}
+- name: FEDSSL_WORKER_MAX_UNREADABLE
+  value: {{ .values.settings.maxUnreadable | quote }}
+{{- end }}
+{{- with .values.settings.labels }}
+- name: FEDSSL_WORKER_LABELS
+  value: {{ . | quote }}
+{{- end }}
+{{- with .values.settings.labelNames }}
+- name: FEDSSL_WORKER_LABEL_NAMES
+  value: {{ . | quote }}
+{{- end }}
 {{- if .values.policy }}
 - name: FEDSSL_WORKER_POLICY
   value: /policy/policy.toml

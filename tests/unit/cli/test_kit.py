@@ -13,6 +13,7 @@ import yaml
 from fedssl.cli.errors import UsageError
 from fedssl.cli.kit import Kit, kit_for, write_kit
 from fedssl_worker.disclosure.policy import Policy, read_policy
+from fedssl_worker.settings import Settings
 from support.certificates import Authority
 
 ADDRESS = "https://fedssl.example.org:8443/api"
@@ -71,10 +72,20 @@ def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tm
     policy, _ = read_policy(path)
     assert (policy.client, policy.coordinator, policy.allow) == ("hospital-a", ADDRESS, ())
     edited = path.read_text().replace("\n#[[", "\n[[").replace("\n#[m", "\n[m")
-    for key in ("artifact", "methods", "max_bytes", "max_rounds", "allow", "max_bytes_total", "max_rounds_total"):
+    keys = (
+        "artifact",
+        "methods",
+        "max_bytes",
+        "max_rounds",
+        "allow",
+        "max_bytes_total",
+        "max_rounds_total",
+        "min_count",
+    )
+    for key in keys:
         edited = edited.replace(f"\n#{key} ", f"\n{key} ")
     allowed = Policy.model_validate(tomllib.loads(edited))
-    assert [rule.artifact for rule in allowed.allow] == ["weights"]
+    assert [(rule.artifact, rule.min_count) for rule in allowed.allow] == [("weights", None), ("evaluation", 10)]
     assert allowed.max_rounds_total == 1000
     assert allowed.metrics.allow == ("loss",)
 
@@ -88,12 +99,56 @@ def test_every_setting_of_the_compose_file_is_explained(tmp_path: Path) -> None:
     assert yaml.safe_load(text.split("# With a GPU")[0])["services"]["worker"]["environment"]["FEDSSL_STAY_UNHEALTHY"]
 
 
+def test_the_worker_s_settings_are_variables_of_the_kit_or_stay_at_their_defaults(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
+    given = {name.removeprefix("FEDSSL_WORKER_").lower() for name in services["worker"]["environment"]}
+    fields = set(Settings.model_fields)
+    assert {name for name in given if name.isidentifier()} - fields == {
+        "fedssl_stay_unhealthy",
+        "https_proxy",
+        "no_proxy",
+    }
+    assert fields - given == {
+        "state",  # the volume, which the image names
+        "enrolment_token_file", "token", "token_file",  # the kit has an enrolment token
+        "insecure_http",  # the address begins with https
+        "public_data", "max_public_bytes", "max_artifact_bytes", "claim_seconds", "retry_seconds", "keep_ended_seconds",
+        "log_level", "metrics_port", "metrics_host",
+    }  # fmt: skip
+
+
+def test_the_page_reads_what_the_worker_writes_and_listens_on_this_machine_only(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
+    worker, page = services["worker"], services["page"]
+    assert page["network_mode"] == "host"
+    assert "ports" not in page
+    assert (page["image"], page["user"]) == (worker["image"], worker["user"])
+    assert page["volumes"] == ["${FEDSSL_SITE:-./site}:/site:ro", "${FEDSSL_STATE:-state}:/state:ro"]
+    assert page["environment"] == {"FEDSSL_WORKER_POLICY": worker["environment"]["FEDSSL_WORKER_POLICY"]}
+    assert "docker compose run --rm page" in (folder / "README.md").read_text()
+
+
 def test_a_private_authority_is_included(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     folder = unzip(kit_for("a", ADDRESS, "registry.example.org/ml/fedssl-worker:0.1.0-cuda", authority.file), tmp_path)
     assert (folder / "site/ca.crt").read_bytes() == authority.file.read_bytes()
     assert settings(folder)["FEDSSL_CA"] == "ca.crt"
     assert settings(folder)["FEDSSL_WORKER_IMAGE"] == "registry.example.org/ml/fedssl-worker:0.1.0-cuda"
+
+
+def test_the_authority_s_certificate_is_read_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    for content in (authority.file.read_bytes(), b""):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        if content:
+            assert kit_for("a", ADDRESS, None, Path("-")).ca == content
+        else:  # the command that was to print it has failed
+            with pytest.raises(UsageError, match="--ca - cannot be used"):
+                kit_for("a", ADDRESS, None, Path("-"))
 
 
 @pytest.mark.parametrize(

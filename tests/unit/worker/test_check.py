@@ -18,7 +18,7 @@ from fedssl_worker.check import trial
 from fedssl_worker.main import app
 from support.answers import Answers, answering
 from support.certificates import Authority
-from support.connect_proxy import ConnectProxy
+from support.connect_proxy import ConnectProxy, InspectingProxy
 from support.federation import tiny_spec
 from support.methods import method_spec
 
@@ -315,3 +315,22 @@ def test_the_coordinator_is_reached_through_a_proxy_with_a_certificate(
         assert "secret" not in reached["coordinator"][1]
         assert proxy.connected
         assert _by_name(_check("https://192.0.2.1", site, *trusted, code=1))["coordinator"][0] == "wrong"
+
+
+def test_a_proxy_that_inspects_tls_is_trusted_only_if_its_authority_is_given(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, company = Authority(site), Authority(site, "company")
+    own = ours.sign("server", "192.0.2.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.certificate, own.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    servers = {"192.0.2.1:443": ("127.0.0.1", server.server_port)}
+    with InspectingProxy(servers, company.sign("inspection", "192.0.2.1")) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        for untrusted in ([], ["--ca-file", ours.file]):
+            found = _by_name(_check("https://192.0.2.1", site, *untrusted, code=1))
+            assert "shows a certificate that is not trusted" in found["coordinator"][1]
+        assert proxy.seen == []
+        assert _by_name(_check("https://192.0.2.1", site, "--ca-file", company.file))["coordinator"][0] == "ok"
+        assert "GET /healthz HTTP/1.1" in proxy.seen

@@ -72,6 +72,15 @@ def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
     assert policy.dp.require == "none"
 
 
+def test_a_file_that_an_editor_on_windows_has_saved(tmp_path: Path) -> None:
+    plain, _ = read_policy(written(tmp_path, DESIGNED))
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + DESIGNED.replace("\n", "\r\n").encode())
+    policy, digest = read_policy(path)
+    assert policy == plain
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def test_keys_that_nothing_enforces_yet_are_refused_and_named_together(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         read_policy(written(tmp_path, DESIGNED + NOT_ENFORCED_YET))

@@ -114,7 +114,8 @@ def enrol(
             "--ca",
             envvar="FEDSSL_CA_FILE",
             metavar="FILE",
-            help="With --kit: certificate (PEM) of the private authority of the coordinator's certificate.",
+            help="With --kit: certificate (PEM) of the private authority of the coordinator's certificate; - reads "
+            "standard input.",
         ),
     ] = None,
     image: Annotated[

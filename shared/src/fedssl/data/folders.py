@@ -89,10 +89,10 @@ def list_all(folder: Path) -> ImageFiles:
 
 
 def report_left_out(files: ImageFiles) -> None:
-    """Log what a folder holds besides the images that are used, if there is anything."""
+    """Log what a folder holds besides the images that are listed, if there is anything."""
     if files.contents is not None and (text := files.contents.describe()):
         level = logging.INFO if files.contents.is_complete else logging.WARNING
-        log.log(level, "%s: used %s images; %s", files.title, f"{len(files):,}", text)
+        log.log(level, "%s: found %s images; %s", files.title, f"{len(files):,}", text)
 
 
 def split_folder(folder: Path, split: str) -> Path:

@@ -68,5 +68,7 @@ def check(*, spec: Path | None = None, output: Format = Format.TABLE, **options:
             shown = f"{minutes:,.1f}" if minutes >= 0.1 else "less than 0.1"
             note(f"expected training time: {shown} minutes per round, besides transfers")
     if wrong:
-        typer.echo(f"fedssl-worker: {len(wrong)} checks found a problem: {', '.join(wrong)}", err=True)
+        typer.echo(
+            f"fedssl-worker: {len(wrong)} of {len(report.checks)} checks found a problem: {', '.join(wrong)}", err=True
+        )
         raise typer.Exit(EXIT_WRONG)

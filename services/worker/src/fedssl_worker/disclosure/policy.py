@@ -142,7 +142,8 @@ def read_policy(path: Path) -> tuple[Policy, str]:
     if len(content) > _MAX_BYTES:
         raise PolicyError(f"the policy {path} has more than {_MAX_BYTES} bytes: is it the right file?")
     try:
-        document = tomllib.loads(content.decode("utf-8"))
+        # Editors on Windows begin a file with a byte order mark.
+        document = tomllib.loads(content.decode("utf-8-sig"))
         return Policy.model_validate(document), hashlib.sha256(content).hexdigest()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PolicyError(f"the policy {path} is not TOML: {error}") from None

@@ -8,6 +8,7 @@ import re
 import ssl
 import sys
 import zipfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -97,11 +98,14 @@ def write_kit(path: Path, content: bytes) -> None:
 
 
 def _certificates(path: Path) -> bytes:
+    """Return the certificates in a file, or on standard input for `-`. Raises UsageError."""
     try:
-        with path.open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
             content = file.read(_MAX_CA_BYTES + 1)
         if len(content) > _MAX_CA_BYTES:
             raise UsageError(f"--ca {path} has more than {_MAX_CA_BYTES} bytes: give only the authority's certificate")
+        if not content.strip():
+            raise UsageError(f"--ca {path} cannot be used (it is empty): give a certificate in PEM")
         ssl.create_default_context(cadata=content.decode("ascii"))
     except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError is an OSError
         reason = getattr(error, "strerror", None) or "not a text file"
