@@ -11,15 +11,15 @@ from typer.testing import CliRunner, Result
 
 from fedssl.cli.main import app
 
-_BLOCK = re.compile(r"^```(console|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"# (\S+\.toml)\n")
+_BLOCK = re.compile(r"^```(console|toml|toml policy|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\S+\.(?:toml|py))\n")
 
 Other = Callable[[list[str]], None]
 """Carries out a command of another program than `fedssl`."""
 
 
 class Walkthrough:
-    """Runs a document in the working folder: writes its named specs, and runs its commands.
+    """Runs a document in the working folder: writes its named files, and runs its commands.
 
     RUN stands for the run that was submitted last; `stands_for` replaces other words.
     """
@@ -31,7 +31,7 @@ class Walkthrough:
 
     def follow(self, document: Path) -> None:
         for kind, text in _BLOCK.findall(document.read_text()):
-            if kind == "toml":
+            if kind != "console":
                 if named := _FILE.match(text):
                     Path(named[1]).write_text(text)
                 continue

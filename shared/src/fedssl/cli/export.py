@@ -25,8 +25,8 @@ def export(
         Path | None,
         typer.Option(
             metavar="HEAD",
-            help="Add this classifier, which `fedssl classify --save-head` wrote: the graph gives probabilities.",
-            dir_okay=False,
+            help="Add this classifier, which `fedssl classify --save-head` wrote, or that of a run's folder "
+            "(`ridge-probe`): the graph gives probabilities.",
         ),
     ] = None,
     out: Annotated[
@@ -75,11 +75,12 @@ def export(
 
 
 def _export_classifier(source: Path, head_file: Path, path: Path, output: Format) -> None:
-    from fedssl.classification.head_file import read_head, require_encoder
+    from fedssl.classification.head_file import require_encoder
+    from fedssl.classification.run_head import head_at
     from fedssl.embeddings.encoders import load_model
     from fedssl.models.exporting import export_classifier
 
-    model, head = load_model(source), read_head(head_file)
+    model, head = load_model(source), head_at(head_file)
     require_encoder(head, model, str(head_file))
     encoder = model.encoder
     export_classifier(encoder, head, path)

@@ -7,9 +7,8 @@ from typing import Any
 
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView, RoundView, RunView
-from fedssl.run_files import write_json, write_text
+from fedssl.run_files import CARD, LINEAGE, write_json, write_text
 
-CARD, LINEAGE = "model-card.md", "lineage.json"
 _AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 

@@ -24,8 +24,9 @@ class RidgeProbeConfig(ComposedConfig):
         "Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, Section 3.4.1",
         equations="(X'X + ridge * D) W = X'Y with X = [h, 1], X'X and X'Y summed over all clients",
         leaves_the_client="in the first round X'X and X'Y of its training images; in later rounds ten counts of right "
-        "predictions, and the number of its held-out images",
+        "predictions, the number of its held-out images, and sums of their cross-entropies at 41 scales",
         stays_on_the_client="nothing between rounds; images, labels and representations never leave",
+        version=2,
     )
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"labels"})
