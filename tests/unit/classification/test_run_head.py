@@ -109,7 +109,7 @@ def test_classes_in_another_order_are_refused(run: Path) -> None:
 
 
 def test_a_run_without_named_classes_has_no_classifier(run: Path) -> None:
-    write_spec(tiny_spec(), run / SPEC)
+    write_spec(tiny_spec(data=SPEC_OF_PROBE.data.model_dump(mode="json")), run / SPEC)
     assert "no classifier of named classes" in refused("classify", "images", "--model", "probe", "--head", "probe")
 
 

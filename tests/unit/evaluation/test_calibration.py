@@ -1,4 +1,4 @@
-"""The scale of a classifier's probabilities, from sums: against hand-worked values and against the whole computation."""
+"""The scale of a classifier's probabilities, from sums: against hand-worked values and the whole computation."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_a_pair_of_labels_by_hand() -> None:
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_the_sites_sums_give_the_scale_of_all_images(multi_label: bool) -> None:
+def test_the_sites_sums_give_the_scale_of_all_images(*, multi_label: bool) -> None:
     rng = np.random.default_rng(0)
     num_images, num_classes = 60, 4
     labels = rng.integers(0, 2, (num_images, num_classes)) if multi_label else rng.integers(0, num_classes, num_images)

@@ -86,14 +86,16 @@ def _central(h: Any, y: Any, ridge: float) -> Any:
 
 
 def _central_scale(scores: Any, judged: Any) -> tuple[float, float]:
-    """Return the best of the 41 scales for all held-out images in one place, and its cross-entropy, from the targets."""
+    """Return the best of the 41 scales for all held-out images in one place, and its cross-entropy."""
     num_images, num_classes = scores.shape
     targets = (num_images * np.eye(num_classes)[judged] + 1) / (num_images + num_classes)
     found = []
     for scale in 10 ** np.linspace(-1, 3, 41):
         logits = scale * scores
-        log_p = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True)) - logits.max(
-            1, keepdims=True
+        log_p = (
+            logits
+            - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+            - logits.max(1, keepdims=True)
         )
         found.append((float(-(targets * log_p).sum(axis=1).mean()), scale))
     cross_entropy, scale = min(found)
@@ -120,7 +122,7 @@ def test_the_run_gives_the_probe_of_all_images_in_one_place(num_sites: int) -> N
     assert np.allclose(result.model["classifier.bias"].numpy(), bias, rtol=1e-6, atol=0)
     assert result.history[1].server == pytest.approx(
         {
-            "ridge_penalty": penalties[chosen],
+            "ridge_penalty": float(penalties[chosen]),
             "held_out_accuracy": right[chosen] / len(judged),
             "held_out_cross_entropy": cross_entropy,
             "scale": scale,

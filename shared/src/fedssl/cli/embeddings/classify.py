@@ -39,7 +39,7 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="HEAD",
-        help="A classifier that --save-head has written, or the folder of a run whose sites have labels (`ridge-probe`).",
+        help="A classifier that --save-head has written, or the folder of a run of `ridge-probe` or `classifier`.",
     ),
 ]
 SaveHeadOption = Annotated[
@@ -78,7 +78,7 @@ def classify(
     held out to choose its penalty and the scale of its probabilities, and to report how many it gets right; images of
     one `group`, for example a patient, stay together. --save-head keeps the classifier, --head uses it again, and
     `fedssl export --to onnx --head` makes one file of encoder and classifier. The classifier of a run of `ridge-probe`
-    needs no labels here: `--head FOLDER` takes it from the run's folder.
+    or `classifier` needs no labels here: `--head FOLDER` takes it from the run's folder.
 
     An image that cannot be decoded is left out, and named. Nothing is sent anywhere; if MODEL is a run's id, its
     weights are fetched from the coordinator.

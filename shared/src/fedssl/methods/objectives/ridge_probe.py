@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data.image_batches import Images
 from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError
 from fedssl.evaluation.calibration import NUM_SCALES, best_scale, cross_entropy_sums
 from fedssl.evaluation.ridge import NUM_PENALTIES, require_sums, ridge_path, ridge_solution, ridge_sums
@@ -73,7 +74,7 @@ class RidgeProbe(Objective):
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         if data.labels is None or data.held_out is None:
             raise DataError(f"{ctx.client_id} has no labels, which ridge-probe needs: it cannot take part")
-        num_images, least = int(_trains(data).sum()), fewest_images(self.config, encoder_width(modules))
+        num_images, least = data.num_trained, fewest_images(self.config, encoder_width(modules))
         if num_images < least:
             raise DataError(
                 f"{ctx.client_id} has {num_images} labelled training images, and sums of fewer than {least} do not "
@@ -87,13 +88,12 @@ class RidgeProbe(Objective):
         raise MethodError("ridge-probe takes no training step")
 
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
-        assert data.labels is not None, "`begin` has checked it"
         assert data.held_out is not None, "`begin` has checked it"
         solutions, num_classes = _solutions(modules), len(self.config.classes)
         counts = bool(solutions.penalties.any())
-        chosen = data.held_out if counts else _trains(data)
-        labels = data.labels[chosen]
-        h_NH = _representations(modules, data.images[chosen], ctx)
+        chosen = data.at(data.held_out.nonzero().flatten()) if counts else data.trained()
+        assert chosen.labels is not None, "those of `data`"
+        h_NH, labels = _representations(modules, chosen.images, ctx), chosen.labels
         if counts:
             gram, moment = (torch.zeros(shape, dtype=torch.float64) for shape in self._shapes(modules))
             return {GRAM: gram, MOMENT: moment, **count_held_out(h_NH, labels, solutions)}
@@ -259,9 +259,7 @@ def _why_no_sums(gram: torch.Tensor, moment: torch.Tensor, num_images: int, leas
     return None
 
 
-def _classifier(
-    penalties: torch.Tensor, solutions: torch.Tensor, chosen: int, scale: float, ctx: Context
-) -> Tensors:
+def _classifier(penalties: torch.Tensor, solutions: torch.Tensor, chosen: int, scale: float, ctx: Context) -> Tensors:
     """Return the state whose classifier gives logits. A scale of 0 is not known, and 1 takes its place."""
     weights = (scale or 1.0) * solutions[chosen]
     bias = weights[-1] - ((scale or 1.0) * _THRESHOLD if _config(ctx).multi_label else 0.0)
@@ -288,19 +286,11 @@ def _added(name: str, updates: Sequence[Update]) -> torch.Tensor:
     return total
 
 
-def _representations(modules: nn.ModuleDict, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+def _representations(modules: nn.ModuleDict, images: Images, ctx: Context) -> torch.Tensor:
     """Return h (N, H) of images, also of none."""
     if not len(images):
-        return torch.zeros(0, encoder_width(modules), device=images.device)
+        return torch.zeros(0, encoder_width(modules), device=ctx.device)
     return embed([modules[ENCODER]], images, ctx)
-
-
-def _trains(data: ClientData) -> torch.Tensor:
-    """Return which images have a label and are not held out (N,)."""
-    assert data.labels is not None, "a client without labels has been refused"
-    assert data.held_out is not None, "labels come with their split"
-    is_labelled = data.labels >= 0
-    return (is_labelled.all(dim=1) if is_labelled.ndim == 2 else is_labelled) & ~data.held_out
 
 
 def _solutions(modules: nn.ModuleDict) -> Solutions:
