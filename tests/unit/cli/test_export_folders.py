@@ -19,7 +19,22 @@ from support.commands import done, refused
 from support.federation import tiny_spec
 from support.pulled import pulled
 
-CARD = '---\nlibrary_name: fedssl\n---\n\n# a run\n\nAn encoder.\n\n```python\nfrom fedssl.models import load_encoder\n\nencoder = load_encoder(".")  # this folder\n```\n\n## At the sites\n'
+CARD = """---
+library_name: fedssl
+---
+
+# a run
+
+An encoder.
+
+```python
+from fedssl.models import load_encoder
+
+encoder = load_encoder(".")  # this folder
+```
+
+## At the sites
+"""
 MEAN, STD = [0.5, 0.4, 0.3], [0.25, 0.2, 0.3]
 CLASSES = ("benign", "ma/lignant")
 RESNET = {"name": "resnet18", "stem": "imagenet"}

@@ -42,7 +42,7 @@ def run_head(folder: Path) -> Head:
         raise SpecError(f"{folder} is a run of an earlier version of {spec.method.name}: run it again")
     if not torch.equal(tensors[CLASSES], classes_digest(config.classes, multi_label=config.multi_label)):
         raise SpecError(f"{folder / SPEC} does not list the classes of the classifier next to it: fetch the run again")
-    fit = {"method": spec.method.name, **_run(folder)}
+    fit: dict[str, str | float] = {"method": spec.method.name, **_run(folder)}
     if isinstance(config, RidgeProbeConfig):
         fit["scale"] = _scale(tensors, folder)
     about = {**load_model(folder / MODEL).identity(), "fit": fit}
