@@ -33,15 +33,19 @@ class Walkthrough:
         for kind, text in _BLOCK.findall(document.read_text()):
             if kind != "console":
                 if named := _FILE.match(text):
-                    Path(named[1]).write_text(text)
+                    Path(named[1]).write_text(self._filled(text) if kind == "toml policy" else text)
                 continue
             for line in text.splitlines():
                 if line.startswith("$ "):
                     self._run(line[2:])
 
-    def _run(self, line: str) -> None:
+    def _filled(self, text: str) -> str:
         for word, meaning in self._stands_for.items():
-            line = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", meaning, line)
+            text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", meaning, text)
+        return text
+
+    def _run(self, line: str) -> None:
+        line = self._filled(line)
         words = shlex.split(line, comments=True)
         self.num_commands += 1
         if words[0] != "fedssl" or words[1] == "up":
