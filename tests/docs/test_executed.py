@@ -1,5 +1,6 @@
 """The notebook and the documents' commands are carried out, on one federation that `fedssl up` has started."""
 
+import csv
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import save_file
@@ -105,6 +107,7 @@ PAGES = [
     "how-to/own-images.md",
     "how-to/search-images.md",
     "how-to/classify-images.md",
+    "how-to/classifier-from-sites.md",
     "how-to/different-encoders.md",
     "how-to/start-from-weights.md",
     "how-to/disaster.md",
@@ -121,23 +124,31 @@ class Others:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
+        self._num_workers = 0
+        self.printed: list[str] = []
 
     def __call__(self, words: list[str]) -> None:
         if words[0] == "kill":
             os.kill(int(words[-1]), signal.SIGKILL)
         elif words[0] == "fedssl-worker":
             self._work(words[1:])
+        elif words[0] == "python":
+            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            self.printed.append(done.stdout)
         else:
             assert words == UP, "the pages start one federation"
 
     def _work(self, arguments: list[str]) -> None:
-        with Path("worker.log").open("w") as log:
+        self._num_workers += 1
+        path = Path(f"worker-{self._num_workers}.log")
+        with path.open("w") as log:
             process = subprocess.Popen([sys.executable, "-m", "fedssl_worker", *arguments], stderr=log)
         self._stack.callback(process.wait, 30)
         self._stack.callback(process.terminate)
         end = time.monotonic() + 120
-        while "registered" not in Path("worker.log").read_text():
-            assert time.monotonic() < end, Path("worker.log").read_text()
+        while "registered" not in path.read_text():
+            assert time.monotonic() < end, path.read_text()
             time.sleep(0.2)
 
 
@@ -153,11 +164,39 @@ def worker_of(folder: Path, client: str) -> str:
     raise AssertionError(f"no worker of {client}")
 
 
+def write_labs(folder: Path) -> None:
+    """Write the folders of two labs: stripes of two directions, with labels only at the first."""
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        is_malignant = number % 2
+        stripes = np.indices((16, 16))[is_malignant] % 4 // 2 * 120
+        pixels = (stripes + rng.integers(0, 100, (16, 16))).astype(np.uint8)
+        for path in (
+            folder / "lab-a" / ("malignant" if is_malignant else "benign") / f"{number}.png",
+            folder / "lab-b" / f"{number}.png",
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels if "lab-a" in path.parts else pixels[::-1, ::-1]).save(path)
+
+
+def check_classified(printed: str) -> None:
+    """The script of the page finds the classes of the two images, and gives the probabilities of `fedssl classify`."""
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [line["malignant"] > line["benign"] for line in lines] == [False, True]
+    with Path("predictions.csv").open(newline="") as file:
+        rows = {row["path"]: row for row in csv.DictReader(file)}
+    for line in lines:
+        row = rows[Path(line["image"]).name]
+        for name in ("benign", "malignant"):
+            assert line[name] == pytest.approx(float(row[f"p_{name}"]), abs=1e-5)
+
+
 def test_the_pages(federation: Path, here: Path) -> None:
     for number in range(40):
         path = here / "images" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((16, 16), 40 + number).save(path)
+    write_labs(here)
     shutil.copy(federation / ".fedssl" / "tokens" / "operator", here / "operator-token")
     save_file(import_torchvision().models.resnet18(weights=None).state_dict(), here / "resnet18.safetensors")
     (here / "run.toml").write_text(RUN_FROM_WEIGHTS)
@@ -165,7 +204,10 @@ def test_the_pages(federation: Path, here: Path) -> None:
         url = client.url
     stands_for = {"https://fedssl.example.org": url, "PID": worker_of(federation, "client-0")}
     with ExitStack() as stack:
-        walkthrough = Walkthrough(stands_for, Others(stack))
+        others = Others(stack)
+        walkthrough = Walkthrough(stands_for, others)
         for page in PAGES:
             walkthrough.follow(DOCS / page)
     assert walkthrough.num_commands >= 40
+    [classified] = others.printed
+    check_classified(classified)

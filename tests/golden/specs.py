@@ -27,6 +27,7 @@ DISTILLATION = {
 
 # What a method needs beyond its defaults so that each of its rules acts within three rounds; keyed by method.
 METHODS: dict[str, dict[str, Any]] = {
+    "classifier": {"method": {"classes": ["0", "1", "2", "3"]}},
     "fedca": {
         "method": {"dictionary_size": 64, "client_dictionary_size": 24, "num_base_epochs": 3},
         "public_data": PUBLIC,
@@ -71,6 +72,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         "evaluation": {"dataset": COLOURS, "measures": ["geometry"], "every": 1},
     },
     "bounded-updates": {"method": _SIMCLR, "robustness": {"max_update_norm": 1.5, "action": "clip"}},
+    "classifier-fine-tuned": {
+        "method": {
+            "name": "classifier",
+            "classes": ["0", "1", "2", "3"],
+            "encoder_learning_rate": 1e-4,
+            "add_ons": [{"name": "proximal"}],
+        }
+    },
     "decorrelation-of-supervised-representations": {
         "method": {"name": "supervised", "add_ons": [{"name": "decorrelation", "on": "h", "variant": "paper"}]}
     },

@@ -120,7 +120,7 @@ def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) ->
         federation(database, servers.redis_url, folder, digits(method_spec("fedsimclr"))) as running,
     ):
         for name in running.clients:
-            running.start(name)
+            running.start(name, FEDSSL_WORKER_LABELS="own")  # for the methods that use the sites' labels
         running.wait_for(lambda: sum(c.registered_at is not None for c in running.client.clients()) == 3, "workers")
         yield running
 

@@ -1,4 +1,4 @@
-"""The probe over all sites has the same bits in a simulation and in a federation of real processes."""
+"""The probe over all sites, and the classifier that the sites train from it, have the bits of their simulations."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ import torch
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.data.partitioning import partition_dataset
+from fedssl.models.classifier import BIAS, WEIGHT
+from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.simulation import simulate
 from support.methods import method_spec
@@ -38,7 +40,29 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
         running.wait_for(lambda: running.client.run(run.id).state == RunState.FINISHED, "the run's end", 150)
         found = tmp_path / "model.safetensors"
         running.client.download_model(run.id, found)
+        trained = running.client.create_run(_classifier(spec, {"run": str(run.id)}))
+        running.wait_for(lambda: running.client.run(trained.id).state == RunState.FINISHED, "the classifier", 150)
+        fine_tuned = tmp_path / "classifier.safetensors"
+        running.client.download_model(trained.id, fine_tuned)
+        [start] = [event.message for event in running.client.event_log(trained.id) if "classifier of" in event.message]
+        assert "its classifier of 10 classes" in start
     model = load_tensors(found)
     assert model.keys() == simulated.model.keys()
     assert all(torch.equal(model[name], simulated.model[name]) for name in model)
     assert simulated.history[1].server["held_out_accuracy"] > 0.5
+    again = simulate(_classifier(spec, {"weights": str(found)}), shards, cohorts={1: labelled, 2: labelled})
+    classifier = load_tensors(fine_tuned)
+    assert all(torch.equal(again.initial[name], model[name]) for name in (WEIGHT, BIAS))
+    assert classifier.keys() == again.model.keys()
+    assert all(torch.equal(classifier[name], again.model[name]) for name in classifier)
+    assert not torch.equal(classifier[WEIGHT], model[WEIGHT])
+
+
+def _classifier(spec: RunSpec, initial: dict[str, str]) -> RunSpec:
+    """Return a run that fine-tunes encoder and classifier of an earlier one."""
+    return method_spec(
+        "classifier",
+        model={"encoder": spec.model.encoder.model_dump(mode="json"), "initial": initial},
+        cohort=spec.cohort.model_dump(mode="json"),
+        partition=spec.model_dump(mode="json")["partition"],
+    )

@@ -7,13 +7,13 @@ import torch
 
 from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.client.model_card import CARD
 from fedssl.methods import METHODS
 from fedssl.models import load_encoder
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import RunView
+from fedssl.run_files import CARD
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 from support.processes import federation

@@ -19,6 +19,7 @@ PUBLIC = {"dataset": "digits", "split": "test", "num_images": 48}
 
 # What a config needs beyond its defaults to fit the digits; keyed by method.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "classifier": {"encoder_learning_rate": 0.02},
     "fedca": {"dictionary_size": 128, "client_dictionary_size": 64, "num_base_epochs": 5},
     "flesd": {
         "temperature": 0.1,

@@ -11,15 +11,15 @@ from typer.testing import CliRunner, Result
 
 from fedssl.cli.main import app
 
-_BLOCK = re.compile(r"^```(console|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"# (\S+\.toml)\n")
+_BLOCK = re.compile(r"^```(console|toml|toml policy|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\S+\.(?:toml|py))\n")
 
 Other = Callable[[list[str]], None]
 """Carries out a command of another program than `fedssl`."""
 
 
 class Walkthrough:
-    """Runs a document in the working folder: writes its named specs, and runs its commands.
+    """Runs a document in the working folder: writes its named files, and runs its commands.
 
     RUN stands for the run that was submitted last; `stands_for` replaces other words.
     """
@@ -31,17 +31,21 @@ class Walkthrough:
 
     def follow(self, document: Path) -> None:
         for kind, text in _BLOCK.findall(document.read_text()):
-            if kind == "toml":
+            if kind != "console":
                 if named := _FILE.match(text):
-                    Path(named[1]).write_text(text)
+                    Path(named[1]).write_text(self._filled(text) if kind == "toml policy" else text)
                 continue
             for line in text.splitlines():
                 if line.startswith("$ "):
                     self._run(line[2:])
 
-    def _run(self, line: str) -> None:
+    def _filled(self, text: str) -> str:
         for word, meaning in self._stands_for.items():
-            line = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", meaning, line)
+            text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", meaning, text)
+        return text
+
+    def _run(self, line: str) -> None:
+        line = self._filled(line)
         words = shlex.split(line, comments=True)
         self.num_commands += 1
         if words[0] != "fedssl" or words[1] == "up":

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedssl.protocol.runs import RunSpec
 
 MODEL, INITIAL, ENCODER, SPEC = "model.safetensors", "initial.safetensors", "encoder.safetensors", "spec.yaml"
+CARD, LINEAGE = "model-card.md", "lineage.json"
 HISTORY, RESULT, CHECKPOINT, LOCK = "history.json", "result.json", "checkpoint", ".lock"
 CLIENTS = "clients"
 

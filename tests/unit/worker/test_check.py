@@ -199,6 +199,16 @@ def test_labels_and_images_that_cannot_be_used_are_problems(server: Answers, sit
     assert missing["data"][0] == "wrong"
 
 
+def test_the_steps_of_a_classifier_are_tried_and_the_probe_has_none(server: Answers, site: Path) -> None:
+    """Neither needs labels here: the time of a step does not depend on them."""
+    method = {"name": "classifier", "start": "given", "encoder_learning_rate": 0.01}
+    model = {"encoder": {"widths": [4, 8]}, "initial": {"weights": "of-a-probe"}}
+    checks = _by_name(_check(server.url, site, "--spec", _spec(site, method=method, model=model)))
+    assert "s per step" in checks["training"][1]
+    checks = _by_name(_check(server.url, site, "--spec", _spec(site, method={"name": "ridge-probe"})))
+    assert "takes no training steps" in checks["training"][1]
+
+
 def test_a_shape_that_the_worker_does_not_serve_is_a_problem(server: Answers, site: Path) -> None:
     spec = _spec(site, data={"channels": 3, "image_size": 8})
     checks = _by_name(_check(server.url, site, "--channels", 1, "--spec", spec, code=1))

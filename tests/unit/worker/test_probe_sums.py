@@ -11,7 +11,7 @@ from fedssl.data.site_labels import SiteLabels
 from fedssl.engine import run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
-from fedssl.methods.objectives.ridge_probe import GRAM, HELD_OUT, MOMENT, RIGHT
+from fedssl.methods.objectives.ridge_probe import CROSS_ENTROPY, GRAM, HELD_OUT, MOMENT, RIGHT
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Cause
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
@@ -63,9 +63,16 @@ def test_sums_and_then_counts_leave_and_are_in_the_ledger(setting: Setting) -> N
     assert not counts[MOMENT].any()
     assert int(counts[HELD_OUT]) == 32 - NUM_TRAINED
     assert len(counts[RIGHT]) == 10
+    assert (counts[CROSS_ENTROPY] > 0).all()
     intents = [body for body in setting.ledger() if body["kind"] == "intent"]
     assert [intent["artifact"] for intent in intents] == [["probe-sums"]] * 2
-    assert intents[0]["tensors"] == ["probe.gram", "probe.held_out", "probe.moment", "probe.right"]
+    assert intents[0]["tensors"] == [
+        "probe.cross_entropy",
+        "probe.gram",
+        "probe.held_out",
+        "probe.moment",
+        "probe.right",
+    ]
 
 
 def test_a_policy_denies_sums_by_default(setting: Setting) -> None:

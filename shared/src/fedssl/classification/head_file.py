@@ -88,4 +88,7 @@ def _require_tensors(path: Path, weight: Tensor, bias: Tensor, num_classes: int)
 
 
 def _fail(path: Path, reason: str) -> NoReturn:
-    raise SpecError(f"{path} is not a classifier that can be read ({reason}): make it with `fedssl classify`")
+    raise SpecError(
+        f"{path} is not a classifier that can be read ({reason}): make it with `fedssl classify`, or give the folder "
+        "of a run"
+    )

@@ -1,15 +1,28 @@
 """`fedssl export`: a pulled encoder in the formats of other programs."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json
+from fedssl.run_files import CARD
 
-_NAMES = {"onnx": "encoder.onnx", "torchvision": "encoder-torchvision.safetensors", "timm": "encoder-timm.safetensors"}
+if TYPE_CHECKING:
+    from fedssl.embeddings.encoders import Model
+    from fedssl.models.classifier import Head
+    from fedssl.models.pretrained import PretrainedEncoder
+
+_NAMES = {
+    "onnx": "encoder.onnx",
+    "torchvision": "encoder-torchvision.safetensors",
+    "timm": "encoder-timm.safetensors",
+    "huggingface": "huggingface",
+    "monai": "monai",
+}
 _CLASSIFIER = "classifier.onnx"
+_WITH_HEAD = ("onnx", "huggingface", "monai")
 
 
 def export(
@@ -20,21 +33,22 @@ def export(
         ),
     ],
     *,
-    to: Annotated[Literal["onnx", "torchvision", "timm"], typer.Option(help="The format.")],
+    to: Annotated[Literal["onnx", "torchvision", "timm", "huggingface", "monai"], typer.Option(help="The format.")],
     head: Annotated[
         Path | None,
         typer.Option(
             metavar="HEAD",
-            help="Add this classifier, which `fedssl classify --save-head` wrote: the graph gives probabilities.",
-            dir_okay=False,
+            help="Add this classifier, which `fedssl classify --save-head` wrote, or that of a run's folder "
+            "(`ridge-probe`, `classifier`).",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file to write.  [default: in the model's folder]")
+        Path | None,
+        typer.Option(metavar="PATH", help="The file or folder to write.  [default: in the model's folder]"),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Convert an encoder to an ONNX graph, or to a state dict for torchvision (ResNets) or timm (ResNets, ViTs).
+    """Convert an encoder, with a classifier if you give one, to the format of another program.
 
     Example: `fedssl export run-1a2b3c4d --to onnx`
 
@@ -46,47 +60,72 @@ def export(
                        names of the classes are in the metadata
     torchvision, timm  safetensors with the names of that library, without a
                        classifier. Load with strict=False, and normalise
-                       the images as in [data] of spec.yaml
+                       the images as in [data] of spec.yaml. ResNets; timm
+                       also ViTs
+    huggingface        a folder for timm and huggingface_hub: config.json,
+                       model.safetensors and the model card. Images are
+                       normalised by timm. With --head: -> logits. ResNets
+                       with the imagenet stem, and ViTs
+    monai              a MONAI bundle: TorchScript, metadata, inference.json
+                       and the model card. Needs --head: -> probabilities
 
     In Python you do not need this: `fedssl.models.load_encoder(FOLDER)` loads the encoder.
     """
-    if head is not None and to != "onnx":
-        raise UsageError(f"--head: {to} has no place for a classifier; use --to onnx")
-    from fedssl.models import load_encoder
-    from fedssl.models.exporting import export_onnx, export_state_dict
+    if head is not None and to not in _WITH_HEAD:
+        raise UsageError(f"--head: {to} has no place for a classifier; use --to onnx, huggingface or monai")
+    if head is None and to == "monai":
+        raise UsageError("--to monai writes a network that gives probabilities: add a classifier by --head")
+    from fedssl.embeddings.encoders import load_model
 
     folder = source if source.is_dir() else source.parent
-    path = out or folder / (_NAMES[to] if head is None else _CLASSIFIER)
+    path = out or folder / (_CLASSIFIER if head is not None and to == "onnx" else _NAMES[to])
     path.parent.mkdir(parents=True, exist_ok=True)
-    if head is not None:
-        _export_classifier(source, head, path, output)
-        return
-    encoder = load_encoder(source)
-    if to == "onnx":
+    model = load_model(source)
+    classifier = None if head is None else _read(head, model)
+    _write(model.encoder, classifier, to, path, folder)
+    _show(model.encoder, classifier, to, path, output)
+
+
+def _read(head_file: Path, model: "Model") -> "Head":
+    from fedssl.classification.head_file import require_encoder
+    from fedssl.classification.run_head import head_at
+
+    head = head_at(head_file)
+    require_encoder(head, model, str(head_file))
+    return head
+
+
+def _write(encoder: "PretrainedEncoder", head: "Head | None", to: str, path: Path, folder: Path) -> None:
+    from fedssl.models.exporting import export_classifier, export_onnx, export_state_dict
+    from fedssl.models.monai_bundle import export_monai_bundle
+    from fedssl.models.timm_folder import export_timm_folder
+
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else None
+    if to == "huggingface":
+        export_timm_folder(encoder, head, text, path)
+    elif to == "monai":
+        assert head is not None, "checked by the command"
+        export_monai_bundle(encoder, head, text, path)
+    elif to != "onnx":
+        export_state_dict(encoder, path, to)
+    elif head is None:
         export_onnx(encoder, path)
     else:
-        export_state_dict(encoder, path, to)
-    shape = [encoder.data.channels, encoder.data.image_size, encoder.data.image_size]
+        export_classifier(encoder, head, path)
+
+
+def _show(encoder: "PretrainedEncoder", head: "Head | None", to: str, path: Path, output: Format) -> None:
+    data = encoder.data
+    shape = [data.channels, data.image_size, data.image_size]
     if output is Format.JSON:
-        normalised = {"mean": encoder.data.mean, "std": encoder.data.std}
-        show_json({"file": str(path), "to": to, "image_shape": shape, "width": encoder.feature_dim, **normalised})
-    else:
-        note(f"{path}: {encoder.config}, images {shape} -> representations of {encoder.feature_dim}")
-
-
-def _export_classifier(source: Path, head_file: Path, path: Path, output: Format) -> None:
-    from fedssl.classification.head_file import read_head, require_encoder
-    from fedssl.embeddings.encoders import load_model
-    from fedssl.models.exporting import export_classifier
-
-    model, head = load_model(source), read_head(head_file)
-    require_encoder(head, model, str(head_file))
-    encoder = model.encoder
-    export_classifier(encoder, head, path)
-    shape = [encoder.data.channels, encoder.data.image_size, encoder.data.image_size]
-    if output is Format.JSON:
-        normalised = {"mean": encoder.data.mean, "std": encoder.data.std}
-        named = {"classes": head.class_names, "multi_label": head.multi_label}
-        show_json({"file": str(path), "to": "onnx", "image_shape": shape, **normalised, **named})
-    else:
-        note(f"{path}: {encoder.config}, images {shape} -> probabilities of {len(head.class_names)} classes")
+        about = {"file": str(path), "to": to, "image_shape": shape, "mean": data.mean, "std": data.std}
+        if head is None:
+            show_json({**about, "width": encoder.feature_dim})
+        else:
+            show_json({**about, "classes": head.class_names, "multi_label": head.multi_label})
+        return
+    gives = f"representations of {encoder.feature_dim}"
+    if head is not None:
+        gives = f"{'logits' if to == 'huggingface' else 'probabilities'} of {len(head.class_names)} classes"
+    note(f"{path}: {encoder.config}, images {shape} -> {gives}")

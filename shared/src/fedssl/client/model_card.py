@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.protocol.initial import InitialConfig
-from fedssl.protocol.views import EvaluationView, RoundView, RunView
-from fedssl.run_files import write_json, write_text
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
+from fedssl.run_files import CARD, LINEAGE, write_json, write_text
 
-CARD, LINEAGE = "model-card.md", "lineage.json"
 _AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
@@ -21,16 +22,18 @@ def write_card(
     model: str,
     encoder: Path,
     folder: Path,
+    sites: Iterable[SiteRoundView] = (),
 ) -> dict[str, Path]:
     """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
 
-    Rounds that were closed after `run` was fetched are left out.
+    `sites`: the evaluations at the sites. Rounds that were closed after `run` was fetched are left out.
     """
     rounds = [view for view in rounds if view.number <= run.rounds_closed]
     evaluations = [row for row in evaluations if row.state == "completed" and row.round_number <= run.rounds_closed]
     lineage = lineage_of(run, rounds, model, hashlib.sha256(encoder.read_bytes()).hexdigest())
     write_json(folder / LINEAGE, lineage)
-    write_text(folder / CARD, card(run, rounds, evaluations, lineage))
+    judged = [view for view in sites if view.round_number <= run.rounds_closed]
+    write_text(folder / CARD, card(run, rounds, evaluations, lineage, judged))
     return {"card": folder / CARD, "lineage": folder / LINEAGE}
 
 
@@ -64,7 +67,11 @@ def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: s
 
 
 def card(
-    run: RunView, rounds: Sequence[RoundView], evaluations: Sequence[EvaluationView], lineage: dict[str, Any]
+    run: RunView,
+    rounds: Sequence[RoundView],
+    evaluations: Sequence[EvaluationView],
+    lineage: dict[str, Any],
+    sites: Sequence[SiteRoundView] = (),
 ) -> str:
     """Return the card, in Markdown."""
     info, spec = run.spec.method.info, run.spec
@@ -74,8 +81,7 @@ def card(
     start = [] if initial is None else [(initial.source, lineage["start"]["digest"])]
     parts = [
         f"---\nlibrary_name: fedssl\ntags: [self-supervised, federated, {run.method}]\n---\n\n# {run.name}",
-        f"An encoder, {spec.model.encoder}, trained without labels by {len(_examples(rounds))} data owners who shared "
-        f"no images. Made by fedssl, run `{run.id}`.{_began(initial)}",
+        f"{_made(spec, len(_examples(rounds)))} Made by fedssl, run `{run.id}`.{_began(initial)}",
         '```python\nfrom fedssl.models import load_encoder\n\nencoder = load_encoder(".")  # this folder\n```',
         "## Method",
         f"{info.title} (`{run.method}`, version {info.version}). {info.paper}",
@@ -94,6 +100,7 @@ def card(
         _data(run, rounds),
         "## Scores",
         _scores(evaluations),
+        *_at_the_sites(sites),
         "## Lineage",
         "The sha256 of each file. The files of every round are listed in [lineage.json](lineage.json).",
         _table(
@@ -113,6 +120,19 @@ def card(
 def _start(initial: InitialConfig) -> dict[str, Any]:
     """Return the weights that the encoder started from: their name, or their run and its round, and their digest."""
     return initial.model_dump(mode="json", exclude_none=True)
+
+
+def _made(spec: RunSpec, num_owners: int) -> str:
+    """Return what the weights are, and from what they were made."""
+    owners = f"{num_owners} data owners" if num_owners != 1 else "1 data owner"
+    method, encoder = spec.method, spec.model.encoder
+    if isinstance(method, SiteLabelsConfig):
+        return (
+            f"An encoder, {encoder}, and a linear classifier of {', '.join(f'`{name}`' for name in method.classes)}, "
+            f"from the labelled images of {owners} who shared neither images nor labels."
+        )
+    how = "with" if "labels" in getattr(method, "traits", ()) else "without"
+    return f"An encoder, {encoder}, trained {how} labels by {owners} who shared no images."
 
 
 def _trained(patterns: Sequence[str]) -> str:
@@ -160,6 +180,31 @@ def _scores(evaluations: Sequence[EvaluationView]) -> str:
     return "Probe and kNN are the shares of test images classified correctly, 0..1.\n\n" + _table(
         ("data set", "round", *_SCORES), rows
     )
+
+
+def _at_the_sites(sites: Sequence[SiteRoundView]) -> list[str]:
+    """Return the section about the newest round that sites have evaluated; nothing if there is none."""
+    answered = [view for view in sites if view.mean]
+    if not answered:
+        return []
+    view = max(answered, key=lambda each: each.round_number)
+    names = list(view.mean)
+    rows: list[tuple[str, ...]] = [
+        (site.client_id, f"{site.num_test:,}", *(_number(site.results.get(name)) for name in names))
+        for site in view.sites
+        if site.results is not None
+    ]
+    rows.append(("worst site", "", *(_number(view.worst[name].value) for name in names)))
+    rows.append(("mean", "", *(_number(view.mean[name]) for name in names)))
+    rows.append(("pooled", "", *(_number(view.pooled[name]) for name in names)))
+    silent = [site.client_id for site in view.sites if site.results is None]
+    return [
+        "## At the sites",
+        f"The encoder of round {view.round_number}, evaluated by each data owner on its own labelled images. kNN and "
+        "probe were trained on the owner's own labels; numbers are shares, 0..1."
+        + (f" Without a result: {', '.join(silent)}." if silent else ""),
+        _table(("client", "test images", *(name.replace("_", " ").replace("/", " ") for name in names)), rows),
+    ]
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fedssl.client import model_card, model_files
 from fedssl.client.downloads import OnBytes, OnSize
-from fedssl.protocol.views import EvaluationView, RoundView, RunView
+from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
 
 OnFetch = Callable[[], tuple[OnBytes, OnSize]]
 """Called before each download. Returns what is called with its bytes, and with its size once that is known."""
@@ -20,6 +20,7 @@ class RunSource(Protocol):
     def run(self, run_id: UUID) -> RunView: ...
     def rounds(self, run_id: UUID) -> Iterable[RoundView]: ...
     def evaluations(self, run_id: UUID) -> Iterable[EvaluationView]: ...
+    def site_evaluations(self, run_id: UUID) -> Iterable[SiteRoundView]: ...
     def download_model(
         self,
         run_id: UUID,
@@ -63,6 +64,7 @@ def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool,
         encoder = folder / model_files.ENCODER
         model_files.export_encoder(model, encoder)
         rounds, evaluations = client.rounds(run_id), client.evaluations(run_id)
-        card = model_card.write_card(view, rounds, evaluations, digest, encoder, folder)
+        sites = () if view.spec.site_evaluation is None else client.site_evaluations(run_id)
+        card = model_card.write_card(view, rounds, evaluations, digest, encoder, folder, sites)
         files |= {"encoder": encoder} | card
     return PulledRun(view, folder, files, digest)

@@ -60,7 +60,7 @@ def start_run(
     check_bound(bound.plan, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     modules = bound.client.build(ctx)
-    loaded = load_start(modules, initial, ctx)
+    loaded = load_start(modules, bound.client.parts, initial, ctx)
     state = bound.server.initial_state(modules, ctx)
     kept = first_optimizer_state(bound, state, ctx)
     return dataclasses.replace(published(bound, state, kept, {}, ctx), loaded=loaded)

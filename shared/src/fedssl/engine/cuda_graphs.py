@@ -42,7 +42,8 @@ class CapturedSteps:
         training = ctx.spec.training
         self._algorithm, self._modules = algorithm, modules
         self._batch_size = training.batch_size
-        self._optimizer = optimizer_for(modules, training.optimizer, training.optimizer.learning_rate)
+        factors = algorithm.learning_rate_factors(ctx)
+        self._optimizer = optimizer_for(modules, training.optimizer, training.optimizer.learning_rate, factors)
         self._objective = compiled(algorithm.objective) if wants_compiling(algorithm, ctx.spec, num_steps) else None
         self._can_capture = training.gpu_steps != "eager"
         self._key: Hashable = None

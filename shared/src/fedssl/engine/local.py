@@ -72,18 +72,19 @@ def run_local_round(
         kept = None if state is None else in_name_order(state)
         algorithm, modules = trainer.algorithm, trainer.modules
         algorithm.merge(modules, received, kept, data, ctx)
-        metrics = _train(trainer, data, received, ctx, on_progress)
+        metrics = algorithm.judge(modules, data, ctx)
+        metrics |= _train(trainer, data, received, ctx, on_progress)
         metrics |= observe(modules, data, received, ctx)
         update, next_state = algorithm.finish(modules, data, ctx)
         check_tensors(update, trainer.plan.update, "update")
-        result = LocalResult(_copied(update), _copied(next_state), len(data), metrics)
+        result = LocalResult(_copied(update), _copied(next_state), algorithm.num_trained(data), metrics)
     _require_finite(result, received)
     return result
 
 
 def _train(trainer: Trainer, data: ClientData, received: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
     algorithm, modules = trainer.algorithm, trainer.modules
-    schedule = algorithm.schedule(len(data), ctx)
+    schedule = algorithm.schedule(algorithm.num_trained(data), ctx)
     take_step = trainer.start_round(schedule, ctx)
     report = _Report(schedule, on_progress)
     names: tuple[str, ...] = ()

@@ -1,6 +1,9 @@
 """Optimisers and their steps, for clients and for the coordinator."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,28 +13,46 @@ from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
 
+_FACTOR = "learning_rate_factor"
+_EQUAL: Mapping[str, float] = MappingProxyType({})
 
-def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """Return a fresh optimiser of all trained parameters.
+
+def optimizer_for(
+    modules: nn.ModuleDict, config: OptimizerConfig, learning_rate: float, factors: Mapping[str, float] = _EQUAL
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser of all trained parameters. `factors`: of the learning rate of modules, by their names.
 
     On a GPU, a step is one kernel for many parameters and can be captured. On a CPU, torch's plain loop is as fast.
     """
-    parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
-    fused = True if any(parameter.is_cuda for parameter in parameters) else None
+    groups = _groups(modules, learning_rate, factors)
+    fused = True if any(parameter.is_cuda for group in groups for parameter in group["params"]) else None
     if config.name == "sgd":
         return optimizers.SGD(
-            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+            groups, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
         )
     kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
-    return kind(
-        parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=fused, capturable=fused is not None
-    )
+    return kind(groups, lr=learning_rate, weight_decay=config.weight_decay, fused=fused, capturable=fused is not None)
+
+
+def _groups(modules: nn.ModuleDict, learning_rate: float, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return one group of trained parameters per factor, in the order of the modules. Each keeps its factor."""
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    seen: set[int] = set()  # modules may share parameters
+    for name, module in modules.items():
+        for parameter in module.parameters():
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                by_factor.setdefault(factors.get(name, 1.0), []).append(parameter)
+    return [
+        {"params": parameters, "lr": factor * learning_rate, _FACTOR: factor}
+        for factor, parameters in by_factor.items()
+    ]
 
 
 def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Reset the optimiser in place to what `optimizer_for` returns: its state starts from zeros."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = group[_FACTOR] * learning_rate
     for state in optimizer.state.values():
         for value in state.values():
             if torch.is_tensor(value):

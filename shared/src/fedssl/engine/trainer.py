@@ -40,7 +40,8 @@ class Trainer:
     def start_round(self, schedule: Schedule, ctx: Context) -> Step:
         """Return the step of a round whose broadcast the modules have received, with a fresh optimiser."""
         if not can_capture(ctx.device):
-            optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate)
+            factors = self.algorithm.learning_rate_factors(ctx)
+            optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate, factors)
             return eager_step(self.algorithm, self.modules, optimizer, ctx)
         if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch

@@ -13,6 +13,7 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.models import build_encoder
 from fedssl.models.complexity import num_multiply_adds
 from fedssl.protocol.methods.add_ons import FedXConfig
+from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
@@ -48,6 +49,8 @@ def passes(method: ComposedConfig) -> Passes:
     >>> passes(FedBYOLConfig())
     Passes(with_gradients=2, without=2)
     """
+    if isinstance(method, ClassifierConfig) and method.encoder_learning_rate is None:
+        return Passes(0, 1)
     trained, frozen = (1 if "labels" in method.traits else 2), 0
     if "target" in method.traits or isinstance(method, MomentumContrastConfig):
         frozen += 2

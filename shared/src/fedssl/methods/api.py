@@ -56,6 +56,32 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def num_trained(self) -> int:
+        """The number of images that have a label and are not held out."""
+        return int(self._is_trained().sum())
+
+    def trained(self) -> "ClientData":
+        """Return the images that have a label and are not held out."""
+        return self.at(self._is_trained().nonzero().flatten())
+
+    def at(self, indices: torch.Tensor) -> "ClientData":
+        """Return the images at `indices`, in that order."""
+        images = self.images
+        if isinstance(images, torch.Tensor):
+            own: Images = images.index_select(0, indices.to(images.device))
+        else:
+            own = images.subset(indices.cpu().numpy())
+        labels, held_out = (None if each is None else each[indices] for each in (self.labels, self.held_out))
+        return ClientData(own, labels, held_out)
+
+    def _is_trained(self) -> torch.Tensor:
+        """Return which images have a label and are not held out (N,). The method has checked that there are labels."""
+        assert self.labels is not None, "the method refuses clients without labels"
+        assert self.held_out is not None, "a site's labels come with their split"
+        is_labelled = self.labels >= 0
+        return (is_labelled.all(dim=1) if is_labelled.ndim == 2 else is_labelled) & ~self.held_out
+
 
 def refuse_to_distil(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Metrics]":
     """Refuse to train: the default of `Context.distil`, which the engine replaces during a round."""

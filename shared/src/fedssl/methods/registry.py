@@ -34,11 +34,13 @@ from fedssl.methods.objectives.ridge_probe import REDUCER as RIDGE
 from fedssl.methods.objectives.ridge_probe import ProbeClient, RidgeProbe
 from fedssl.methods.objectives.simclr import SimCLR
 from fedssl.methods.objectives.simsiam import SimSiam
+from fedssl.methods.objectives.site_classifier import ClassifierClient, SiteClassifier
 from fedssl.methods.objectives.vicreg import VICReg
 from fedssl.methods.reducers.means import eua, ldawa, mean, none
 from fedssl.methods.reducers.robust import geometric, krum, median, trimmed
 from fedssl.methods.reducers.similarity_distillation import distillation
 from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
@@ -58,6 +60,7 @@ from fedssl.protocol.runs import RunSpec
 
 OBJECTIVES: dict[type[ComposedConfig], Callable[[Any], Objective]] = {
     BYOLConfig: BYOL,
+    ClassifierConfig: SiteClassifier,
     FLESDConfig: CrossView,
     FedAlignUniformConfig: AlignUniform,
     FedBarlowConfig: BarlowTwins,
@@ -118,6 +121,8 @@ def client_of(config: ComposedConfig) -> ClientAlgorithm:
     add_ons = tuple(ADD_ONS[add_on.name](add_on) for add_on in config.add_ons)
     if isinstance(config, RidgeProbeConfig):
         return ProbeClient(host, merge_rule)
+    if isinstance(config, ClassifierConfig):
+        return ClassifierClient(host, merge_rule, add_ons)
     distils = distillation_of(config)
     if distils is None:
         return ClientAlgorithm(host, merge_rule, add_ons)

@@ -7,14 +7,14 @@ from fedssl.data.image_batches import Images
 from fedssl.data.image_cache.build import CachedData
 from fedssl.data.site_labels import SiteLabels, own_labels, split_labels, with_run_classes
 from fedssl.methods.api import ClientData
-from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.seeding import derive_seed
 
 
-def wants_site_labels(spec: RunSpec) -> RidgeProbeConfig | None:
+def wants_site_labels(spec: RunSpec) -> SiteLabelsConfig | None:
     """Return the config that names the classes of the sites' labels, or None if the method does not use them."""
-    return spec.method if isinstance(spec.method, RidgeProbeConfig) else None
+    return spec.method if isinstance(spec.method, SiteLabelsConfig) else None
 
 
 def client_data(images: ImageData | CachedData, spec: RunSpec, client_id: str) -> ClientData:

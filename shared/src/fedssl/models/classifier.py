@@ -1,11 +1,30 @@
 """A linear classifier of representations, and the encoder and the classifier as one network."""
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedssl.models.pretrained import PretrainedEncoder
+
+WEIGHT, BIAS = "classifier.weight", "classifier.bias"
+CLASSES = "classes.sha256"
+"""The tensors of a run that has a classifier: (C, H) and (C,) in float32, and :func:`classes_digest`."""
+
+
+def classes_digest(names: Sequence[str], *, multi_label: bool) -> Tensor:
+    """Return what identifies the classes of a classifier and their order: a sha256 as int64 (4,).
+
+    It travels with the weights, so that a classifier is never taken for one of other classes.
+    """
+    text = json.dumps([list(names), multi_label], ensure_ascii=False, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).digest()
+    numbers = [int.from_bytes(digest[start : start + 8], "big", signed=True) for start in range(0, len(digest), 8)]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from fedssl.protocol.data import DataConfig
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import LINEAGE, SPEC
 
 M = TypeVar("M", bound=nn.Module)
 
 FILES = ("encoder.safetensors", "model.safetensors")
-_SPEC, _LINEAGE = "spec.yaml", "lineage.json"
 
 
 class PretrainedEncoder(Encoder):
@@ -64,7 +64,7 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
         ArtifactDamaged: the file is not the one that lineage.json lists.
     """
     place = weights_file(Path(path))
-    spec = _read_spec(place.parent / _SPEC)
+    spec = read_spec(place.parent / SPEC)
     try:
         tensors = read_listed(place)
     except (SafetensorError, OSError) as error:
@@ -86,7 +86,7 @@ def weights_file(path: Path) -> Path:
 def read_listed(path: Path) -> Tensors:
     """Return a file's tensors. Raises ArtifactDamaged if lineage.json lists the file with another digest."""
     try:
-        listed = json.loads((path.parent / _LINEAGE).read_text(encoding="utf-8")).get(path.stem)
+        listed = json.loads((path.parent / LINEAGE).read_text(encoding="utf-8")).get(path.stem)
     except (OSError, ValueError, AttributeError):  # `fedssl simulate` writes none
         listed = None
     if not isinstance(listed, str) or path.name not in FILES:
@@ -94,7 +94,7 @@ def read_listed(path: Path) -> Tensors:
     try:
         return read_tensors(path, listed)
     except ArtifactDamaged as error:
-        message = f"{path} is not the file that {_LINEAGE} next to it lists ({error}): run `fedssl run pull` again"
+        message = f"{path} is not the file that {LINEAGE} next to it lists ({error}): run `fedssl run pull` again"
         raise ArtifactDamaged(message) from error
 
 
@@ -121,7 +121,8 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _read_spec(path: Path) -> RunSpec:
+def read_spec(path: Path) -> RunSpec:
+    """Read the spec next to a run's weights. Raises SpecError."""
     import yaml
 
     try:

@@ -4,17 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.artifacts.weight_files import read_weights, registered_digest
 from fedssl.errors import ArtifactError, SpecError
+from fedssl.models.classifier import BIAS, CLASSES, WEIGHT
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.runs import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The tensors of an encoder, and the digest that a coordinator would give them."""
+    """The tensors of an encoder, with those of a classifier of named classes if the file has one, and the digest that a
+    coordinator would give to the encoder."""
 
     tensors: Tensors
     digest: str
@@ -44,7 +47,15 @@ def read_start(spec: RunSpec) -> Start | None:
             f"model.initial.digest is {config.digest}, but the weights in {path} have digest {digest}: give the file "
             "that was registered, or leave the digest out"
         )
-    return Start({name: torch.from_numpy(array.copy()) for name, array in weights.arrays.items()}, digest)
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.arrays.items()}
+    return Start({**tensors, **_classifier(path)}, digest)
+
+
+def _classifier(path: Path) -> Tensors:
+    """Return the classifier of a run's model, or nothing if the file has none."""
+    wanted = (WEIGHT, BIAS, CLASSES)
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in wanted} if set(wanted) <= set(file.keys()) else {}
 
 
 def pinned(spec: RunSpec) -> RunSpec:

@@ -20,7 +20,17 @@ from fedssl.evaluation import extract_features, ridge_path
 from fedssl.evaluation.suite import load_encoder
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
-from fedssl.methods.objectives.ridge_probe import GRAM, HELD_OUT, MOMENT, PENALTIES, RIGHT, Solutions, count_right
+from fedssl.methods.objectives.ridge_probe import (
+    CROSS_ENTROPY,
+    GRAM,
+    HELD_OUT,
+    MOMENT,
+    PENALTIES,
+    RIGHT,
+    SCALE,
+    Solutions,
+    count_held_out,
+)
 from fedssl.methods.site_data import client_data, wants_site_labels, with_site_labels
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
@@ -75,6 +85,23 @@ def _central(h: Any, y: Any, ridge: float) -> Any:
     return np.linalg.lstsq(np.concatenate([x, rows]), stacked, rcond=None)[0]
 
 
+def _central_scale(scores: Any, judged: Any) -> tuple[float, float]:
+    """Return the best of the 41 scales for all held-out images in one place, and its cross-entropy."""
+    num_images, num_classes = scores.shape
+    targets = (num_images * np.eye(num_classes)[judged] + 1) / (num_images + num_classes)
+    found = []
+    for scale in 10 ** np.linspace(-1, 3, 41):
+        logits = scale * scores
+        log_p = (
+            logits
+            - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+            - logits.max(1, keepdims=True)
+        )
+        found.append((float(-(targets * log_p).sum(axis=1).mean()), scale))
+    cross_entropy, scale = min(found)
+    return scale, cross_entropy
+
+
 @pytest.mark.parametrize("num_sites", [2, 5, 20])
 def test_the_run_gives_the_probe_of_all_images_in_one_place(num_sites: int) -> None:
     spec, sites = _sites(num_sites)
@@ -88,11 +115,22 @@ def test_the_run_gives_the_probe_of_all_images_in_one_place(num_sites: int) -> N
         assert np.abs(found - expected).max() <= 1e-8 * max(1, np.abs(expected).max())
     right = [int(((tested @ each[:-1] + each[-1]).argmax(axis=1) == judged).sum()) for each in solutions]
     chosen = max(range(10), key=lambda number: (right[number], number))
-    assert torch.equal(result.model["classifier.weight"], torch.from_numpy(solutions[chosen][:-1].T).float())
-    assert torch.equal(result.model["classifier.bias"], torch.from_numpy(solutions[chosen][-1]).float())
-    server = result.history[1].server
-    assert server == {"ridge_penalty": penalties[chosen], "held_out_accuracy": right[chosen] / len(judged)}
-    assert result.history[0].server["probe_images"] == len(h)
+    scale, cross_entropy = _central_scale(tested @ solutions[chosen][:-1] + solutions[chosen][-1], judged)
+    assert result.model[SCALE].tolist() == pytest.approx([scale], rel=1e-12)
+    weight, bias = solutions[chosen][:-1].T * scale, solutions[chosen][-1] * scale
+    assert np.allclose(result.model["classifier.weight"].numpy(), weight, rtol=1e-6, atol=0)
+    assert np.allclose(result.model["classifier.bias"].numpy(), bias, rtol=1e-6, atol=0)
+    assert result.history[1].server == pytest.approx(
+        {
+            "ridge_penalty": float(penalties[chosen]),
+            "held_out_accuracy": right[chosen] / len(judged),
+            "held_out_cross_entropy": cross_entropy,
+            "scale": scale,
+        }
+    )
+    first = result.history[0].server
+    assert first.keys() == {"ridge_penalty", "probe_images"}
+    assert first["probe_images"] == len(h)
 
 
 def test_the_encoder_stays_as_it_is() -> None:
@@ -134,7 +172,7 @@ def test_several_labels_per_image_count_in_pairs() -> None:
     solutions.penalties[:2] = 1.0
     solutions.weights[0] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     h_NH = torch.tensor([[0.5, 0.2], [0.4, 0.9], [0.1, 0.1]])
-    found = count_right(h_NH, torch.tensor([[1, 0], [1, 1], [0, 0]]), solutions)
+    found = count_held_out(h_NH, torch.tensor([[1, 0], [1, 1], [0, 0]]), solutions)
     assert found[HELD_OUT].tolist() == [6]
     assert found[RIGHT].tolist() == [5, 3, *[0] * 8]  # the second predicts no label; the others were not determined
 
@@ -221,6 +259,7 @@ def test_hostile_sums_are_left_out_and_the_others_are_used(case: str) -> None:
         ({RIGHT: torch.tensor([5, *[0] * 9]), HELD_OUT: torch.tensor([4])}, "right predictions of 4"),
         ({RIGHT: torch.tensor([-1, *[0] * 9])}, "right predictions of"),
         ({HELD_OUT: torch.tensor([10_000])}, "predictions of 10000, and at most"),
+        ({CROSS_ENTROPY: torch.full((2, 10, 41), -1.0, dtype=torch.float64)}, "cross-entropies are not finite, or"),
         ({GRAM: torch.eye(WIDTH + 1, dtype=torch.float64)}, "has sums in a round that only counts"),
     ],
 )

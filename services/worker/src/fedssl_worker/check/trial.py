@@ -15,6 +15,9 @@ from fedssl.errors import Cancelled, DataError, FedSSLError
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context, Metrics, Schedule
 from fedssl.methods.site_data import wants_site_labels
+from fedssl.protocol.methods.classifier import ClassifierConfig
+from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_worker.check.outgoing import Outgoing
 from fedssl_worker.check.own_data import sample_images
@@ -73,7 +76,7 @@ def check_training(
     """Train some steps as the run's method does, and estimate the time of one of its rounds."""
     if spec.method.distillation_epochs(0):
         return _not_tried("the coordinator trains before the first round, and no worker has those weights yet")
-    if wants_site_labels(spec) is not None:
+    if isinstance(spec.method, RidgeProbeConfig):
         return TrialFound([Check(_NAME, Found.NOTE, "the run's method takes no training steps")])
     try:
         public = PublicImages(device, settings.public_data).load(spec.public_data, spec.data)
@@ -109,8 +112,11 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
     spec = ctx.spec
     batch_size = spec.training.batch_size
     images = sample_images(settings.data, spec.data, max(batch_size, min(_NUM_SAMPLED, NUM_STEPS * batch_size)))
-    labels = None if images.labels is None else torch.from_numpy(images.labels).to(ctx.device)
-    data = ClientData(torch.from_numpy(images.images).to(ctx.device), labels)
+    pixels = torch.from_numpy(images.images).to(ctx.device)
+    if (config := wants_site_labels(spec)) is None:
+        data = ClientData(pixels, None if images.labels is None else torch.from_numpy(images.labels).to(ctx.device))
+    else:
+        data = _of_one_class(pixels, config)
     method = METHODS[spec.method.name]
     short = dataclasses.replace(ctx, spec=_shortened(spec, _schedule(len(data), ctx)))
     start = Context(spec=short.spec, round_number=0, device=ctx.device, public=ctx.public)
@@ -122,6 +128,13 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
         return {}, clock
 
 
+def _of_one_class(pixels: torch.Tensor, config: SiteLabelsConfig) -> ClientData:
+    """Return images that all have the first class and are all trained on: a step takes as long with any labels."""
+    shape = (len(pixels), len(config.classes)) if config.multi_label else (len(pixels),)
+    labels = torch.zeros(shape, dtype=torch.int64, device=pixels.device)
+    return ClientData(pixels, labels, torch.zeros(len(pixels), dtype=torch.bool, device=pixels.device))
+
+
 def _schedule(num_images: int, ctx: Context) -> Schedule:
     return METHODS[ctx.spec.method.name].bind(ctx.spec).client.schedule(num_images, ctx)
 
@@ -130,6 +143,8 @@ def _shortened(spec: RunSpec, schedule: Schedule) -> RunSpec:
     """Return the spec with about NUM_STEPS steps in a round, from random weights."""
     values = spec.model_dump(mode="json")
     values["model"].pop("initial", None)
+    if isinstance(spec.method, ClassifierConfig):
+        values["method"]["start"] = None
     if schedule.num_epochs and schedule.steps_per_epoch:
         values["training"]["local_epochs"] = math.ceil(NUM_STEPS / schedule.steps_per_epoch)
     return RunSpec.model_validate(values)

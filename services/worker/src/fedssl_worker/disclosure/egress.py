@@ -15,7 +15,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
-from fedssl.methods.objectives.ridge_probe import GRAM
+from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.site_evaluation import SiteCounts
@@ -261,12 +261,11 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
 
 
 def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
-    """Return over how many images the sums in an update are, or None if it holds no sums, or only zeros."""
-    names = [tensor.name for tensor in plan.update if tensor.kind == "probe-sums" and tensor.dtype == "F64"]
-    if not names:
+    """Return over how many images the sums of representations in an update are, or None if it holds none, or zeros."""
+    if not {GRAM, MOMENT} <= {tensor.name for tensor in plan.update if tensor.kind == "probe-sums"}:
         return None
     tensors = load_tensors(path)
-    return int(tensors[GRAM][-1, -1]) if any(bool(tensors[name].any()) for name in names) else None
+    return int(tensors[GRAM][-1, -1]) if bool(tensors[GRAM].any() | tensors[MOMENT].any()) else None
 
 
 def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:

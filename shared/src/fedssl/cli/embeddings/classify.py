@@ -36,7 +36,11 @@ LabelsOption = Annotated[
 ]
 HeadOption = Annotated[
     Path | None,
-    typer.Option("--head", metavar="HEAD", help="A classifier that --save-head has written.", dir_okay=False),
+    typer.Option(
+        "--head",
+        metavar="HEAD",
+        help="A classifier that --save-head has written, or the folder of a run of `ridge-probe` or `classifier`.",
+    ),
 ]
 SaveHeadOption = Annotated[
     Path | None,
@@ -73,7 +77,8 @@ def classify(
     --labels fits the classifier (ridge regression on the representations) to your labelled images. A fifth of them is
     held out to choose its penalty and the scale of its probabilities, and to report how many it gets right; images of
     one `group`, for example a patient, stay together. --save-head keeps the classifier, --head uses it again, and
-    `fedssl export --to onnx --head` makes one file of encoder and classifier.
+    `fedssl export --to onnx --head` makes one file of encoder and classifier. The classifier of a run of `ridge-probe`
+    or `classifier` needs no labels here: `--head FOLDER` takes it from the run's folder.
 
     An image that cannot be decoded is left out, and named. Nothing is sent anywhere; if MODEL is a run's id, its
     weights are fetched from the coordinator.
@@ -108,14 +113,15 @@ def write_predictions(
 ) -> None:
     """Fit or read the classifier, write the file of probabilities, and show what is in it."""
     from fedssl.classification.classify import classify as write
-    from fedssl.classification.head_file import read_head, require_encoder, require_name, write_head
+    from fedssl.classification.head_file import require_encoder, require_name, write_head
+    from fedssl.classification.run_head import head_at
 
     if save_head is not None:
         require_name(save_head)
     fit = None if labels is None else _fitted(source, model, labels, device, data_root)
     if fit is None:
         assert head_file is not None, "one of the two is given"
-        head = read_head(head_file)
+        head = head_at(head_file)
         require_encoder(head, model, str(head_file))
     else:
         head = fit.head

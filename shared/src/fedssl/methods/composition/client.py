@@ -1,7 +1,7 @@
 """The client's half of a composed method."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data.batches import epoch_batches, num_batches, on_device
 from fedssl.data.image_batches import index_device, join, random_views, take_each
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, ClientData, ClientState, Context, Schedule, Terms
+from fedssl.methods.api import Batch, ClientData, ClientState, Context, Metrics, Schedule, Terms
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
@@ -94,11 +94,27 @@ class ClientAlgorithm:
 
     def _fresh_encoder(self, ctx: Context) -> Encoder:
         """Return a new encoder, partly frozen if the spec asks for it."""
-        data, trainable = ctx.spec.data, ctx.spec.model.trainable
+        data, trainable = ctx.spec.data, self.trainable(ctx)
         encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
         if trainable is not None:
             freeze(encoder, trainable)
         return encoder
+
+    def trainable(self, ctx: Context) -> tuple[str, ...] | None:
+        """Return the patterns of the encoder's parameters that are trained, or None if all are."""
+        return ctx.spec.model.trainable
+
+    def learning_rate_factors(self, ctx: Context) -> Mapping[str, float]:
+        """Return the factor of the learning rate of each module that has another one."""
+        return {}
+
+    def num_trained(self, data: ClientData) -> int:
+        """Return how many of the client's images it trains on: its weight in a mean."""
+        return len(data)
+
+    def judge(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Metrics:
+        """Return metrics of the model that was received, before it is trained."""
+        return {}
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
         """Return how many epochs and steps this client trains in this round, and at what learning rate."""
@@ -196,7 +212,7 @@ class ClientAlgorithm:
 
     def finish(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> tuple[Tensors, ClientState]:
         """Return the update to send and the state to keep."""
-        schedule = self.schedule(len(data), ctx)
+        schedule = self.schedule(self.num_trained(data), ctx)
         for part in self.parts:
             part.end(modules, data, schedule, ctx)
         update = self._module_update(modules, ctx) if self.sends_modules else {}
@@ -215,7 +231,7 @@ class ClientAlgorithm:
 
     def frozen(self, ctx: Context) -> frozenset[str]:
         """Return the names of the encoder's tensors that no client changes or sends. They are broadcast as they are."""
-        if ctx.spec.model.trainable is None:
+        if self.trainable(ctx) is None:
             return frozenset()
         with torch.device("meta"):
             encoder = self._fresh_encoder(ctx)

@@ -114,6 +114,13 @@ class Part:
         """
         return {}
 
+    def load_start(self, modules: nn.ModuleDict, tensors: Tensors, ctx: Context) -> str:
+        """Load first values of the part's own modules from the weights of `model.initial`, on the coordinator.
+
+        Returns what was loaded, for people: empty if nothing was. Raises SpecError if the tensors do not fit.
+        """
+        return ""
+
     def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
         """Set the first values of the kept modules, after the broadcast was received, if the client has no state: it is
         new to the run, or lost its disk."""

@@ -1,16 +1,18 @@
 """The first weights of a run that starts from an encoder that exists."""
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context
-from fedssl.methods.composition.part import ENCODER
+from fedssl.methods.composition.part import ENCODER, Part
 from fedssl.models import load_initial
 
 
-def load_start(modules: nn.ModuleDict, tensors: Tensors | None, ctx: Context) -> str:
-    """Load the encoder that the spec's `model.initial` names into freshly built modules. The heads stay as they are.
+def load_start(modules: nn.ModuleDict, parts: Iterable[Part], tensors: Tensors | None, ctx: Context) -> str:
+    """Load the encoder of the spec's `model.initial` into freshly built modules, and heads if a part takes them.
 
     Returns what was loaded, for people: empty if the spec names no encoder. Raises SpecError if the tensors do not fit,
     and MethodError if they are missing: a run must never start from random weights unless its spec does.
@@ -20,4 +22,6 @@ def load_start(modules: nn.ModuleDict, tensors: Tensors | None, ctx: Context) ->
         return ""
     if tensors is None:
         raise MethodError(f"the run starts from {config.source}, and these weights were not given")
-    return f"{load_initial(modules[ENCODER], tensors, config.adapt)}"
+    loaded = [f"{load_initial(modules[ENCODER], tensors, config.adapt)}"]
+    loaded += [part.load_start(modules, tensors, ctx) for part in parts]
+    return ", ".join(filter(None, loaded))

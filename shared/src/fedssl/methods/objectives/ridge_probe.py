@@ -4,9 +4,11 @@ It trains no network. In the first round each client sends the Gram matrix X'X a
 training images, X = [h, 1]. The coordinator adds them up and solves for the weights of ten penalties. In each later
 round every client counts how many of its held-out images each of the ten predicts correctly, and sends these counts.
 The penalty with the most gives the classifier. Among equals it is the largest penalty, hence the smallest weights.
+With the counts come sums of cross-entropies, from which the coordinator chooses the scale that turns the chosen scores
+into logits: `evaluation/calibration.py`. Until then the classifier has the scale 1.
 
 With several labels per image, a prediction is right or wrong for each pair of image and label; a score of 0.5 or more
-predicts the label.
+predicts the label, and its logit is 0.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,9 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data.image_batches import Images
 from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError
+from fedssl.evaluation.calibration import NUM_SCALES, best_scale, cross_entropy_sums
 from fedssl.evaluation.ridge import NUM_PENALTIES, require_sums, ridge_path, ridge_solution, ridge_sums
 from fedssl.methods.api import Batch, ClientData, Context, Metrics, Schedule, ServerState, Terms, Update
 from fedssl.methods.composition.client import ClientAlgorithm
@@ -25,18 +29,19 @@ from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.modules import encoder_width
 from fedssl.methods.composition.part import ENCODER, Objective, Online, Wire
 from fedssl.methods.composition.server import Reducer
-from fedssl.methods.objectives.cross_entropy import CLASSIFIER
+from fedssl.models.classifier import BIAS, CLASSES, WEIGHT, classes_digest
 from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 
 PROBE = "probe"
 GRAM, MOMENT, RIGHT, HELD_OUT = (f"{PROBE}.{name}" for name in ("gram", "moment", "right", "held_out"))
-PENALTIES, SOLUTIONS = f"{PROBE}.penalties", f"{PROBE}.solutions"
-WEIGHT, BIAS = f"{CLASSIFIER}.weight", f"{CLASSIFIER}.bias"
+CROSS_ENTROPY = f"{PROBE}.cross_entropy"
+PENALTIES, SOLUTIONS, SCALE = f"{PROBE}.penalties", f"{PROBE}.solutions", f"{PROBE}.scale"
 
 _FIRST_CHOICE = 3  # 1e-3 of the Gram matrix's mean diagonal, until images have been held against it
 _THRESHOLD = 0.5
+_LOSSES = (2, NUM_PENALTIES, NUM_SCALES)
 
 
 class Solutions(nn.Module):
@@ -69,7 +74,7 @@ class RidgeProbe(Objective):
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         if data.labels is None or data.held_out is None:
             raise DataError(f"{ctx.client_id} has no labels, which ridge-probe needs: it cannot take part")
-        num_images, least = int(_trains(data).sum()), fewest_images(self.config, encoder_width(modules))
+        num_images, least = data.num_trained, fewest_images(self.config, encoder_width(modules))
         if num_images < least:
             raise DataError(
                 f"{ctx.client_id} has {num_images} labelled training images, and sums of fewer than {least} do not "
@@ -83,22 +88,21 @@ class RidgeProbe(Objective):
         raise MethodError("ridge-probe takes no training step")
 
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
-        assert data.labels is not None, "`begin` has checked it"
         assert data.held_out is not None, "`begin` has checked it"
         solutions, num_classes = _solutions(modules), len(self.config.classes)
         counts = bool(solutions.penalties.any())
-        chosen = data.held_out if counts else _trains(data)
-        labels = data.labels[chosen]
-        h_NH = _representations(modules, data.images[chosen], ctx)
+        chosen = data.at(data.held_out.nonzero().flatten()) if counts else data.trained()
+        assert chosen.labels is not None, "those of `data`"
+        h_NH, labels = _representations(modules, chosen.images, ctx), chosen.labels
         if counts:
             gram, moment = (torch.zeros(shape, dtype=torch.float64) for shape in self._shapes(modules))
-            return {GRAM: gram, MOMENT: moment, **count_right(h_NH, labels, solutions)}
+            return {GRAM: gram, MOMENT: moment, **count_held_out(h_NH, labels, solutions)}
         try:
             gram, moment = ridge_sums(h_NH, labels, num_classes)
         except ValueError as error:
             raise MethodError(f"the run's encoder cannot be probed: {error}") from error
-        none = torch.zeros(NUM_PENALTIES, dtype=torch.int64)
-        return {GRAM: gram, MOMENT: moment, RIGHT: none, HELD_OUT: none[:1].clone()}
+        none, no_losses = torch.zeros(NUM_PENALTIES, dtype=torch.int64), torch.zeros(_LOSSES, dtype=torch.float64)
+        return {GRAM: gram, MOMENT: moment, RIGHT: none, HELD_OUT: none[:1].clone(), CROSS_ENTROPY: no_losses}
 
     @property
     def wire(self) -> Wire:
@@ -116,12 +120,15 @@ class RidgeProbe(Objective):
             TensorSpec(name=BIAS, dtype="F32", shape=(moment[1],), reduce="method"),
             TensorSpec(name=PENALTIES, dtype="F64", shape=(NUM_PENALTIES,), reduce="method"),
             TensorSpec(name=SOLUTIONS, dtype="F64", shape=(NUM_PENALTIES, *moment), reduce="method"),
+            TensorSpec(name=SCALE, dtype="F64", shape=(1,), reduce="method"),
+            TensorSpec(name=CLASSES, dtype="I64", shape=(4,), reduce="keep"),
         )
         up = (
             TensorSpec(name=GRAM, dtype="F64", shape=gram, kind="probe-sums", reduce="sum"),
             TensorSpec(name=MOMENT, dtype="F64", shape=moment, kind="probe-sums", reduce="sum"),
             TensorSpec(name=RIGHT, dtype="I64", shape=(NUM_PENALTIES,), kind="probe-sums", reduce="sum"),
             TensorSpec(name=HELD_OUT, dtype="I64", shape=(1,), kind="probe-sums", reduce="sum"),
+            TensorSpec(name=CROSS_ENTROPY, dtype="F64", shape=_LOSSES, kind="probe-sums", reduce="sum"),
         )
         return ArtifactPlan(broadcast=down, update=up)
 
@@ -133,6 +140,8 @@ class RidgeProbe(Objective):
             BIAS: torch.zeros(num_classes),
             PENALTIES: probe.penalties,
             SOLUTIONS: probe.weights,
+            SCALE: torch.zeros(1, dtype=torch.float64),
+            CLASSES: classes_digest(self.config.classes, multi_label=self.config.multi_label),
         }
 
     def _refusal(self, state: ServerState, update: Update, ctx: Context) -> str | None:
@@ -146,6 +155,9 @@ class RidgeProbe(Objective):
         total = int(held_out)
         if not 0 <= total <= most or bool(((right < 0) | (right > total)).any()):
             return f"it counts {right.tolist()} right predictions of {total}, and at most {most} are possible"
+        losses = sent[CROSS_ENTROPY]
+        if not bool((losses.isfinite() & (losses >= 0)).all()):
+            return "its cross-entropies are not finite, or smaller than 0"
         return None
 
 
@@ -158,7 +170,7 @@ class ProbeClient(ClientAlgorithm):
         return False
 
     def reduced(self, ctx: Context) -> frozenset[str]:
-        return frozenset((GRAM, MOMENT, RIGHT, HELD_OUT))
+        return frozenset((GRAM, MOMENT, RIGHT, HELD_OUT, CROSS_ENTROPY))
 
     def plan(self, spec: RunSpec) -> ArtifactPlan:
         plan = super().plan(spec)
@@ -174,31 +186,30 @@ def fewest_images(config: RidgeProbeConfig, width: int) -> int:
     return 2 * width if config.min_images is None else config.min_images
 
 
-def count_right(h_NH: torch.Tensor, labels: torch.Tensor, solutions: Solutions) -> Tensors:
-    """Return the counts of right predictions of each solution (P,), and of all predictions (1,).
+def count_held_out(h_NH: torch.Tensor, labels: torch.Tensor, solutions: Solutions) -> Tensors:
+    """Return the counts of right predictions of each solution (P,), that of all predictions (1,), and the solutions'
+    sums of cross-entropies at each scale (2, P, S).
 
     Args:
         h_NH: the representations of held-out images.
         labels: their class numbers (N,), or the presence of several labels (N, C).
-        solutions: a penalty of 0 stands for sums that did not determine weights; none of its predictions is right.
+        solutions: a penalty of 0 stands for sums that did not determine weights; none of its predictions is right, and
+            its cross-entropies are 0.
     """
     x_NX = torch.cat([h_NH.double(), h_NH.new_ones(len(h_NH), 1).double()], dim=1)
-    right = []
-    for penalty, weights in zip(solutions.penalties.tolist(), solutions.weights, strict=True):
-        scores_NC = x_NX @ weights
+    right, losses = torch.zeros(NUM_PENALTIES, dtype=torch.int64), torch.zeros(_LOSSES, dtype=torch.float64)
+    for index in solutions.penalties.nonzero().flatten().tolist():
+        scores_NC = x_NX @ solutions.weights[index]
         hits = (scores_NC >= _THRESHOLD) == labels.bool() if labels.ndim == 2 else scores_NC.argmax(dim=1) == labels
-        right.append(int(hits.sum()) if penalty else 0)
-    return {RIGHT: torch.tensor(right), HELD_OUT: torch.tensor([labels.numel()])}
+        right[index] = hits.sum()
+        losses[:, index] = cross_entropy_sums(scores_NC, labels)
+    return {RIGHT: right, HELD_OUT: torch.tensor([labels.numel()]), CROSS_ENTROPY: losses}
 
 
 def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
-    """Return the next state: the ten solutions from all sums, or the one that the counts choose."""
+    """Return the next state: the ten solutions from all sums, or the one that the counts choose and its scale."""
     if bool(state[PENALTIES].any()):
-        right = _added(RIGHT, updates)
-        total = int(_added(HELD_OUT, updates))
-        chosen = int((right == right.max()).nonzero()[-1]) if total else _FIRST_CHOICE
-        next_state, metrics = _choice(state[PENALTIES], state[SOLUTIONS], chosen)
-        return next_state, metrics | ({"held_out_accuracy": int(right[chosen]) / total} if total else {})
+        return _chosen(updates, state, ctx)
     gram, moment = _added(GRAM, updates), _added(MOMENT, updates)
     solutions = torch.zeros_like(state[SOLUTIONS])
     penalties = torch.zeros_like(state[PENALTIES])
@@ -213,8 +224,26 @@ def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tupl
     if not bool(penalties.any()):
         raise MethodError("the sums determine no classifier: is every representation 0?")
     first = max(_FIRST_CHOICE, int(penalties.nonzero()[0]))
-    next_state, metrics = _choice(penalties, solutions, first)
-    return next_state, metrics | {"probe_images": float(gram[-1, -1])}
+    next_state = _classifier(penalties, solutions, first, 0.0, ctx)
+    return next_state, {"ridge_penalty": float(penalties[first]), "probe_images": float(gram[-1, -1])}
+
+
+def _chosen(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+    penalties, solutions, config = state[PENALTIES], state[SOLUTIONS], _config(ctx)
+    right, total, losses = (_added(name, updates) for name in (RIGHT, HELD_OUT, CROSS_ENTROPY))
+    if not int(total):
+        first = max(_FIRST_CHOICE, int(penalties.nonzero()[0]))
+        return _classifier(penalties, solutions, first, 0.0, ctx), {"ridge_penalty": float(penalties[first])}
+    best = int((right == right.max()).nonzero()[-1])
+    num_classes = len(config.classes)
+    num_images = int(total) // (num_classes if config.multi_label else 1)
+    scale, cross_entropy = best_scale(losses[:, best], num_images, num_classes, multi_label=config.multi_label)
+    return _classifier(penalties, solutions, best, scale, ctx), {
+        "ridge_penalty": float(penalties[best]),
+        "held_out_accuracy": int(right[best]) / int(total),
+        "held_out_cross_entropy": cross_entropy,
+        "scale": scale,
+    }
 
 
 REDUCER = Reducer(combine, declares=None)
@@ -230,15 +259,22 @@ def _why_no_sums(gram: torch.Tensor, moment: torch.Tensor, num_images: int, leas
     return None
 
 
-def _choice(penalties: torch.Tensor, solutions: torch.Tensor, chosen: int) -> tuple[Tensors, Metrics]:
-    weights = solutions[chosen].float()
-    state = {
-        WEIGHT: weights[:-1].T.contiguous(),
-        BIAS: weights[-1].clone(),
+def _classifier(penalties: torch.Tensor, solutions: torch.Tensor, chosen: int, scale: float, ctx: Context) -> Tensors:
+    """Return the state whose classifier gives logits. A scale of 0 is not known, and 1 takes its place."""
+    weights = (scale or 1.0) * solutions[chosen]
+    bias = weights[-1] - ((scale or 1.0) * _THRESHOLD if _config(ctx).multi_label else 0.0)
+    return {
+        WEIGHT: weights[:-1].T.float().contiguous(),
+        BIAS: bias.float(),
         PENALTIES: penalties,
         SOLUTIONS: solutions,
+        SCALE: torch.tensor([scale], dtype=torch.float64),
     }
-    return state, {"ridge_penalty": float(penalties[chosen])}
+
+
+def _config(ctx: Context) -> RidgeProbeConfig:
+    assert isinstance(ctx.spec.method, RidgeProbeConfig), "the reducer is that of ridge-probe"
+    return ctx.spec.method
 
 
 def _added(name: str, updates: Sequence[Update]) -> torch.Tensor:
@@ -250,19 +286,11 @@ def _added(name: str, updates: Sequence[Update]) -> torch.Tensor:
     return total
 
 
-def _representations(modules: nn.ModuleDict, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+def _representations(modules: nn.ModuleDict, images: Images, ctx: Context) -> torch.Tensor:
     """Return h (N, H) of images, also of none."""
     if not len(images):
-        return torch.zeros(0, encoder_width(modules), device=images.device)
+        return torch.zeros(0, encoder_width(modules), device=ctx.device)
     return embed([modules[ENCODER]], images, ctx)
-
-
-def _trains(data: ClientData) -> torch.Tensor:
-    """Return which images have a label and are not held out (N,)."""
-    assert data.labels is not None, "a client without labels has been refused"
-    assert data.held_out is not None, "labels come with their split"
-    is_labelled = data.labels >= 0
-    return (is_labelled.all(dim=1) if is_labelled.ndim == 2 else is_labelled) & ~data.held_out
 
 
 def _solutions(modules: nn.ModuleDict) -> Solutions:

@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodConfig
+from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.methods.fedbarlow import FedBarlowConfig
 from fedssl.protocol.methods.fedbyol import FedBYOLConfig
@@ -34,7 +35,8 @@ from fedssl.protocol.methods.ssd import SSDConfig
 from fedssl.protocol.methods.supervised import SupervisedConfig
 
 AnyMethod = Annotated[
-    FedAlignUniformConfig
+    ClassifierConfig
+    | FedAlignUniformConfig
     | FedBarlowConfig
     | FedBYOLConfig
     | FedCAConfig

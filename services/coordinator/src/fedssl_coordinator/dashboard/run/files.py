@@ -17,7 +17,7 @@ from fedssl.client.model_card import card, lineage_of
 from fedssl.client.model_files import encoder_part
 from fedssl.errors import ArtifactError, ArtifactNotFound
 from fedssl.protocol.states import JobState
-from fedssl.protocol.views import RoundView, RunView
+from fedssl.protocol.views import RoundView, RunView, SiteRoundView
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.store import store
@@ -29,10 +29,13 @@ from fedssl_coordinator.federation.evaluations import repository as evaluations
 from fedssl_coordinator.federation.evaluations import service as evaluation_views
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
+from fedssl_coordinator.federation.site_evaluations import results as site_results
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
+_ROUNDS_OF_SITES = 8
 _ROUNDS_AT_ONCE = 50
 _MOST_EVALUATIONS = 500
 _MOST_UPDATES = 20_000
@@ -97,8 +100,20 @@ def download_card(run_id: UUID, visitor: WaitingViewing) -> Response:
     with transaction() as session:
         rows = evaluations.in_order(session, run_id, _MOST_EVALUATIONS, None)
         judged = [evaluation_views.view(row) for row in rows if row.state == JobState.COMPLETED]
-    text = card(facts.run, facts.rounds, judged, facts.lineage)
+        sites = _newest_of_sites(session, facts.run)
+    text = card(facts.run, facts.rounds, judged, facts.lineage, sites)
     return _named(Response(text, media_type="text/markdown; charset=utf-8"), f"model-card-{str(run_id)[:8]}.md")
+
+
+def _newest_of_sites(session: Session, run: RunView) -> list[SiteRoundView]:
+    """Return the newest round that a site has evaluated, of the last ones that sites were asked about."""
+    if run.spec.site_evaluation is None:
+        return []
+    for number in site_evaluations.newest_rounds(session, run.id, _ROUNDS_OF_SITES):
+        view = site_results.view(run.spec, site_evaluations.of_round(session, run.id, number))
+        if view.mean and number <= run.rounds_closed:
+            return [view]
+    return []
 
 
 class _Facts(NamedTuple):

@@ -1,0 +1,123 @@
+"""Writes an encoder, with a classifier if there is one, as the folder that timm and huggingface_hub load.
+
+    timm.create_model("local-dir:FOLDER", pretrained=True)
+
+gives the network, and `timm.data.resolve_model_data_config` the normalisation. The files are those of a model on the
+Hugging Face Hub: `config.json` in timm's form, `model.safetensors` with timm's names, and `README.md`, the model card.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedssl.artifacts.tensors import save_tensors
+from fedssl.errors import ExportError
+from fedssl.files import write_atomically
+from fedssl.models.classifier import Head
+from fedssl.models.pretrained import PretrainedEncoder
+from fedssl.protocol.model import EncoderConfig
+
+CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
+_LIBRARY = "timm"
+_OWN_CODE = re.compile(r"```python\nfrom fedssl.*?```\n+", re.DOTALL)
+_FIRST_CONVOLUTION = {"resnet": "conv1", "vit": "patch_embed.proj"}
+_CLASSIFIER = {"resnet": "fc", "vit": "head"}
+
+
+def export_timm_folder(encoder: PretrainedEncoder, head: Head | None, card: str | None, folder: Path) -> None:
+    """Write the three files. `card` is the model card of the run's folder, or None if there is none.
+
+    The network takes normalised images and gives logits, or representations without a head. With several labels per
+    image, their sigmoids are the probabilities, otherwise their softmax is. Raises ExportError if timm has no such
+    network.
+    """
+    require_timm(encoder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = dict(encoder.encoder.state_dict())
+    if head is not None:
+        name = _CLASSIFIER[_kind(encoder.config)]
+        tensors |= {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
+    save_tensors(tensors, folder / WEIGHTS)
+    write_atomically(folder / CONFIG, json.dumps(_config(encoder, head), indent=2) + "\n")
+    write_atomically(folder / README, _readme(encoder, head, card))
+
+
+def require_timm(encoder: PretrainedEncoder) -> None:
+    """Raise ExportError unless timm can create this network by itself."""
+    config = encoder.config
+    if _LIBRARY not in encoder.encoder.libraries:
+        raise ExportError(f"timm has no {config}: export it with --to onnx or --to monai")
+    if _kind(config) == "resnet" and config.stem != "imagenet":
+        raise ExportError(
+            f"timm has no {config}, only ResNets with the imagenet stem: export it with --to onnx or --to monai"
+        )
+    if encoder.data.window is not None:
+        raise ExportError(
+            "the run maps values of more than 8 bits to 0..1 (data.window), which timm's preprocessing cannot do: "
+            "export it with --to onnx, and apply fedssl.data.window to the images"
+        )
+
+
+def _kind(config: EncoderConfig) -> str:
+    return "vit" if config.name.startswith("vit") else "resnet"
+
+
+def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
+    """Return the description from which timm creates the network and prepares images."""
+    config, data, kind = encoder.config, encoder.data, _kind(encoder.config)
+    arguments: dict[str, Any] = {"in_chans": data.channels}
+    if kind == "vit":
+        pool = "token" if config.pooling == "class_token" else "avg"
+        arguments |= {"img_size": data.image_size, "patch_size": config.patch_size, "global_pool": pool}
+    num_classes = 0 if head is None else len(head.class_names)
+    size = [data.channels, data.image_size, data.image_size]
+    return {
+        "architecture": config.name if kind == "resnet" else f"{config.name.replace('-', '_')}_patch16_224",
+        "num_classes": num_classes,
+        "num_features": encoder.feature_dim,
+        "global_pool": arguments.get("global_pool", "avg"),
+        "model_args": arguments,
+        **({} if head is None else {"label_names": list(head.class_names)}),
+        "pretrained_cfg": {
+            "tag": "fedssl",
+            "custom_load": False,
+            "input_size": size,
+            "fixed_input_size": kind == "vit",
+            "interpolation": "bilinear",
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+            "mean": list(data.mean or (0.0,) * data.channels),
+            "std": list(data.std or (1.0,) * data.channels),
+            "num_classes": num_classes,
+            "pool_size": None,
+            "first_conv": _FIRST_CONVOLUTION[kind],
+            "classifier": _CLASSIFIER[kind],
+        },
+        "fedssl": {
+            "multi_label": None if head is None else head.multi_label,
+            "network": str(config),
+        },
+    }
+
+
+def _readme(encoder: PretrainedEncoder, head: Head | None, card: str | None) -> str:
+    """Return the model card with the header that the Hugging Face Hub reads."""
+    task = "image-feature-extraction" if head is None else "image-classification"
+    header = f"---\nlibrary_name: timm\npipeline_tag: {task}\ntags: [timm, fedssl, federated]\n---\n\n"
+    use = (
+        "```python\nimport timm\n\n"
+        'model = timm.create_model("local-dir:.", pretrained=True).eval()  # this folder\n'
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n```\n"
+    )
+    body = f"# {encoder.config}\n" if card is None else _without_header(card)
+    return f"{header}{body.rstrip()}\n\n## With timm\n\n{use}"
+
+
+def _without_header(card: str) -> str:
+    """Return a card without its YAML header, and without the code that loads fedssl's own folder."""
+    if card.startswith("---\n"):
+        card = card.split("\n---\n", 1)[1].lstrip()
+    return _OWN_CODE.sub("", card)

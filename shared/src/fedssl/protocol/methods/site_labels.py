@@ -1,0 +1,37 @@
+"""Base of the configs of methods that train on the sites' own labels."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, field_validator
+
+from fedssl.protocol.evaluation import MOST_CLASSES, ClassName
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.parts import Trait
+
+_TEN_NUMBERS = tuple(map(str, range(10)))
+
+
+class SiteLabelsConfig(ComposedConfig):
+    """The classes that the sites agree on, and the share of their labelled images that judge rather than train."""
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"labels"})
+
+    classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=MOST_CLASSES)] = Field(
+        default=_TEN_NUMBERS,
+        description="The names of the classes that the federation agrees on. A site need not have all of them.",
+    )
+    multi_label: bool = Field(default=False, description="Whether an image may have several labels, or none of them.")
+    test_share: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Share of a site's labelled images that are not trained on but judge the classifier, drawn by the "
+        "seed and by group. A site's own split takes precedence.",
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _each_class_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("method.classes names a class twice")
+        return value
