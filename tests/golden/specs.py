@@ -52,6 +52,27 @@ OTHERS: dict[str, dict[str, Any]] = {
         "method": _SIMCLR,
         "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3, "schedule": "cosine"}, "drop_last": False},
     },
+    "adamw-per-step-micro-batches-scheduled-target": {
+        "method": {"name": "fedbyol", "target_momentum": 0.9, "target_momentum_schedule": "cosine"},
+        "training": {
+            "num_micro_batches": 2,
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 1e-3,
+                "weight_decay": 0.04,
+                "schedule": "cosine_per_step",
+                "warmup_rounds": 0.5,
+                "final_learning_rate": 1e-5,
+                "final_weight_decay": 0.4,
+                "decay_norms_and_biases": False,
+                "layer_decay": 0.75,
+            },
+        },
+    },
+    "lars-clipped": {
+        "method": _SIMCLR,
+        "training": {"optimizer": {"name": "lars", "learning_rate": 0.1, "max_gradient_norm": 0.5}},
+    },
     "augmentations": {
         "method": {"name": "fedalignuniform", "views": "separate"},
         "data": {

@@ -136,7 +136,7 @@ def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch
     exact = two_rounds(spec)
     generator = torch.Generator().manual_seed(0)
 
-    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: None) -> None:
         optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -237,7 +237,7 @@ def test_running_out_of_memory_is_not_taken_for_that(programs: list[_Program], m
     assert trainer_module._idle == {}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
 def test_a_restarted_optimizer_is_as_new(name: str) -> None:
     config = OptimizerConfig.model_validate({"name": name, "learning_rate": 0.1})
     generator = torch.Generator().manual_seed(0)
@@ -265,9 +265,9 @@ def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
 ) -> None:
     seen, take_step = [], steps.take_step
 
-    def look(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+    def look(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None) -> None:
         seen.append(torch.backends.cudnn.benchmark)
-        take_step(optimizer, total)
+        take_step(optimizer, total, max_gradient_norm)
 
     monkeypatch.setattr(steps, "take_step", look)
     before = torch.backends.cudnn.benchmark

@@ -1,11 +1,14 @@
 """Optimisers and their steps, for clients and for the coordinator."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedssl import optimizers
+from fedssl.engine.parameter_groups import parameter_groups, set_learning_rate
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
@@ -16,22 +19,26 @@ def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate
 
     On a GPU, a step is one kernel for many parameters and can be captured. On a CPU, torch's plain loop is as fast.
     """
-    parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
-    fused = True if any(parameter.is_cuda for parameter in parameters) else None
+    groups = parameter_groups(modules, config)
+    fused = True if any(each.is_cuda for each in modules.parameters() if each.requires_grad) else None
+    optimizer = _of_kind(config, groups, fused)
+    set_learning_rate(optimizer, learning_rate)
+    return optimizer
+
+
+def _of_kind(config: OptimizerConfig, groups: Iterable[Any], fused: bool | None) -> torch.optim.Optimizer:
+    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.name == "lars":
+        return optimizers.LARS(groups, momentum=config.momentum, **rates)
     if config.name == "sgd":
-        return optimizers.SGD(
-            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
-        )
+        return optimizers.SGD(groups, momentum=config.momentum, fused=fused, **rates)
     kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
-    return kind(
-        parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=fused, capturable=fused is not None
-    )
+    return kind(groups, fused=fused, capturable=fused is not None, **rates)
 
 
 def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Reset the optimiser in place to what `optimizer_for` returns: its state starts from zeros."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    set_learning_rate(optimizer, learning_rate)
     for state in optimizer.state.values():
         for value in state.values():
             if torch.is_tensor(value):
@@ -52,8 +59,18 @@ def total_loss(losses: Losses) -> torch.Tensor:
     return torch.stack([term.float() for term in losses.values()]).sum()
 
 
-def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
-    """Take one optimiser step on `total`."""
+def take_step(
+    optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None = None
+) -> None:
+    """Take one optimiser step on `total`, with its gradient limited to a norm."""
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]
+    move(optimizer, max_gradient_norm)
+
+
+def move(optimizer: torch.optim.Optimizer, max_gradient_norm: float | None) -> None:
+    """Take one optimiser step on the gradients that the parameters have, limited to a norm."""
+    if max_gradient_norm is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, max_gradient_norm)
     optimizer.step()

@@ -117,6 +117,10 @@ class VisionTransformer(Encoder):
                 nn.init.trunc_normal_(module.weight, std=_DEVIATION)
                 nn.init.zeros_(module.bias)
 
+    def layers(self) -> list[tuple[str, ...]]:
+        """Return the embedding of patches, and one layer per block. The last LayerNorm belongs to the heads (MAE)."""
+        return [("cls_token", "pos_embed", "patch_embed."), *((f"blocks.{number}.",) for number in range(_DEPTH))]
+
     def convolutions(self) -> list[str]:
         """Return nothing: the one convolution is the linear map of the patches."""
         return []

@@ -136,6 +136,11 @@ class ClientAlgorithm:
         """Put the broadcast into the shared modules by the merge rule."""
         self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=cold, ctx=ctx)
 
+    def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
+        """Prepare what changes from step to step of the round."""
+        for part in self.parts:
+            part.start_steps(modules, schedule, ctx)
+
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
         """Compute what an epoch needs from all of the client's images, such as a clustering."""
         for part in self.parts:

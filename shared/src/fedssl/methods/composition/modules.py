@@ -1,7 +1,6 @@
 """Functions over modules that parts share: run, copy, load, and name and declare their tensors."""
 
 import copy
-import math
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -29,11 +28,8 @@ def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSp
 
 
 def learning_rate(ctx: Context) -> float:
-    """Return this round's learning rate: constant, or lr/2 (1 + cos(pi r/R)) with r counted from 0 (EasyFL)."""
-    optimizer = ctx.spec.training.optimizer
-    if optimizer.schedule == "constant":
-        return optimizer.learning_rate
-    return optimizer.learning_rate * (1 + math.cos(math.pi * (ctx.round_number - 1) / ctx.spec.num_rounds)) / 2
+    """Return the learning rate of this round's first step."""
+    return ctx.spec.training.optimizer.learning_rate_at(ctx.round_number - 1, ctx.spec.num_rounds)
 
 
 def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:

@@ -4,8 +4,8 @@ All three are `Part`s: they may build modules, declare which of those are sent a
 into the round. A part has no state of its own: everything that changes is in its modules, whose tensors travel or are
 kept.
 
-A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state) and `begin`; per
-epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and, after the
+A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state), `begin` and
+`start_steps`; per epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and, after the
 optimiser's step, `after_step`; and last `end` and `extra_update`.
 """
 
@@ -124,6 +124,9 @@ class Part:
     def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
         """Return how much this client trains in this round, from the spec."""
         return schedule
+
+    def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
+        """Prepare what changes from step to step, before the round's first epoch."""
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
         """Compute what an epoch needs from all of the client's images, before its first batch."""
