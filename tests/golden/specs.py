@@ -187,6 +187,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}},
         "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
     },
+    "vit-lora-byol": {
+        "method": {"name": "fedbyol"},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}, "lora": {"rank": 2, "alpha": 4}},
+        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+    },
     "vicreg-of-the-paper-fedx": {
         "method": {
             "name": "fedvicreg",

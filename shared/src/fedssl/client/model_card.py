@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.protocol.initial import InitialConfig
+from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.views import EvaluationView, RoundView, RunView
 from fedssl.run_files import write_json, write_text
 
@@ -85,7 +86,7 @@ def card(
                 ("rounds", f"{run.rounds_closed} of {run.num_rounds}: {_counts(counted)}"),
                 ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
                 ("seed", str(spec.seed)),
-                *([] if spec.model.trainable is None else [("trained of the encoder", _trained(spec.model.trainable))]),
+                *([("trained of the encoder", _trained(spec.model))] if spec.model.freezes else []),
                 ("left the clients", info.leaves_the_client),
                 ("stayed on the clients", info.stays_on_the_client),
             ],
@@ -115,8 +116,12 @@ def _start(initial: InitialConfig) -> dict[str, Any]:
     return initial.model_dump(mode="json", exclude_none=True)
 
 
-def _trained(patterns: Sequence[str]) -> str:
-    return f"{', '.join(f'`{pattern}`' for pattern in patterns)}; the rest is that of the start, and was not sent"
+def _trained(model: ModelConfig) -> str:
+    parts = [f"`{pattern}`" for pattern in model.trainable or ()]
+    if model.lora is not None:
+        layers = ", ".join(f"`{pattern}`" for pattern in model.lora.layers)
+        parts.append(f"adapters of rank {model.lora.rank} of {layers}")
+    return f"{', '.join(parts)}; the rest is that of the start, and was not sent"
 
 
 def _began(initial: InitialConfig | None) -> str:

@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.initial import InitialConfig
@@ -173,6 +173,27 @@ class MLPConfig(StrictModel):
     )
 
 
+class LoRAConfig(StrictModel):
+    """Low-rank adapters of the encoder's linear layers (LoRA, Hu et al. 2022): W + (alpha / rank) B A, W frozen."""
+
+    rank: int = Field(ge=1, le=4096, description="r, the rank of the change of each layer.")
+    alpha: float | None = Field(
+        default=None, gt=0, le=1e4, description="The change is scaled by alpha / rank. Null: rank, so that it is not."
+    )
+    layers: tuple[ParameterPattern, ...] = Field(
+        default=("blocks.*.attn.*",),
+        min_length=1,
+        max_length=64,
+        description="The linear layers that have an adapter, by name, where `*` stands for any characters: those of the "
+        "attention by default; `blocks.*.mlp.*` are the others.",
+    )
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+
 class ModelConfig(StrictModel):
     """Encoder and heads. A method builds only the heads that it uses."""
 
@@ -197,6 +218,34 @@ class ModelConfig(StrictModel):
         "BatchNorms without a trained parameter use the start's statistics. Null: all are trained.",
         exclude_if=lambda it: it is None,
     )
+
+    lora: LoRAConfig | None = Field(
+        default=None,
+        description="Adapters that are trained in place of the encoder's own parameters, which are frozen unless "
+        "`trainable` names them. Clients send only the adapters and the heads. Null: no adapters.",
+        exclude_if=lambda it: it is None,
+    )
+
+    @property
+    def freezes(self) -> bool:
+        """Whether some of the encoder's parameters are frozen."""
+        return self.trainable is not None or self.lora is not None
+
+    @model_validator(mode="after")
+    def _can_adapt(self) -> "ModelConfig":
+        if self.lora is None:
+            return self
+        if self.encoder.is_convolutional:
+            raise ValueError(
+                f"model.lora adapts linear layers, and {self.encoder.name} has none: choose a ViT, or name the layers "
+                "that are trained in model.trainable"
+            )
+        if self.lora.rank > self.encoder.feature_dim:
+            raise ValueError(
+                f"model.lora.rank is {self.lora.rank}, and the layers of {self.encoder.name} have at most the rank "
+                f"{self.encoder.feature_dim}: lower model.lora.rank"
+            )
+        return self
 
     @field_validator("trainable")
     @classmethod

@@ -15,7 +15,7 @@ from fedssl.methods.api import Batch, ClientData, ClientState, Context, Schedule
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
-from fedssl.models import Encoder, build_encoder, build_mlp, freeze, frozen_tensors, initialised
+from fedssl.models import Encoder, add_adapters, build_encoder, build_mlp, freeze, frozen_tensors, initialised
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
@@ -93,11 +93,13 @@ class ClientAlgorithm:
         return modules
 
     def _fresh_encoder(self, ctx: Context) -> Encoder:
-        """Return a new encoder, partly frozen if the spec asks for it."""
-        data, trainable = ctx.spec.data, ctx.spec.model.trainable
+        """Return a new encoder, partly frozen and with adapters if the spec asks for it."""
+        data, model = ctx.spec.data, ctx.spec.model
         encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
-        if trainable is not None:
-            freeze(encoder, trainable)
+        if model.freezes:
+            freeze(encoder, model.trainable or ())
+        if model.lora is not None:
+            add_adapters(encoder, model.lora)
         return encoder
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
@@ -220,7 +222,7 @@ class ClientAlgorithm:
 
     def frozen(self, ctx: Context) -> frozenset[str]:
         """Return the names of the encoder's tensors that no client changes or sends. They are broadcast as they are."""
-        if ctx.spec.model.trainable is None:
+        if not ctx.spec.model.freezes:
             return frozenset()
         with torch.device("meta"):
             encoder = self._fresh_encoder(ctx)

@@ -119,10 +119,10 @@ class DistillationConfig(PartConfig):
             raise ValueError(
                 f"with distillation only similarities leave a client, and {sending[0]} must send weights: remove it"
             )
-        if model.trainable is not None:
+        if model.freezes:
             raise ValueError(
                 "with distillation the coordinator trains the whole encoder, and clients send similarities in place of "
-                "weights: leave model.trainable out, or choose another reducer"
+                "weights: leave model.trainable and model.lora out, or choose another reducer"
             )
         if self.client_encoders == "declared" or self.client_encoders:
             self._check_add_ons(host)
