@@ -31,6 +31,12 @@ METHODS: dict[str, dict[str, Any]] = {
         "method": {"dictionary_size": 64, "client_dictionary_size": 24, "num_base_epochs": 3},
         "public_data": PUBLIC,
     },
+    "feddino": {"method": {"num_prototypes": 16, "temperature_warmup_rounds": 2}},
+    "fedmae": {
+        "method": {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}},
+        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+    },
     "fedmoco": {"method": {"queue_size": 24}},
     "fedprotocl": {"method": {"queue_size": 24, "images_per_cluster": [20, 10], "num_kmeans_iterations": 5}},
     "fedu": {"method": {"merge": {"name": "dapu", "mu": 0.008}}},

@@ -97,13 +97,18 @@ class EncoderConfig(StrictModel):
     )
 
     @property
+    def has_patches(self) -> bool:
+        """Whether it cuts images into patches, each with a token of its own."""
+        return "patch_size" in ENCODERS[self.name].settings
+
+    @property
     def is_convolutional(self) -> bool:
         """Whether its layers are convolutions."""
         return ENCODERS[self.name].is_convolutional
 
     def check_image_size(self, image_size: int) -> None:
         """Raise ValueError, with what to change, if the encoder cannot take images of this height and width."""
-        if "patch_size" in ENCODERS[self.name].settings and image_size % self.patch_size:
+        if self.has_patches and image_size % self.patch_size:
             larger = -(-image_size // self.patch_size) * self.patch_size
             raise ValueError(
                 f"{self.name} cuts images into patches of {self.patch_size} pixels, and {image_size} is not a multiple "
@@ -168,6 +173,11 @@ class MLPConfig(StrictModel):
     hidden_dims: tuple[Width, ...] = Field(default=(512,), max_length=4)
     out_dim: Width = 256
     batch_norm: bool = Field(default=True, description="BatchNorm after each hidden layer.")
+    activation: Literal["relu", "gelu"] = Field(
+        default="relu",
+        exclude_if=lambda it: it == "relu",
+        description="After each hidden layer and its BatchNorm: ReLU, or GELU as in DINO's head.",
+    )
     out_batch_norm: bool = Field(
         default=False, description="BatchNorm without learnt scale and shift after the last layer (Orchestra)."
     )

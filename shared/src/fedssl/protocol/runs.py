@@ -94,6 +94,7 @@ class RunSpec(StrictModel):
                 "learning rate would never reach learning_rate; lower warmup_rounds"
             )
         self.method.check(self.model)
+        self.method.check_images(self.model, self.data)
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
         self.method.check_cohort(self.cohort)

@@ -175,7 +175,9 @@ class ClientAlgorithm:
 
     def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         """Return the loss terms of one batch, and what else is reported of it."""
-        online = run_online(modules, batch, joint=self.host.is_joint())
+        online = self.host.online(modules, batch, ctx)
+        if online is None:
+            online = run_online(modules, batch, joint=self.host.is_joint())
         for part in self.parts:
             online = part.transform(online, modules, ctx)
         online = self.host.complete(online, modules, batch, ctx)

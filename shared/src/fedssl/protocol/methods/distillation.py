@@ -110,7 +110,7 @@ class DistillationConfig(PartConfig):
         return self
 
     def check(self, host: Host, model: ModelConfig) -> None:
-        if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
+        if "views" not in host.traits or {"predictor", "prototypes"} & host.traits or host.needs_others:
             raise ValueError(
                 f"distillation trains an encoder and a projector, and {host.name} shares more than these: "
                 "use flesd, fedsimclr, fedmoco, fedalignuniform, fedvicreg or fedbarlow"
