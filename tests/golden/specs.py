@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedmae": {
         "method": {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1},
         "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}},
-        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+        "training": {"optimizer": {"learning_rate": 0.01}},  # Adam would make steps of the rounding of small gradients
     },
     "fedmoco": {"method": {"queue_size": 24}},
     "fedprotocl": {"method": {"queue_size": 24, "images_per_cluster": [20, 10], "num_kmeans_iterations": 5}},
@@ -196,7 +196,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "vit-lora-byol": {
         "method": {"name": "fedbyol"},
         "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}, "lora": {"rank": 2, "alpha": 4}},
-        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+        "training": {"optimizer": {"learning_rate": 0.01}},
     },
     "vicreg-of-the-paper-fedx": {
         "method": {

@@ -163,9 +163,7 @@ def test_every_method(name: str, three_workers: Federation) -> None:
     ],
     ids=["schedules", "lars"],
 )
-def test_options_of_local_training(
-    method: dict[str, Any], training: dict[str, Any], three_workers: Federation
-) -> None:
+def test_options_of_local_training(method: dict[str, Any], training: dict[str, Any], three_workers: Federation) -> None:
     """Half of the clients take part in a round, so that schedules do not count on earlier rounds."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "fraction": 0.5}
     settings = {"batch_size": 32, "local_epochs": 2, **training}

@@ -349,7 +349,7 @@ def test_nothing_is_compiled_unasked_without_a_c_compiler(monkeypatch: pytest.Mo
 def test_what_every_client_would_compile_for_itself_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     left = {name for name in ALL_COMBINATIONS if not wants_compiling(_algorithm(name), two_rounds_spec(name), 10**6)}
-    assert left == {"fedmoco", "fedprotocl", "fedx on fedmoco", "fedu2", "flesd, an encoder of its own"}
+    assert left == {"fedmae", "fedmoco", "fedprotocl", "fedx on fedmoco", "fedu2", "flesd, an encoder of its own"}
     for name in set(ALL_COMBINATIONS) - left:
         clients = [training(two_rounds_spec(name), client) for client in CLIENTS]
         one, two = (client.algorithm.step_constants(client.modules, client.ctx) for client in clients)

@@ -1,4 +1,4 @@
-"""Which parameters decay, and which learning rate each layer has."""
+"""Groups of parameters: weight decay of norms and biases, and learning rates by layer."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ from support.rounds import local_round, start
 COSINE = {"schedule": "cosine_per_step", "warmup_rounds": 0.5, "final_learning_rate": 0.01, "learning_rate": 0.09}
 
 
-def _spec(name: str = "fedsimclr", **optimizer: Any) -> RunSpec:
+def _spec(name: str = "fedsimclr", /, **optimizer: Any) -> RunSpec:
     training = {"batch_size": 16, "local_epochs": 2, "optimizer": {"learning_rate": 0.01, **optimizer}}
     return method_spec(name, training=training)
 
@@ -40,7 +40,13 @@ def test_the_learning_rate_is_maes_with_rounds_for_epochs() -> None:
 
 def test_a_warm_up_is_also_possible_before_a_constant_rate() -> None:
     config = OptimizerConfig(learning_rate=0.8, warmup_rounds=2)
-    assert [config.learning_rate_at(done, 100) for done in (0, 0.5, 1.5, 2, 99)] == [0, 0.2, pytest.approx(0.6), 0.8, 0.8]
+    assert [config.learning_rate_at(done, 100) for done in (0, 0.5, 1.5, 2, 99)] == [
+        0,
+        0.2,
+        pytest.approx(0.6),
+        0.8,
+        0.8,
+    ]
 
 
 def test_the_weight_decay_follows_dinos_cosine() -> None:

@@ -1,8 +1,6 @@
 """Optimisers and their steps, for clients and for the coordinator."""
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,19 +19,17 @@ def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate
     """
     groups = parameter_groups(modules, config)
     fused = True if any(each.is_cuda for each in modules.parameters() if each.requires_grad) else None
-    optimizer = _of_kind(config, groups, fused)
+    rate, decay = config.learning_rate, config.weight_decay
+    optimizer: torch.optim.Optimizer
+    if config.name == "lars":
+        optimizer = optimizers.LARS(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
+    elif config.name == "sgd":
+        optimizer = optimizers.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
+    else:
+        kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
+        optimizer = kind(groups, lr=rate, weight_decay=decay, fused=fused, capturable=fused is not None)
     set_learning_rate(optimizer, learning_rate)
     return optimizer
-
-
-def _of_kind(config: OptimizerConfig, groups: Iterable[Any], fused: bool | None) -> torch.optim.Optimizer:
-    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    if config.name == "lars":
-        return optimizers.LARS(groups, momentum=config.momentum, **rates)
-    if config.name == "sgd":
-        return optimizers.SGD(groups, momentum=config.momentum, fused=fused, **rates)
-    kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
-    return kind(groups, fused=fused, capturable=fused is not None, **rates)
 
 
 def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -59,9 +55,7 @@ def total_loss(losses: Losses) -> torch.Tensor:
     return torch.stack([term.float() for term in losses.values()]).sum()
 
 
-def take_step(
-    optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None = None
-) -> None:
+def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None = None) -> None:
     """Take one optimiser step on `total`, with its gradient limited to a norm."""
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedssl.methods.composition.modules import encoder_layers
 from fedssl.methods.composition.part import ENCODER
-from fedssl.models import Encoder
 from fedssl.protocol.training import OptimizerConfig
 
 _SCALE, _DECAYS = "learning_rate_scale", "decays"
@@ -57,9 +57,7 @@ def _layer_scales(modules: nn.ModuleDict, layer_decay: float) -> dict[str, float
     """Return the scale of each prefix of a parameter's name that has one."""
     if layer_decay == 1:
         return {}
-    encoder = modules[ENCODER]
-    assert isinstance(encoder, Encoder)
-    layers = encoder.layers()
+    layers = encoder_layers(modules)
     return {
         f"{ENCODER}.{prefix}": layer_decay ** (len(layers) - number)
         for number, prefixes in enumerate(layers)

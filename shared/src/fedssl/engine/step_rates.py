@@ -7,7 +7,7 @@ from fedssl.methods.api import Context, Schedule
 
 
 class Rates(NamedTuple):
-    """What an optimiser's step depends on besides its state."""
+    """The numbers that an optimiser's step depends on besides its state."""
 
     learning_rate: float
     weight_decay: float
@@ -23,7 +23,7 @@ class StepRates:
 
     @property
     def are_constant(self) -> bool:
-        """Whether all steps of the round have the rates of the first."""
+        """True if all steps of the round have the rates of the first."""
         return not self.ctx.spec.training.optimizer.changes_per_step
 
     def at(self, step: int) -> Rates:

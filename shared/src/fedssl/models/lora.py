@@ -47,8 +47,8 @@ def add_adapters(encoder: nn.Module, config: LoRAConfig) -> None:
     for pattern in config.layers:
         if not fnmatch.filter(layers, pattern):
             raise SpecError(
-                f"model.lora.layers names {pattern}, which matches no linear layer of the encoder: it has, for example, "
-                f"{', '.join(list(layers)[:_NAMES_SHOWN]) or 'none'}"
+                f"model.lora.layers names {pattern}, which matches no linear layer of the encoder: it has, for "
+                f"example, {', '.join(list(layers)[:_NAMES_SHOWN]) or 'none'}"
             )
     for name, layer in layers.items():
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in config.layers):

@@ -23,10 +23,10 @@ def patchify(images_BCHW: Tensor, patch_size: int) -> Tensor:
 
 
 class Masking(NamedTuple):
-    """Which patches of each image are hidden.
+    """The places of the visible and of the hidden patches of each image.
 
-    `visible` (B, K): the places of the visible ones, in a random order. `restore` (B, N): the place of each patch if the
-    visible ones come first and the hidden ones follow. `mask` (B, N): 1 for hidden patches, 0 for visible ones.
+    `visible` (B, K): the places of the visible ones, in a random order. `restore` (B, N): the place of each patch if
+    the visible ones come first and the hidden ones follow. `mask` (B, N): 1 for hidden patches, 0 for visible ones.
     """
 
     visible: Tensor

@@ -98,7 +98,7 @@ class EncoderConfig(StrictModel):
 
     @property
     def has_patches(self) -> bool:
-        """Whether it cuts images into patches, each with a token of its own."""
+        """True if it cuts images into patches, each with a token of its own."""
         return "patch_size" in ENCODERS[self.name].settings
 
     @property
@@ -194,8 +194,8 @@ class LoRAConfig(StrictModel):
         default=("blocks.*.attn.*",),
         min_length=1,
         max_length=64,
-        description="The linear layers that have an adapter, by name, where `*` stands for any characters: those of the "
-        "attention by default; `blocks.*.mlp.*` are the others.",
+        description="The linear layers that have an adapter, by name, where `*` stands for any characters: those of "
+        "the attention by default; `blocks.*.mlp.*` are the others.",
     )
 
     @property
@@ -238,7 +238,7 @@ class ModelConfig(StrictModel):
 
     @property
     def freezes(self) -> bool:
-        """Whether some of the encoder's parameters are frozen."""
+        """True if some of the encoder's parameters are frozen."""
         return self.trainable is not None or self.lora is not None
 
     @model_validator(mode="after")

@@ -90,8 +90,8 @@ class RunSpec(StrictModel):
             encoder.check_image_size(self.data.image_size)
         if (warmup := self.training.optimizer.warmup_rounds) > self.num_rounds:
             raise ValueError(
-                f"training.optimizer.warmup_rounds is {warmup:g}, more than the {self.num_rounds} rounds of the run: the "
-                "learning rate would never reach learning_rate; lower warmup_rounds"
+                f"training.optimizer.warmup_rounds is {warmup:g}, more than the {self.num_rounds} rounds of the run: "
+                "the learning rate would never reach learning_rate; lower warmup_rounds"
             )
         self.method.check(self.model)
         self.method.check_images(self.model, self.data)

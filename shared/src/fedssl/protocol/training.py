@@ -45,8 +45,8 @@ class OptimizerConfig(StrictModel):
         ge=0,
         le=1,
         exclude_if=lambda it: it is None,
-        description="The weight decay follows a cosine from `weight_decay` to this in each step of the whole run (DINO: "
-        "0.04 to 0.4). Null: it is constant.",
+        description="The weight decay follows a cosine from `weight_decay` to this in each step of the whole run "
+        "(DINO: 0.04 to 0.4). Null: it is constant.",
     )
     decay_norms_and_biases: bool = Field(
         default=True,
@@ -67,8 +67,8 @@ class OptimizerConfig(StrictModel):
         gt=0,
         le=1e6,
         exclude_if=lambda it: it is None,
-        description="Gradients whose L2 norm, over all trained parameters together, is longer are scaled to this length "
-        "before each step. Null: no limit.",
+        description="Gradients whose L2 norm, over all trained parameters together, is longer are scaled to this "
+        "length before each step. Null: no limit.",
     )
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class OptimizerConfig(StrictModel):
 
     @property
     def changes_per_step(self) -> bool:
-        """Whether the learning rate or the weight decay changes from step to step."""
+        """True if the learning rate or the weight decay changes from step to step."""
         return self.schedule == "cosine_per_step" or self.warmup_rounds > 0 or self.final_weight_decay is not None
 
     def learning_rate_at(self, rounds_done: float, num_rounds: int) -> float:
@@ -133,8 +133,8 @@ class TrainingConfig(StrictModel):
         le=1024,
         exclude_if=lambda it: it == 1,
         description="Cut each batch into this many equal parts, whose gradients are averaged before the optimiser's "
-        "step: the memory of a smaller batch. Each part is a batch of its own for BatchNorm and for losses that compare "
-        "images with each other: contrastive losses have only the negatives of the part.",
+        "step: the memory of a smaller batch. Each part is a batch of its own for BatchNorm and for losses that "
+        "compare images with each other: contrastive losses have only the negatives of the part.",
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32",
@@ -151,7 +151,7 @@ class TrainingConfig(StrictModel):
 
     @model_validator(mode="after")
     def _divides_batches(self) -> "TrainingConfig":
-        if self.batch_size % self.num_micro_batches or self.batch_size // self.num_micro_batches < 2:  # noqa: PLR2004
+        if self.batch_size % self.num_micro_batches or self.batch_size // self.num_micro_batches < 2:
             raise ValueError(
                 f"training.batch_size {self.batch_size} cannot be cut into {self.num_micro_batches} equal parts of at "
                 "least 2 images: change batch_size or num_micro_batches"

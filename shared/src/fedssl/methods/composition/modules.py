@@ -11,6 +11,7 @@ from fedssl.artifacts.tensors import DTYPES, Tensors, in_name_order
 from fedssl.errors import MethodError
 from fedssl.methods.api import Batch, Context
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Online
+from fedssl.models import Encoder
 from fedssl.protocol.plan import Kind, TensorSpec
 
 M = TypeVar("M", bound=nn.Module)
@@ -52,6 +53,13 @@ def encoder_width(modules: nn.ModuleDict) -> int:
     width = modules[ENCODER].feature_dim
     assert isinstance(width, int)
     return width
+
+
+def encoder_layers(modules: nn.ModuleDict) -> list[tuple[str, ...]]:
+    """Return what the names of the parameters of each of the encoder's layers begin with, from the input on."""
+    encoder = modules[ENCODER]
+    assert isinstance(encoder, Encoder)
+    return encoder.layers()
 
 
 def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:

@@ -5,8 +5,8 @@ into the round. A part has no state of its own: everything that changes is in it
 kept.
 
 A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state), `begin` and
-`start_steps`; per epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and, after the
-optimiser's step, `after_step`; and last `end` and `extra_update`.
+`start_steps`; per epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and,
+after the optimiser's step, `after_step`; and last `end` and `extra_update`.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,7 +24,7 @@ ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
 
 
 class MaskedTokens(NamedTuple):
-    """What the encoder made of the visible patches of each image.
+    """The encoder's outputs for the visible patches of each image.
 
     `tokens` (B, 1 + K, H): the class token and K visible patches. `restore` (B, N): the place of each patch if the
     visible ones come first. `mask` (B, N): 1 for hidden patches.

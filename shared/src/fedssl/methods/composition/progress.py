@@ -1,4 +1,4 @@
-"""How far the run is, for what changes from step to step: a target's momentum, a temperature."""
+"""The progress of a run, for what changes from step to step, such as a target's momentum."""
 
 import math
 

@@ -7,8 +7,8 @@ log-softmax(s / tau_s) of the other view, averaged over both pairs (`fedssl.loss
 
 - The teacher follows the student in each step, t = m t + (1 - m) s, parameters only: its BatchNorm keeps its own
   statistics. m is `target_momentum`, and grows to 1 by a cosine over the run.
-- c is the moving average of the teacher's mean logits (`dino_center`), after each step. With micro-batches, all parts of
-  a batch have the same c, and their mean moves it once.
+- c is the moving average of the teacher's mean logits (`dino_center`), after each step. With micro-batches, all parts
+  of a batch have the same c, and their mean moves it once.
 - tau_t is constant in a round and goes linearly from `first_teacher_temperature` to `teacher_temperature` over the
   first rounds; in the authors' code, over the first epochs.
 - In the first `num_frozen_rounds` rounds W gets no gradient, as in the first epoch of the authors' code.

@@ -1,7 +1,7 @@
 """FedMAE: FedAvg of masked autoencoders.
 
-He et al. 2022, Section 3, as in the authors' code. Of the N patches of an image, a share `mask_ratio` is hidden, drawn
-afresh for each image and step. The encoder, a ViT, gets the class token and the visible patches with their positions.
+He et al. 2022, Section 3, as in the authors' code. A share `mask_ratio` of the N patches of an image is hidden, drawn
+again for each image and step. The encoder, a ViT, gets the class token and the visible patches with their positions.
 The decoder gets their tokens after the encoder's last LayerNorm, one learnt token for each hidden patch, and fixed
 positions, and predicts pixels. The loss is the mean squared error of the hidden patches, whose pixels are standardised
 patch by patch with `normalize_pixels` (`fedssl.losses.masked_reconstruction`).

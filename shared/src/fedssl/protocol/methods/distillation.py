@@ -102,8 +102,8 @@ class DistillationConfig(PartConfig):
             raise ValueError("reducer.batch_size is larger than reducer.num_anchors: a batch must fit into the queue")
         if self.optimizer.schedule != "constant" or self.optimizer.changes_per_step:
             raise ValueError(
-                "reducer.optimizer.schedule must be constant, without warmup_rounds and final_weight_decay: schedules are "
-                "for local training, over rounds"
+                "reducer.optimizer.schedule must be constant, without warmup_rounds and final_weight_decay: schedules "
+                "are for local training, over rounds"
             )
         if self.optimizer.layer_decay != 1:
             raise ValueError("reducer.optimizer.layer_decay is for local training: leave it out")

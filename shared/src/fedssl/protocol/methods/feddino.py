@@ -37,8 +37,8 @@ class FedDINOConfig(ComposedConfig):
         default=30,
         ge=0,
         le=100_000,
-        description="tau_t goes linearly from `first_teacher_temperature` to `teacher_temperature` over this many rounds "
-        "(DINO: 30 epochs). It is constant inside a round.",
+        description="tau_t goes linearly from `first_teacher_temperature` to `teacher_temperature` over this many "
+        "rounds (DINO: 30 epochs). It is constant inside a round.",
     )
     center_momentum: float = Field(
         default=0.9, ge=0, le=1, description="m of Eq. 4: center = m center + (1 - m) mean of the teacher's outputs."
@@ -53,7 +53,8 @@ class FedDINOConfig(ComposedConfig):
         default=1,
         ge=0,
         le=100_000,
-        description="First rounds in which the prototypes are not trained, which stabilises them (DINO: the first epoch).",
+        description="First rounds in which the prototypes are not trained, which stabilises them (DINO: the first "
+        "epoch).",
     )
 
     def teacher_temperature_in(self, round_number: int) -> float:
@@ -63,7 +64,11 @@ class FedDINOConfig(ComposedConfig):
         >>> [round(config.teacher_temperature_in(number), 3) for number in (1, 2, 4, 5)]
         [0.04, 0.05, 0.07, 0.07]
         """
-        num_rounds, first, last = self.temperature_warmup_rounds, self.first_teacher_temperature, self.teacher_temperature
+        num_rounds, first, last = (
+            self.temperature_warmup_rounds,
+            self.first_teacher_temperature,
+            self.teacher_temperature,
+        )
         if round_number > num_rounds:
             return last
         return first + (last - first) * (round_number - 1) / max(num_rounds - 1, 1)

@@ -25,7 +25,9 @@ class FedMAEConfig(ComposedConfig):
     traits: ClassVar[frozenset[Trait]] = frozenset()
 
     name: Literal["fedmae"] = "fedmae"
-    mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="Share of an image's patches that are hidden (MAE: 0.75).")
+    mask_ratio: float = Field(
+        default=0.75, gt=0, lt=1, description="Share of an image's patches that are hidden (MAE: 0.75)."
+    )
     normalize_pixels: bool = Field(
         default=True, description="Predict the pixels of each patch after standardising them (MAE's Table 1d)."
     )
@@ -46,8 +48,8 @@ class FedMAEConfig(ComposedConfig):
         super().check(model)
         if not model.encoder.has_patches:
             raise ValueError(
-                f"fedmae hides patches, and {model.encoder.name} does not cut images into any: set model.encoder.name to "
-                "vit-tiny, vit-small or vit-base"
+                f"fedmae hides patches, and {model.encoder.name} does not cut images into any: set model.encoder.name "
+                "to vit-tiny, vit-small or vit-base"
             )
 
     def check_images(self, model: ModelConfig, data: DataConfig) -> None:
@@ -58,5 +60,5 @@ class FedMAEConfig(ComposedConfig):
                 f"method.mask_ratio {self.mask_ratio} leaves {visible} of {num_patches} patches visible: at least one "
                 "must be visible and one hidden; change mask_ratio, model.encoder.patch_size or data.image_size"
             )
-        if self.normalize_pixels and data.channels * model.encoder.patch_size**2 < 2:  # noqa: PLR2004
+        if self.normalize_pixels and data.channels * model.encoder.patch_size**2 < 2:
             raise ValueError("a patch of one value has no variance: set method.normalize_pixels to false")

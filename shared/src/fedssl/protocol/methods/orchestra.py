@@ -93,6 +93,6 @@ class OrchestraConfig(ComposedConfig):
         super().check_training(training)
         if training.num_micro_batches > 1 and self.rotation_weight:
             raise ValueError(
-                "orchestra turns images by their places in the whole batch: leave training.num_micro_batches out, or set "
-                "method.rotation_weight to 0"
+                "orchestra turns images by their places in the whole batch: leave training.num_micro_batches out, or "
+                "set method.rotation_weight to 0"
             )
