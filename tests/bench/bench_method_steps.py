@@ -42,7 +42,9 @@ NEEDED = {
     "fedbyol": (2, 2),
     "fedca": (3, 1),  # the public stream by the client's network and by the base model
     "feddecorr": (2, 0),
+    "feddino": (2, 2),
     "fedema": (2, 2),
+    "fedmae": (1, 0),  # of the visible patches only
     "fedmoco": (2, 2),
     "fedprox": (2, 0),
     "fedprotocl": (2, 2),
@@ -132,10 +134,11 @@ class Stepper:
 def spec_of(name: str) -> RunSpec:
     """A model large enough that its encoder decides the cost, and small enough for two CPU cores."""
     head = {"hidden_dims": [64], "out_dim": 64}
+    encoder = {"name": "vit-tiny", "patch_size": 8} if name == "fedmae" else {"widths": [32, 64, 64]}
     return RunSpec.model_validate(
         {
             "method": {"name": name, **CONFIGS.get(name, {})},
-            "model": {"encoder": {"widths": [32, 64, 64]}, "projector": head, "predictor": head},
+            "model": {"encoder": encoder, "projector": head, "predictor": head},
             "training": {"batch_size": BATCH},
             "public_data": {**PUBLIC, "num_images": 256},
             "num_rounds": 100,

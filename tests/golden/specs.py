@@ -32,6 +32,12 @@ METHODS: dict[str, dict[str, Any]] = {
         "method": {"dictionary_size": 64, "client_dictionary_size": 24, "num_base_epochs": 3},
         "public_data": PUBLIC,
     },
+    "feddino": {"method": {"num_prototypes": 16, "temperature_warmup_rounds": 2}},
+    "fedmae": {
+        "method": {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}},
+        "training": {"optimizer": {"learning_rate": 0.01}},  # Adam would make steps of the rounding of small gradients
+    },
     "fedmoco": {"method": {"queue_size": 24}},
     "fedprotocl": {"method": {"queue_size": 24, "images_per_cluster": [20, 10], "num_kmeans_iterations": 5}},
     "fedu": {"method": {"merge": {"name": "dapu", "mu": 0.008}}},
@@ -52,6 +58,27 @@ OTHERS: dict[str, dict[str, Any]] = {
     "adamw-cosine": {
         "method": _SIMCLR,
         "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3, "schedule": "cosine"}, "drop_last": False},
+    },
+    "adamw-per-step-micro-batches-scheduled-target": {
+        "method": {"name": "fedbyol", "target_momentum": 0.9, "target_momentum_schedule": "cosine"},
+        "training": {
+            "num_micro_batches": 2,
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 1e-3,
+                "weight_decay": 0.04,
+                "schedule": "cosine_per_step",
+                "warmup_rounds": 0.5,
+                "final_learning_rate": 1e-5,
+                "final_weight_decay": 0.4,
+                "decay_norms_and_biases": False,
+                "layer_decay": 0.75,
+            },
+        },
+    },
+    "lars-clipped": {
+        "method": _SIMCLR,
+        "training": {"optimizer": {"name": "lars", "learning_rate": 0.1, "max_gradient_norm": 0.5}},
     },
     "augmentations": {
         "method": {"name": "fedalignuniform", "views": "separate"},
@@ -174,6 +201,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "method": {**_SIMCLR, "reducer": {"name": "ldawa", "num_plain_rounds": 1}},
         "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}},
         "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+    },
+    "vit-lora-byol": {
+        "method": {"name": "fedbyol"},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}, "lora": {"rank": 2, "alpha": 4}},
+        "training": {"optimizer": {"learning_rate": 0.01}},
     },
     "vicreg-of-the-paper-fedx": {
         "method": {

@@ -59,6 +59,19 @@ def _finished(running: Federation, run_id: Any) -> RunView:
     return run
 
 
+SCHEDULED: dict[str, Any] = {
+    "name": "adamw",
+    "learning_rate": 1e-3,
+    "schedule": "cosine_per_step",
+    "warmup_rounds": 0.5,
+    "final_learning_rate": 1e-5,
+    "weight_decay": 0.04,
+    "final_weight_decay": 0.4,
+    "decay_norms_and_biases": False,
+    "layer_decay": 0.75,
+    "max_gradient_norm": 0.5,
+}
+SCHEDULED_TARGET = {"name": "fedbyol", "target_momentum_schedule": "cosine"}
 SUMMED_METHODS = [name for name in ALL_METHODS if method_spec(name).method.why_not_summed is None]
 
 
@@ -75,10 +88,17 @@ def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
 
 
 @pytest.mark.full
-def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(servers: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [({"name": "fedbyol"}, {}), (SCHEDULED_TARGET, {"optimizer": SCHEDULED})],
+    ids=["constant", "scheduled"],
+)
+def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(
+    method: dict[str, Any], options: dict[str, Any], servers: Servers, tmp_path: Path
+) -> None:
     """BYOL, whose target network is client state that must survive the kill; the workers start in reverse order."""
     # A worker reports its progress after two seconds; eight epochs took as long.
-    spec = _spec({"name": "fedbyol"}, training={"batch_size": 8, "local_epochs": 24}, num_rounds=2)
+    spec = _spec(method, training={"batch_size": 8, "local_epochs": 24, **options}, num_rounds=2)
     shards = _shards(spec)
     simulated = simulate(spec, shards)
     assert any(not torch.equal(simulated.model[name], simulated.initial[name]) for name in simulated.model)
@@ -128,6 +148,26 @@ def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("name", methods_of_this_run(TRAINED_METHODS))  # the other: test_ridge_probe.py
 def test_every_method(name: str, three_workers: Federation) -> None:
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
+    run = three_workers.client.create_run(spec)
+    simulated = simulate(spec, three_workers.clients)
+    _finished(three_workers, run.id)
+    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "training"),
+    [
+        (SCHEDULED_TARGET, {"optimizer": SCHEDULED, "num_micro_batches": 4}),
+        ({"name": "fedsimclr"}, {"optimizer": {"name": "lars", "learning_rate": 0.5, "max_gradient_norm": 0.5}}),
+    ],
+    ids=["schedules", "lars"],
+)
+def test_options_of_local_training(method: dict[str, Any], training: dict[str, Any], three_workers: Federation) -> None:
+    """Half of the clients take part in a round, so that schedules do not count on earlier rounds."""
+    cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "fraction": 0.5}
+    settings = {"batch_size": 32, "local_epochs": 2, **training}
+    spec = method_spec(method["name"], method=method, cohort=cohort, training=settings, num_rounds=3)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     _finished(three_workers, run.id)

@@ -9,6 +9,20 @@ _SIMCLR = {"name": "fedsimclr"}
 
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "adam": {"method": _SIMCLR, "training": {"batch_size": 32, "optimizer": {"name": "adam", "learning_rate": 1e-3}}},
+    "lars, clipped": {
+        "method": _SIMCLR,
+        "training": {
+            "batch_size": 32,
+            "optimizer": {
+                "name": "lars",
+                "learning_rate": 0.5,
+                "decay_norms_and_biases": False,
+                "layer_decay": 0.8,
+                "max_gradient_norm": 0.5,
+            },
+        },
+    },
+    "fedbyol, scheduled target": {"method": {"name": "fedbyol", "target_momentum_schedule": "cosine"}},
     "hsd, pd": {
         "method": {**_SIMCLR, "add_ons": [{"name": "hsd"}, {"name": "pd", "variant": "mse"}]},
         "model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}},

@@ -21,6 +21,8 @@ PUBLIC = {"dataset": "digits", "split": "test", "num_images": 48}
 CONFIGS: dict[str, dict[str, Any]] = {
     "classifier": {"encoder_learning_rate": 0.02},
     "fedca": {"dictionary_size": 128, "client_dictionary_size": 64, "num_base_epochs": 5},
+    "feddino": {"num_prototypes": 32},
+    "fedmae": {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1},
     "flesd": {
         "temperature": 0.1,
         "reducer": {
@@ -46,6 +48,7 @@ WITHOUT_LOSS = frozenset({"ridge-probe"})
 # Further sections of the spec that a method needs; keyed by method.
 SECTIONS: dict[str, dict[str, Any]] = {
     "fedca": {"public_data": PUBLIC},
+    "fedmae": {"model": {"encoder": {"name": "vit-tiny", "patch_size": 4}}},
     "flesd": {"public_data": {**PUBLIC, "num_images": 128}},
     "ssd": {"model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}}},
 }

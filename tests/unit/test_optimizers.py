@@ -66,3 +66,43 @@ def test_the_bits_are_those_of_torch(name: str) -> None:
 def test_training_loads_neither_the_compiler_nor_scikit_learn() -> None:
     done = subprocess.run([sys.executable, "-c", TRAINS], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
+
+
+def test_lars_scales_the_step_to_the_length_of_the_weight() -> None:
+    """w = (3, 4) has length 5, g = (0, 1) length 1: u = 0.001 * 5 g. With momentum 0.9 the second step is 1.9 u."""
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    bias = nn.Parameter(torch.tensor([3.0, 4.0]))
+    optimizer = optimizers.LARS([weight, bias], lr=2.0, momentum=0.9)
+    weight.grad, bias.grad = torch.tensor([[0.0, 1.0]]), torch.tensor([0.0, 1.0])
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.tensor([[3.0, 3.99]]))
+    torch.testing.assert_close(bias.detach(), torch.tensor([3.0, 2.0]))
+    optimizer.step()
+    length = (9 + 3.99**2) ** 0.5
+    torch.testing.assert_close(weight.detach(), torch.tensor([[3.0, 3.99 - 2 * (0.9 * 0.005 + 0.001 * length)]]))
+
+
+def test_lars_is_its_equation_in_float64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(3, 4, generator=generator), torch.randn(5, 3, 4, generator=generator)
+    weight = nn.Parameter(start.clone())
+    optimizer = optimizers.LARS([weight], lr=0.3, momentum=0.8, weight_decay=0.1)
+    w, v = start.double().numpy().copy(), 0.0
+    for gradient in gradients:
+        weight.grad = gradient
+        optimizer.step()
+        u = gradient.double().numpy() + 0.1 * w
+        v = 0.8 * v + 1e-3 * (w**2).sum() ** 0.5 / (u**2).sum() ** 0.5 * u
+        w = w - 0.3 * v
+    torch.testing.assert_close(weight.detach().double(), torch.from_numpy(w), rtol=1e-5, atol=1e-6)
+
+
+def test_lars_moves_weights_of_length_zero_by_their_gradient() -> None:
+    weight = nn.Parameter(torch.zeros(1, 2))
+    optimizer = optimizers.LARS([weight], lr=0.5, momentum=0.0)
+    weight.grad = torch.tensor([[2.0, 0.0]])
+    optimizer.step()
+    assert weight.tolist() == [[-1.0, 0.0]]
+    weight.grad = torch.zeros(1, 2)
+    optimizer.step()
+    assert weight.tolist() == [[-1.0, 0.0]]

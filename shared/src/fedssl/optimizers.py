@@ -10,6 +10,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+LARS_TRUST = 1e-3
+"""The length of LARS's step per length of the weight, at learning rate 1 (eta of You et al. 2017)."""
+
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 _EXCLUDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -22,7 +25,45 @@ def _without_compiler(kind: type[OptimizerT]) -> type[OptimizerT]:
     return cast(type[OptimizerT], type(kind.__name__, (kind,), methods))
 
 
+class _LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling (You et al. 2017), as in the code of Barlow Twins and VICReg:
+
+        u <- g + weight_decay w
+        u <- trust |w| / |u| u          if w has several dimensions and neither length is 0
+        v <- momentum v + u;   w <- w - lr v
+
+    Scales of normalisations and biases, which have one dimension, are not scaled to their length. Each step only
+    computes with tensors, so a GPU can capture it.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = LARS_TRUST
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group)
+
+    def _move(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        change = parameter.grad.add(parameter, alpha=group["weight_decay"])
+        if parameter.ndim > 1:
+            length, step_length = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(change)
+            is_scaled = (length > 0) & (step_length > 0)
+            change.mul_(torch.where(is_scaled, group["trust"] * length / step_length, torch.ones_like(length)))
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        state["momentum_buffer"].mul_(group["momentum"]).add_(change)
+        parameter.add_(state["momentum_buffer"], alpha=-group["lr"])
+
+
 SGD = _without_compiler(torch.optim.SGD)
 Adam = _without_compiler(torch.optim.Adam)
 AdamW = _without_compiler(torch.optim.AdamW)
+LARS = _without_compiler(_LARS)
 LBFGS = _without_compiler(torch.optim.LBFGS)

@@ -122,6 +122,8 @@ def test_every_methods_form_opens_and_makes_what_it_shows(
     fields = {"spec.name": f"{method} from its form", "spec.num_rounds": "3", "spec.seed": "11"}
     if method in WITH_PUBLIC_DATA:
         fields["spec.public_data.dataset"] = "digits"
+    if method == "fedmae":
+        fields["spec.model.encoder.name"] = "vit-tiny"
     page = operator.get(f"/runs/new?method={method}")
     assert page.status_code == 200
     for name in METHOD_CONFIGS[method].model_fields.keys() - {"name"}:

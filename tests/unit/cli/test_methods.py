@@ -11,7 +11,9 @@ from fedssl.experiments import papers
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
 
-WITHOUT_A_PAPER = {"classifier", "fedbarlow", "fedprox", "fedvicreg", "orchestra", "ridge-probe", "scaffold"}
+WITHOUT_A_PAPER = {
+    "classifier", "fedbarlow", "feddino", "fedmae", "fedprox", "fedvicreg", "orchestra", "ridge-probe", "scaffold",
+}  # fmt: skip
 """None of the five papers' tables trains these by themselves."""
 
 SHOWN = sorted(METHOD_CONFIGS.keys() - WITHOUT_A_PAPER)

@@ -137,7 +137,7 @@ def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch
     exact = two_rounds(spec)
     generator = torch.Generator().manual_seed(0)
 
-    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: None) -> None:
         optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -239,7 +239,7 @@ def test_running_out_of_memory_is_not_taken_for_that(programs: list[_Program], m
     assert trainer_module._idle == {}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
 def test_a_restarted_optimizer_is_as_new(name: str) -> None:
     config = OptimizerConfig.model_validate({"name": name, "learning_rate": 0.1})
     generator = torch.Generator().manual_seed(0)
@@ -267,9 +267,9 @@ def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
 ) -> None:
     seen, take_step = [], steps.take_step
 
-    def look(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+    def look(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None) -> None:
         seen.append(torch.backends.cudnn.benchmark)
-        take_step(optimizer, total)
+        take_step(optimizer, total, max_gradient_norm)
 
     monkeypatch.setattr(steps, "take_step", look)
     before = torch.backends.cudnn.benchmark
@@ -351,7 +351,7 @@ def test_nothing_is_compiled_unasked_without_a_c_compiler(monkeypatch: pytest.Mo
 def test_what_every_client_would_compile_for_itself_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     left = {name for name in ALL_COMBINATIONS if not wants_compiling(_algorithm(name), two_rounds_spec(name), 10**6)}
-    assert left == {"fedmoco", "fedprotocl", "fedx on fedmoco", "fedu2", "flesd, an encoder of its own"}
+    assert left == {"fedmae", "fedmoco", "fedprotocl", "fedx on fedmoco", "fedu2", "flesd, an encoder of its own"}
     for name in set(ALL_COMBINATIONS) - left:
         clients = [training(two_rounds_spec(name), client) for client in CLIENTS]
         one, two = (client.algorithm.step_constants(client.modules, client.ctx) for client in clients)

@@ -16,8 +16,8 @@ import fedssl.data.augment as augment
 from fedssl.data import normalize, random_view, to_float
 from fedssl.engine.optimization import optimizer_for, take_step, total_loss
 from fedssl.engine.steps import eager_step
-from fedssl.methods.add_ons.flexible_uniform import _Sampler
 from fedssl.methods.api import ClientData, Context, Distillation
+from fedssl.methods.composition.sampler import Sampler
 from fedssl.methods.objectives.dictionary_contrast import BaseTraining
 from fedssl.methods.objectives.protocl import Clusterings, Prototypes
 from fedssl.methods.reducers.similarity import Ensemble
@@ -103,7 +103,7 @@ def _move(modules: torch.nn.ModuleDict) -> None:
     """Move modules to the meta device, with their attributes besides parameters and buffers."""
     modules.to(META)
     for module in modules.modules():
-        if isinstance(module, _Sampler):
+        if isinstance(module, Sampler):
             module.generator = torch.Generator("meta")
         if isinstance(module, Clusterings):
             module.current = [Prototypes(*(tensor.to(META) for tensor in each)) for each in module.current]

@@ -30,6 +30,8 @@ def one(name: str) -> TableCell:
         ("fedbarlow", (2, 0)),
         ("fedbyol", (2, 2)),
         ("fedca", (3, 1)),
+        ("feddino", (2, 2)),
+        ("fedmae", (1, 0)),
         ("fedmoco", (2, 2)),
         ("fedprotocl", (2, 2)),
         ("fedrlc", (2, 2)),

@@ -24,6 +24,8 @@ PREFIX = "encoder."
 CLASSIFIERS = ("fc", "classifier", "head", "head.fc", "heads.head")
 """The modules that classify in the networks of torchvision and timm. An encoder has none of them."""
 
+_ADAPTER = (".lora_a", ".lora_b", ".lora_scale")
+
 _NORMALISATION = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
 _LAYER = r"encoder\.stages\.(\d{1,3})\.layers\.(\d{1,3})"
 _HUGGINGFACE = (
@@ -79,6 +81,15 @@ def is_classifier(name: str) -> bool:
     """
     module, _, leaf = name.removeprefix(PREFIX).rpartition(".")
     return module in CLASSIFIERS and leaf in ("weight", "bias")
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a tensor of a model of ours belongs to a layer's low-rank adapter.
+
+    >>> is_adapter("encoder.blocks.0.attn.qkv.lora_a"), is_adapter("encoder.blocks.0.attn.qkv.weight")
+    (True, False)
+    """
+    return name.endswith(_ADAPTER)
 
 
 def _torchvision_name(name: str) -> str:

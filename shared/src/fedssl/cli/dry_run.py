@@ -1,7 +1,7 @@
 """Dry runs: the numbers of a run that are known before it starts. Nothing is trained or submitted."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +74,7 @@ def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
 def frozen_bytes_of(spec: RunSpec) -> int | None:
     """Return the bytes of the encoder's frozen tensors, which no update has; None without torch."""
     plan = plan_of(spec)
-    if plan is None or spec.model.trainable is None:
+    if plan is None or not spec.model.freezes:
         return None if plan is None else 0
     sent = {tensor.name for tensor in plan.update}
     frozen = [each for each in plan.broadcast if each.name.startswith("encoder.") and each.name not in sent]
@@ -148,7 +148,7 @@ def document_of(spec: RunSpec, participants: list[Participant]) -> dict[str, Any
         "bytes_up_per_client_and_round": None if traffic is None else traffic.up,
         "bytes_in_total": None if traffic is None else spec.num_rounds * asked * (traffic.down + traffic.up),
         "evaluations": due,
-        **({} if (trainable := spec.model.trainable) is None else _frozen(trainable, spec)),
+        **(_frozen(spec) if spec.model.freezes else {}),
     }
 
 
@@ -195,13 +195,17 @@ def _per_round(num_bytes: int | None) -> str:
     return _size(num_bytes) if num_bytes is None else f"{size(num_bytes)} per round"
 
 
-def _frozen(trainable: Sequence[str], spec: RunSpec) -> dict[str, Any]:
-    return {"trainable": list(trainable), "frozen_bytes": frozen_bytes_of(spec)}
+def _frozen(spec: RunSpec) -> dict[str, Any]:
+    lora = spec.model.lora
+    adapted = {} if lora is None else {"lora": {"rank": lora.rank, "layers": list(lora.layers)}}
+    return {"trainable": list(spec.model.trainable or ()), **adapted, "frozen_bytes": frozen_bytes_of(spec)}
 
 
 def _trained(document: Mapping[str, Any]) -> str:
-    patterns, frozen = ", ".join(document["trainable"]), _size(document["frozen_bytes"])
-    return f"of the encoder {patterns}; the frozen rest, {frozen}, is not sent"
+    frozen, parts = _size(document["frozen_bytes"]), list(document["trainable"])
+    if (lora := document.get("lora")) is not None:
+        parts.append(f"adapters of rank {lora['rank']} of {', '.join(lora['layers'])}")
+    return f"of the encoder {', '.join(parts)}; the frozen rest, {frozen}, is not sent"
 
 
 def _time(document: Mapping[str, Any]) -> dict[str, str]:

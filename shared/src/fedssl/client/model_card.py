@@ -7,6 +7,7 @@ from typing import Any
 
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
+from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
 from fedssl.run_files import CARD, LINEAGE, write_json, write_text
@@ -91,7 +92,7 @@ def card(
                 ("rounds", f"{run.rounds_closed} of {run.num_rounds}: {_counts(counted)}"),
                 ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
                 ("seed", str(spec.seed)),
-                *([] if spec.model.trainable is None else [("trained of the encoder", _trained(spec.model.trainable))]),
+                *([("trained of the encoder", _trained(spec.model))] if spec.model.freezes else []),
                 ("left the clients", info.leaves_the_client),
                 ("stayed on the clients", info.stays_on_the_client),
             ],
@@ -135,8 +136,12 @@ def _made(spec: RunSpec, num_owners: int) -> str:
     return f"An encoder, {encoder}, trained {how} labels by {owners} who shared no images."
 
 
-def _trained(patterns: Sequence[str]) -> str:
-    return f"{', '.join(f'`{pattern}`' for pattern in patterns)}; the rest is that of the start, and was not sent"
+def _trained(model: ModelConfig) -> str:
+    parts = [f"`{pattern}`" for pattern in model.trainable or ()]
+    if model.lora is not None:
+        layers = ", ".join(f"`{pattern}`" for pattern in model.lora.layers)
+        parts.append(f"adapters of rank {model.lora.rank} of {layers}")
+    return f"{', '.join(parts)}; the rest is that of the start, and was not sent"
 
 
 def _began(initial: InitialConfig | None) -> str:

@@ -5,8 +5,9 @@ captured step is one launch. A capture fixes:
 
 - memory: parameters, buffers, gradients, the optimiser's state and the batch stay at the same addresses, so that one
   capture serves all rounds and clients;
-- every decision that Python made. `ClientAlgorithm.step_constants` returns what may change among them, and if it does,
-  the step is captured again.
+- every decision that Python made, and the optimiser's rates. `ClientAlgorithm.step_constants` returns what may change
+  among the decisions, and if it or a rate does, the step is captured again. Rates that change in each step therefore
+  leave every step eager.
 
 Only whole batches are replayed. An incomplete batch runs eagerly, as do the first few steps, in which cuDNN tries its
 algorithms and libraries initialise. A step that cannot be captured or compiled stays eager.
@@ -14,6 +15,7 @@ algorithms and libraries initialise. A step that cannot be captured or compiled 
 
 import dataclasses
 import functools
+import itertools
 import os
 import shutil
 import warnings
@@ -24,9 +26,11 @@ import torch
 from torch import nn
 
 from fedssl.engine.optimization import optimizer_for, restart
+from fedssl.engine.parameter_groups import set_rates
+from fedssl.engine.step_rates import Rates, StepRates
 from fedssl.engine.steps import LossFunction, Step, StepValues, eager_step
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, Context, Terms
+from fedssl.methods.api import Batch, Context, Schedule, Terms
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 
@@ -50,20 +54,23 @@ class CapturedSteps:
         self._num_eager = 0
         self._capture: _Capture | None = None
 
-    def start_round(self, learning_rate: float, ctx: Context) -> Step:
+    def start_round(self, schedule: Schedule, ctx: Context) -> Step:
         """Return the step of a round that is about to begin."""
-        restart(self._optimizer, learning_rate)
+        restart(self._optimizer, schedule.learning_rate)
+        rates, numbers = StepRates(schedule, ctx), itertools.count()
         given = (self._algorithm, self._modules, self._optimizer, ctx)
         plain, whole = eager_step(*given), eager_step(*given, self._objective)
 
         def step(batch: Batch) -> StepValues:
+            now = rates.at(next(numbers))
+            set_rates(self._optimizer, *now)
             if len(batch.indices) != self._batch_size:
                 return plain(batch)
             with _benchmarking():
-                return take_whole(batch)
+                return take_whole(batch, now)
 
-        def take_whole(batch: Batch) -> StepValues:
-            key = (learning_rate, self._algorithm.step_constants(self._modules, ctx), *_layout(batch))
+        def take_whole(batch: Batch, now: Rates) -> StepValues:
+            key = (now, self._algorithm.step_constants(self._modules, ctx), *_layout(batch))
             if key != self._key:
                 self._key, self._num_eager, self._capture = key, 0, None
             if not self._can_capture or self._num_eager < NUM_EAGER_STEPS:

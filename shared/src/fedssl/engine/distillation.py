@@ -79,7 +79,7 @@ def _train_epoch(
         if losses is None:
             break
         total = total_loss(losses)
-        take_step(optimizer, total)
+        take_step(optimizer, total, task.optimizer.max_gradient_norm)
         totals.append(total.detach())
     if not totals:
         return None

@@ -3,17 +3,16 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import nn
 
 from fedssl import optimizers
+from fedssl.engine.parameter_groups import parameter_groups, set_learning_rate
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
 
-_FACTOR = "learning_rate_factor"
 _EQUAL: Mapping[str, float] = MappingProxyType({})
 
 
@@ -24,35 +23,24 @@ def optimizer_for(
 
     On a GPU, a step is one kernel for many parameters and can be captured. On a CPU, torch's plain loop is as fast.
     """
-    groups = _groups(modules, learning_rate, factors)
-    fused = True if any(parameter.is_cuda for group in groups for parameter in group["params"]) else None
-    if config.name == "sgd":
-        return optimizers.SGD(
-            groups, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
-        )
-    kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
-    return kind(groups, lr=learning_rate, weight_decay=config.weight_decay, fused=fused, capturable=fused is not None)
-
-
-def _groups(modules: nn.ModuleDict, learning_rate: float, factors: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return one group of trained parameters per factor, in the order of the modules. Each keeps its factor."""
-    by_factor: dict[float, list[nn.Parameter]] = {}
-    seen: set[int] = set()  # modules may share parameters
-    for name, module in modules.items():
-        for parameter in module.parameters():
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                by_factor.setdefault(factors.get(name, 1.0), []).append(parameter)
-    return [
-        {"params": parameters, "lr": factor * learning_rate, _FACTOR: factor}
-        for factor, parameters in by_factor.items()
-    ]
+    groups = parameter_groups(modules, config, factors)
+    fused = True if any(each.is_cuda for each in modules.parameters() if each.requires_grad) else None
+    rate, decay = config.learning_rate, config.weight_decay
+    optimizer: torch.optim.Optimizer
+    if config.name == "lars":
+        optimizer = optimizers.LARS(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
+    elif config.name == "sgd":
+        optimizer = optimizers.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
+    else:
+        kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
+        optimizer = kind(groups, lr=rate, weight_decay=decay, fused=fused, capturable=fused is not None)
+    set_learning_rate(optimizer, learning_rate)
+    return optimizer
 
 
 def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Reset the optimiser in place to what `optimizer_for` returns: its state starts from zeros."""
-    for group in optimizer.param_groups:
-        group["lr"] = group[_FACTOR] * learning_rate
+    set_learning_rate(optimizer, learning_rate)
     for state in optimizer.state.values():
         for value in state.values():
             if torch.is_tensor(value):
@@ -73,8 +61,16 @@ def total_loss(losses: Losses) -> torch.Tensor:
     return torch.stack([term.float() for term in losses.values()]).sum()
 
 
-def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
-    """Take one optimiser step on `total`."""
+def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None = None) -> None:
+    """Take one optimiser step on `total`, with its gradient limited to a norm."""
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]
+    move(optimizer, max_gradient_norm)
+
+
+def move(optimizer: torch.optim.Optimizer, max_gradient_norm: float | None) -> None:
+    """Take one optimiser step on the gradients that the parameters have, limited to a norm."""
+    if max_gradient_norm is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, max_gradient_norm)
     optimizer.step()

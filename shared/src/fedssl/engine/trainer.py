@@ -1,5 +1,6 @@
 """What local training builds and the next client reuses: modules, the optimiser's state, captured steps."""
 
+import itertools
 import threading
 import time
 from collections.abc import Hashable, Iterator
@@ -10,9 +11,11 @@ import torch
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.cuda_graphs import CapturedSteps, can_capture
 from fedssl.engine.optimization import optimizer_for
-from fedssl.engine.steps import Step, eager_step
+from fedssl.engine.parameter_groups import set_rates
+from fedssl.engine.step_rates import StepRates
+from fedssl.engine.steps import Step, StepValues, eager_step
 from fedssl.methods import Method
-from fedssl.methods.api import Context, Schedule
+from fedssl.methods.api import Batch, Context, Schedule
 
 
 class Trainer:
@@ -42,11 +45,25 @@ class Trainer:
         if not can_capture(ctx.device):
             factors = self.algorithm.learning_rate_factors(ctx)
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate, factors)
-            return eager_step(self.algorithm, self.modules, optimizer, ctx)
+            step = eager_step(self.algorithm, self.modules, optimizer, ctx)
+            return scheduled(step, optimizer, StepRates(schedule, ctx))
         if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch
             self._captured = CapturedSteps(self.algorithm, self.modules, ctx, num_steps)
-        return self._captured.start_round(schedule.learning_rate, ctx)
+        return self._captured.start_round(schedule, ctx)
+
+
+def scheduled(step: Step, optimizer: torch.optim.Optimizer, rates: StepRates) -> Step:
+    """Return a round's step that sets its own rates before it is taken, if they change from step to step."""
+    if rates.are_constant:
+        return step
+    numbers = itertools.count()
+
+    def take(batch: Batch) -> StepValues:
+        set_rates(optimizer, *rates.at(next(numbers)))
+        return step(batch)
+
+    return take
 
 
 _lock = threading.Lock()

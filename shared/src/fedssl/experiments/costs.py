@@ -17,6 +17,7 @@ from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
+from fedssl.protocol.methods.feddino import FedDINOConfig
 from fedssl.protocol.methods.fedmoco import MomentumContrastConfig
 from fedssl.protocol.methods.orchestra import OrchestraConfig
 from fedssl.protocol.model import EncoderConfig
@@ -51,8 +52,8 @@ def passes(method: ComposedConfig) -> Passes:
     """
     if isinstance(method, ClassifierConfig) and method.encoder_learning_rate is None:
         return Passes(0, 1)
-    trained, frozen = (1 if "labels" in method.traits else 2), 0
-    if "target" in method.traits or isinstance(method, MomentumContrastConfig):
+    trained, frozen = (2 if "views" in method.traits else 1), 0  # MAE's one pass has only the visible patches
+    if "target" in method.traits or isinstance(method, MomentumContrastConfig | FedDINOConfig):
         frozen += 2
     if isinstance(method, FedCAConfig) and method.alignment_weight:
         trained, frozen = trained + 1, frozen + 1  # public images, by the client's network and by the base model

@@ -27,6 +27,8 @@ from fedssl.methods.objectives.byol import BYOL
 from fedssl.methods.objectives.cross_entropy import CrossEntropy
 from fedssl.methods.objectives.cross_view import CrossView
 from fedssl.methods.objectives.dictionary_contrast import DictionaryContrast
+from fedssl.methods.objectives.dino import DINO
+from fedssl.methods.objectives.mae import MAE
 from fedssl.methods.objectives.moco import MomentumContrast
 from fedssl.methods.objectives.orchestra import orchestra
 from fedssl.methods.objectives.protocl import ProtoCL
@@ -47,6 +49,8 @@ from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.methods.fedbarlow import FedBarlowConfig
 from fedssl.protocol.methods.fedbyol import BYOLConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
+from fedssl.protocol.methods.feddino import FedDINOConfig
+from fedssl.protocol.methods.fedmae import FedMAEConfig
 from fedssl.protocol.methods.fedmoco import FedMoCoConfig
 from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
 from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
@@ -65,6 +69,8 @@ OBJECTIVES: dict[type[ComposedConfig], Callable[[Any], Objective]] = {
     FedAlignUniformConfig: AlignUniform,
     FedBarlowConfig: BarlowTwins,
     FedCAConfig: DictionaryContrast,
+    FedDINOConfig: DINO,
+    FedMAEConfig: MAE,
     FedMoCoConfig: MomentumContrast,
     FedProtoCLConfig: ProtoCL,
     FedSimCLRConfig: SimCLR,

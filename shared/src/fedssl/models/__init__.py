@@ -7,6 +7,7 @@ from fedssl.models.freezing import freeze, frozen_tensors
 from fedssl.models.heads import build_mlp
 from fedssl.models.initial import LoadingTable, load_initial
 from fedssl.models.initialisation import initialised
+from fedssl.models.lora import LoRALinear, add_adapters, merged
 from fedssl.models.pretrained import PretrainedEncoder, encoder_of, load_encoder, loaded
 from fedssl.models.resnet import ResNet
 from fedssl.models.torchvision_guard import import_torchvision
@@ -15,10 +16,12 @@ from fedssl.models.vision_transformer import VisionTransformer
 __all__ = [
     "ConvNet",
     "Encoder",
+    "LoRALinear",
     "LoadingTable",
     "PretrainedEncoder",
     "ResNet",
     "VisionTransformer",
+    "add_adapters",
     "build_encoder",
     "build_mlp",
     "encoder_of",
@@ -29,5 +32,6 @@ __all__ = [
     "load_encoder",
     "load_initial",
     "loaded",
+    "merged",
     "num_multiply_adds",
 ]

@@ -33,6 +33,10 @@ class ConvNet(Encoder):
         self.blocks = nn.Sequential(*(ConvBlock(a, b, norm) for a, b in pairwise((channels, *widths))))
         self.feature_dim = widths[-1]
 
+    def layers(self) -> list[tuple[str, ...]]:
+        """Return one layer per block."""
+        return [(f"blocks.{number}.",) for number in range(len(self.blocks))]
+
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = self.blocks(x)
         return features.mean(dim=(2, 3))

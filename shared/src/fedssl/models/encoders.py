@@ -16,6 +16,13 @@ class Encoder(nn.Module):
     libraries: tuple[str, ...] = ()
     """The libraries, `torchvision` and `timm`, that have this network under these tensor names."""
 
+    def layers(self) -> list[tuple[str, ...]]:
+        """Return what the names of each layer's parameters begin with, from the input to the output.
+
+        Layer-wise learning rates follow this order. What no layer names belongs to the heads.
+        """
+        raise NotImplementedError
+
     def convolutions(self) -> list[str]:
         """Return the names of the convolution weights, over which FedU and FedEMA measure how far the encoder moved."""
         return [f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Conv2d)]

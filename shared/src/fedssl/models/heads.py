@@ -6,7 +6,7 @@ from fedssl.protocol.model import MLPConfig
 
 
 def build_mlp(config: MLPConfig, in_dim: int, out_dim: int | None = None) -> nn.Sequential:
-    """Return a head from (B, in_dim) to (B, out_dim): hidden layers Linear-[BatchNorm]-ReLU, then one Linear.
+    """Return a head from (B, in_dim) to (B, out_dim): hidden layers Linear-[BatchNorm]-ReLU (or GELU), then one Linear.
 
     Args:
         config: widths and whether BatchNorm follows the layers.
@@ -21,7 +21,7 @@ def build_mlp(config: MLPConfig, in_dim: int, out_dim: int | None = None) -> nn.
         layers.append(nn.Linear(width, hidden, bias=not config.batch_norm))
         if config.batch_norm:
             layers.append(nn.BatchNorm1d(hidden))
-        layers.append(nn.ReLU())
+        layers.append(nn.ReLU() if config.activation == "relu" else nn.GELU())
         width = hidden
     last = config.out_dim if out_dim is None else out_dim
     layers.append(nn.Linear(width, last, bias=not config.out_batch_norm))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.artifacts.weight_files import COUNTER
-from fedssl.artifacts.weight_names import PREFIX, is_classifier
+from fedssl.artifacts.weight_names import PREFIX, is_adapter, is_classifier
 from fedssl.errors import SpecError
 from fedssl.models.encoders import build_encoder
+from fedssl.models.lora import merged
 from fedssl.protocol.model import EncoderConfig
 
 Fate = Literal["loaded", "adapted", "left out", "missing", "unknown", "misfit"]
@@ -93,7 +94,8 @@ def table_for(
     """
     with torch.device("meta"):
         encoder = build_encoder(config, channels)
-    return _table(encoder, {_own_name(name): shape for name, shape in given.items()}, adapt)
+    own = {_own_name(name): shape for name, shape in given.items() if not is_adapter(name)}
+    return _table(encoder, own, adapt)
 
 
 def load_initial(encoder: nn.Module, tensors: Mapping[str, Tensor], adapt: Sequence[str] = ()) -> LoadingTable:
@@ -106,12 +108,13 @@ def load_initial(encoder: nn.Module, tensors: Mapping[str, Tensor], adapt: Seque
             file's network when it was repeated in all I channels.
         I = 1: w / C in each of the C channels. C equal channels give what one of them gave to the file's network.
 
-    Both hold for images that are normalised in the same way in all channels. Nothing else is adapted.
+    Both hold for images that are normalised in the same way in all channels. Nothing else is adapted. Low-rank adapters
+    in the file are merged into their layers; those of the encoder stay as they are, so that they start from no change.
 
     Raises SpecError, with the table, if a tensor is missing, unknown or of another shape, or if `adapt` names anything
     that needs no adapting. Nothing is loaded then.
     """
-    given = {_own_name(name): each for name, each in tensors.items() if name.startswith(PREFIX)}
+    given = {_own_name(name): each for name, each in merged(tensors).items() if name.startswith(PREFIX)}
     table = _table(encoder, {name: tuple(each.shape) for name, each in given.items()}, adapt)
     kernels = {_kernel(encoder, module) for module in adapt}
     if not table.fits:
@@ -126,7 +129,7 @@ def load_initial(encoder: nn.Module, tensors: Mapping[str, Tensor], adapt: Seque
 
 
 def _table(encoder: nn.Module, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str]) -> LoadingTable:
-    wanted = {name: tuple(each.shape) for name, each in encoder.state_dict().items()}
+    wanted = {name: tuple(each.shape) for name, each in encoder.state_dict().items() if not is_adapter(name)}
     return loading_table(given, wanted, {_kernel(encoder, module) for module in adapt})
 
 

@@ -16,10 +16,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors, load_tensors, read_tensors
+from fedssl.artifacts.weight_names import PREFIX
 from fedssl.errors import ArtifactDamaged, SpecError
 from fedssl.models.encoders import Encoder, build_encoder
 from fedssl.models.initial import loading_table
 from fedssl.models.initialisation import initialised
+from fedssl.models.lora import merged
 from fedssl.protocol.data import DataConfig
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.model import EncoderConfig
@@ -99,8 +101,12 @@ def read_listed(path: Path) -> Tensors:
 
 
 def encoder_of(tensors: Mapping[str, Tensor], config: EncoderConfig, data: DataConfig) -> Encoder:
-    """Load the encoder for such images from a model's tensors. Raises SpecError if they do not hold it."""
-    return loaded(initialised(lambda: build_encoder(config, data.channels, data.image_size), 0), "encoder", tensors)
+    """Load the encoder for such images from a model's tensors. Adapters are merged into their layers.
+
+    Raises SpecError if the tensors do not hold the encoder.
+    """
+    own = merged({name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)})
+    return loaded(initialised(lambda: build_encoder(config, data.channels, data.image_size), 0), "encoder", own)
 
 
 def loaded(module: M, name: str, tensors: Mapping[str, Tensor]) -> M:

@@ -39,6 +39,10 @@ class ResNet(Encoder):
         if config.norm == "batch":
             self.libraries = ("torchvision", "timm")
 
+    def layers(self) -> list[tuple[str, ...]]:
+        """Return the stem, and one layer per stage of residual blocks."""
+        return [("conv1.", "bn1."), *((f"layer{number}.",) for number in range(1, 5))]
+
     def convolutions(self) -> list[str]:
         """Return the names of the convolution weights of the stem and the blocks, but not of the shortcuts (EasyFL)."""
         return [name for name in super().convolutions() if "downsample" not in name.split(".")]

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from fedssl.models.encoders import Encoder
 from fedssl.protocol.model import EncoderConfig
 
-_DEPTH, _MLP_RATIO, _EPSILON = 12, 4, 1e-6
+_DEPTH, _MLP_RATIO = 12, 4
+EPSILON = 1e-6
+"""Added to the variance in a LayerNorm."""
 _DEVIATION = 0.02  # of the truncated normal distribution from which weights and position embeddings start
 
 
@@ -70,9 +72,9 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=_EPSILON)
+        self.norm1 = nn.LayerNorm(width, eps=EPSILON)
         self.attn = Attention(width, num_heads)
-        self.norm2 = nn.LayerNorm(width, eps=_EPSILON)
+        self.norm2 = nn.LayerNorm(width, eps=EPSILON)
         self.mlp = MLP(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,13 +102,14 @@ class VisionTransformer(Encoder):
             raise ValueError(f"{config.name} has position embeddings: build it with the size of its images")
         config.check_image_size(image_size)
         size, num_patches = _SIZES[config.name], (image_size // config.patch_size) ** 2
+        self.patch_size, self.num_patches = config.patch_size, num_patches
         self.pools_patches = config.pooling == "mean"
         self.feature_dim = size.width
         self.cls_token = nn.Parameter(torch.empty(1, 1, size.width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + num_patches, size.width))
         self.patch_embed = PatchEmbed(channels, config.patch_size, size.width)
         self.blocks = nn.Sequential(*(Block(size.width, size.num_heads) for _ in range(_DEPTH)))
-        self.add_module("fc_norm" if self.pools_patches else "norm", nn.LayerNorm(size.width, eps=_EPSILON))
+        self.add_module("fc_norm" if self.pools_patches else "norm", nn.LayerNorm(size.width, eps=EPSILON))
         self._initialise()
 
     def _initialise(self) -> None:
@@ -117,6 +120,10 @@ class VisionTransformer(Encoder):
                 nn.init.trunc_normal_(module.weight, std=_DEVIATION)
                 nn.init.zeros_(module.bias)
 
+    def layers(self) -> list[tuple[str, ...]]:
+        """Return the embedding of patches, and one layer per block. The last LayerNorm belongs to the heads (MAE)."""
+        return [("cls_token", "pos_embed", "patch_embed."), *((f"blocks.{number}.",) for number in range(_DEPTH))]
+
     def convolutions(self) -> list[str]:
         """Return nothing: the one convolution is the linear map of the patches."""
         return []
@@ -124,10 +131,27 @@ class VisionTransformer(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         patches: Tensor = self.patch_embed(x)
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.pos_embed
-        tokens = self.blocks(tokens)
-        pooled = tokens[:, 1:].mean(dim=1) if self.pools_patches else tokens[:, 0]
-        h: Tensor = self.get_submodule("fc_norm" if self.pools_patches else "norm")(pooled)
-        return h
+        return self._last_norm(self.pooled(self.blocks(tokens)))
+
+    def visible_tokens(self, x: Tensor, visible_BK: Tensor) -> Tensor:
+        """Return the tokens (B, 1 + K, H) of the class and of K patches of each image, as if there were no others.
+
+        `visible_BK` has the places of the patches, 0 to N - 1, row by row. Each token is normalised by the last
+        LayerNorm.
+        """
+        patches: Tensor = self.patch_embed(x)
+        patches = patches + self.pos_embed[:, 1:]
+        patches = patches.gather(1, visible_BK[:, :, None].expand(-1, -1, patches.shape[2]))
+        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(x.shape[0], -1, -1)
+        return self._last_norm(self.blocks(torch.cat([first, patches], dim=1)))
+
+    def pooled(self, tokens_BTH: Tensor) -> Tensor:
+        """Return one vector (B, H) per image from its tokens: that of the class, or the mean of the patches."""
+        return tokens_BTH[:, 1:].mean(dim=1) if self.pools_patches else tokens_BTH[:, 0]
+
+    def _last_norm(self, tokens: Tensor) -> Tensor:
+        normalised: Tensor = self.get_submodule("fc_norm" if self.pools_patches else "norm")(tokens)
+        return normalised
 
 
 def build_vision_transformer(config: EncoderConfig, channels: int, image_size: int | None) -> Encoder:

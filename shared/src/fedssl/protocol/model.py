@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.initial import InitialConfig
@@ -97,13 +97,18 @@ class EncoderConfig(StrictModel):
     )
 
     @property
+    def has_patches(self) -> bool:
+        """True if it cuts images into patches, each with a token of its own."""
+        return "patch_size" in ENCODERS[self.name].settings
+
+    @property
     def is_convolutional(self) -> bool:
         """Whether its layers are convolutions."""
         return ENCODERS[self.name].is_convolutional
 
     def check_image_size(self, image_size: int) -> None:
         """Raise ValueError, with what to change, if the encoder cannot take images of this height and width."""
-        if "patch_size" in ENCODERS[self.name].settings and image_size % self.patch_size:
+        if self.has_patches and image_size % self.patch_size:
             larger = -(-image_size // self.patch_size) * self.patch_size
             raise ValueError(
                 f"{self.name} cuts images into patches of {self.patch_size} pixels, and {image_size} is not a multiple "
@@ -168,9 +173,35 @@ class MLPConfig(StrictModel):
     hidden_dims: tuple[Width, ...] = Field(default=(512,), max_length=4)
     out_dim: Width = 256
     batch_norm: bool = Field(default=True, description="BatchNorm after each hidden layer.")
+    activation: Literal["relu", "gelu"] = Field(
+        default="relu",
+        exclude_if=lambda it: it == "relu",
+        description="After each hidden layer and its BatchNorm: ReLU, or GELU as in DINO's head.",
+    )
     out_batch_norm: bool = Field(
         default=False, description="BatchNorm without learnt scale and shift after the last layer (Orchestra)."
     )
+
+
+class LoRAConfig(StrictModel):
+    """Low-rank adapters of the encoder's linear layers (LoRA, Hu et al. 2022): W + (alpha / rank) B A, W frozen."""
+
+    rank: int = Field(ge=1, le=4096, description="r, the rank of the change of each layer.")
+    alpha: float | None = Field(
+        default=None, gt=0, le=1e4, description="The change is scaled by alpha / rank. Null: rank, so that it is not."
+    )
+    layers: tuple[ParameterPattern, ...] = Field(
+        default=("blocks.*.attn.*",),
+        min_length=1,
+        max_length=64,
+        description="The linear layers that have an adapter, by name, where `*` stands for any characters: those of "
+        "the attention by default; `blocks.*.mlp.*` are the others.",
+    )
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 class ModelConfig(StrictModel):
@@ -197,6 +228,34 @@ class ModelConfig(StrictModel):
         "BatchNorms without a trained parameter use the start's statistics. Null: all are trained.",
         exclude_if=lambda it: it is None,
     )
+
+    lora: LoRAConfig | None = Field(
+        default=None,
+        description="Adapters that are trained in place of the encoder's own parameters, which are frozen unless "
+        "`trainable` names them. Clients send only the adapters and the heads. Null: no adapters.",
+        exclude_if=lambda it: it is None,
+    )
+
+    @property
+    def freezes(self) -> bool:
+        """True if some of the encoder's parameters are frozen."""
+        return self.trainable is not None or self.lora is not None
+
+    @model_validator(mode="after")
+    def _can_adapt(self) -> "ModelConfig":
+        if self.lora is None:
+            return self
+        if self.encoder.is_convolutional:
+            raise ValueError(
+                f"model.lora adapts linear layers, and {self.encoder.name} has none: choose a ViT, or name the layers "
+                "that are trained in model.trainable"
+            )
+        if self.lora.rank > self.encoder.feature_dim:
+            raise ValueError(
+                f"model.lora.rank is {self.lora.rank}, and the layers of {self.encoder.name} have at most the rank "
+                f"{self.encoder.feature_dim}: lower model.lora.rank"
+            )
+        return self
 
     @field_validator("trainable")
     @classmethod

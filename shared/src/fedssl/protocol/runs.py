@@ -68,10 +68,16 @@ class RunSpec(StrictModel):
         """
         if num_rounds <= self.num_rounds:
             raise ValueError(f"the run has {self.num_rounds} rounds already: give more than that in total")
-        if self.training.optimizer.schedule != "constant":
+        optimizer = self.training.optimizer
+        if optimizer.schedule != "constant":
             raise ValueError(
-                f'training.optimizer.schedule = "{self.training.optimizer.schedule}" ends with the last of '
-                f"{self.num_rounds} rounds, and is another one over {num_rounds}"
+                f'training.optimizer.schedule = "{optimizer.schedule}" ends with the last of {self.num_rounds} rounds, '
+                f"and is another one over {num_rounds}"
+            )
+        if optimizer.final_weight_decay is not None:
+            raise ValueError(
+                f"training.optimizer.final_weight_decay is reached with the last of {self.num_rounds} rounds, and the "
+                f"weight decay of each round is another one over {num_rounds}"
             )
         self.method.check_continuation(self.num_rounds, num_rounds)
         return RunSpec.model_validate(self.model_dump() | {"num_rounds": num_rounds})
@@ -82,7 +88,13 @@ class RunSpec(StrictModel):
         own = config.client_encoders if config is not None and config.client_encoders != "declared" else {}
         for encoder in (self.model.encoder, *own.values()):
             encoder.check_image_size(self.data.image_size)
+        if (warmup := self.training.optimizer.warmup_rounds) > self.num_rounds:
+            raise ValueError(
+                f"training.optimizer.warmup_rounds is {warmup:g}, more than the {self.num_rounds} rounds of the run: "
+                "the learning rate would never reach learning_rate; lower warmup_rounds"
+            )
         self.method.check(self.model)
+        self.method.check_images(self.model, self.data)
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
         self.method.check_cohort(self.cohort)

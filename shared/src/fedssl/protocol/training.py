@@ -1,7 +1,7 @@
 """How a client trains and which clients take part."""
 
+import math
 from fractions import Fraction
-from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -12,13 +12,111 @@ from fedssl.protocol.base import ClientId, StrictModel
 class OptimizerConfig(StrictModel):
     """The local optimiser. Each round creates a new one, so momentum does not last longer than a round."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: float = Field(default=0.05, gt=0, le=100)
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only.")
-    weight_decay: float = Field(default=1e-4, ge=0, le=1)
-    schedule: Literal["constant", "cosine"] = Field(
-        default="constant", description="Over rounds: `cosine` is lr/2 (1 + cos(pi r/R)), constant inside round r of R."
+    name: Literal["sgd", "adam", "adamw", "lars"] = Field(
+        default="sgd",
+        description="`lars` is SGD whose step of each weight is scaled to the weight's length, for large batches (You "
+        "et al. 2017).",
     )
+    learning_rate: float = Field(default=0.05, gt=0, le=100)
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD and LARS only.")
+    weight_decay: float = Field(default=1e-4, ge=0, le=1)
+    schedule: Literal["constant", "cosine", "cosine_per_step"] = Field(
+        default="constant",
+        description="`cosine` is lr/2 (1 + cos(pi r/R)), constant inside round r of R, counted from 0. "
+        "`cosine_per_step` follows the cosine in each step, from the end of the warm-up to the end of the run.",
+    )
+    warmup_rounds: float = Field(
+        default=0.0,
+        ge=0,
+        le=100_000,
+        exclude_if=lambda it: it == 0,
+        description="The learning rate grows in each step, linearly from 0, over this many rounds. With `constant` and "
+        "`cosine_per_step`.",
+    )
+    final_learning_rate: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        exclude_if=lambda it: it == 0,
+        description="`cosine_per_step` only: the learning rate at the end of the run.",
+    )
+    final_weight_decay: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        exclude_if=lambda it: it is None,
+        description="The weight decay follows a cosine from `weight_decay` to this in each step of the whole run "
+        "(DINO: 0.04 to 0.4). Null: it is constant.",
+    )
+    decay_norms_and_biases: bool = Field(
+        default=True,
+        exclude_if=lambda it: it,
+        description="Whether weight decay acts on the scales of normalisations and on biases: all parameters of one "
+        "dimension.",
+    )
+    layer_decay: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        exclude_if=lambda it: it == 1,
+        description="The learning rate of each layer of the encoder is that of the next one times this; that of the "
+        "heads is `learning_rate` (MAE's fine-tuning: 0.65 to 0.75).",
+    )
+    max_gradient_norm: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        exclude_if=lambda it: it is None,
+        description="Gradients whose L2 norm, over all trained parameters together, is longer are scaled to this "
+        "length before each step. Null: no limit.",
+    )
+
+    @model_validator(mode="after")
+    def _schedules_fit(self) -> "OptimizerConfig":
+        if self.warmup_rounds and self.schedule == "cosine":
+            raise ValueError(
+                "optimizer.warmup_rounds is a warm-up per step, and schedule cosine is constant inside a round: set "
+                "schedule to cosine_per_step"
+            )
+        if self.final_learning_rate and self.schedule != "cosine_per_step":
+            raise ValueError("optimizer.final_learning_rate is the end of the schedule cosine_per_step: set that one")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError("optimizer.final_learning_rate is larger than learning_rate: the cosine descends")
+        return self
+
+    @property
+    def changes_per_step(self) -> bool:
+        """True if the learning rate or the weight decay changes from step to step."""
+        return self.schedule == "cosine_per_step" or self.warmup_rounds > 0 or self.final_weight_decay is not None
+
+    def learning_rate_at(self, rounds_done: float, num_rounds: int) -> float:
+        """Return the learning rate after `rounds_done` of the run's rounds, a fraction inside a round.
+
+        The warm-up and `cosine_per_step` are those of MAE's code (`util/lr_sched.py`), with rounds in place of epochs.
+
+        >>> config = OptimizerConfig(learning_rate=1.0, schedule="cosine_per_step", warmup_rounds=2)
+        >>> [round(config.learning_rate_at(done, 10), 3) for done in (0, 0.5, 2, 6, 10)]
+        [0.0, 0.25, 1.0, 0.5, 0.0]
+        """
+        if self.schedule == "cosine":  # EasyFL's
+            return self.learning_rate * (1 + math.cos(math.pi * math.floor(rounds_done) / num_rounds)) / 2
+        if rounds_done < self.warmup_rounds:
+            return self.learning_rate * rounds_done / self.warmup_rounds
+        if self.schedule == "constant":
+            return self.learning_rate
+        share = (rounds_done - self.warmup_rounds) / max(num_rounds - self.warmup_rounds, 1e-12)
+        last = self.final_learning_rate
+        return last + (self.learning_rate - last) * (1 + math.cos(math.pi * share)) / 2
+
+    def weight_decay_at(self, rounds_done: float, num_rounds: int) -> float:
+        """Return the weight decay after `rounds_done` of the run's rounds, a fraction inside a round.
+
+        The cosine is that of DINO's code (`cosine_scheduler` of `utils.py`).
+        """
+        if self.final_weight_decay is None:
+            return self.weight_decay
+        last = self.final_weight_decay
+        return last + (self.weight_decay - last) * (1 + math.cos(math.pi * rounds_done / num_rounds)) / 2
 
 
 class TrainingConfig(StrictModel):
@@ -28,6 +126,15 @@ class TrainingConfig(StrictModel):
     batch_size: int = Field(default=128, ge=2, le=65_536)
     drop_last: bool = Field(
         default=True, description="Drop an incomplete last batch; a client's only batch is never dropped."
+    )
+    num_micro_batches: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        exclude_if=lambda it: it == 1,
+        description="Cut each batch into this many equal parts, whose gradients are averaged before the optimiser's "
+        "step: the memory of a smaller batch. Each part is a batch of its own for BatchNorm and for losses that "
+        "compare images with each other: contrastive losses have only the negatives of the part.",
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32",
@@ -41,6 +148,15 @@ class TrainingConfig(StrictModel):
         "compiler is installed and all clients share the result, otherwise recorded. A CPU's steps are eager.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _divides_batches(self) -> "TrainingConfig":
+        if self.batch_size % self.num_micro_batches or self.batch_size // self.num_micro_batches < 2:
+            raise ValueError(
+                f"training.batch_size {self.batch_size} cannot be cut into {self.num_micro_batches} equal parts of at "
+                "least 2 images: change batch_size or num_micro_batches"
+            )
+        return self
 
 
 class CohortConfig(StrictModel):
@@ -104,7 +220,7 @@ class CohortConfig(StrictModel):
 
     def num_asked(self, num_clients: int) -> int:
         """How many clients a round is offered to: `over_sampling` times as many, if there are."""
-        return min(num_clients, ceil(Fraction(str(self.over_sampling)) * self.num_wanted(num_clients)))
+        return min(num_clients, math.ceil(Fraction(str(self.over_sampling)) * self.num_wanted(num_clients)))
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -21,21 +21,10 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import flexible_uniform_regularizer
 from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.part import Online, Part
+from fedssl.methods.composition.sampler import Sampler, generator_of
 from fedssl.protocol.methods.add_ons import FURConfig
 
 _SAMPLER = "fur_sampler"
-
-
-class _Sampler(nn.Module):
-    """The round's source of randomness, which advances from step to step."""
-
-    generator: torch.Generator | None = None
-
-    def start(self, seed: int, device: torch.device) -> None:
-        """Begin a round. The generator object stays the same, because captured steps draw from it."""
-        if self.generator is None:
-            self.generator = torch.Generator(device)
-        self.generator.manual_seed(seed)
 
 
 @dataclass(frozen=True)
@@ -47,19 +36,14 @@ class FlexibleUniform(Part):
     compiles: ClassVar[bool] = False  # the compiler does not support drawing from a generator
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        return {_SAMPLER: _Sampler()}
+        return {_SAMPLER: Sampler()}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        _sampler(modules).start(ctx.seed("fur"), ctx.device)
+        sampler = modules[_SAMPLER]
+        assert isinstance(sampler, Sampler)
+        sampler.start(ctx.seed("fur"), ctx.device)
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
-        generator, config = _sampler(modules).generator, self.config
-        assert generator is not None, "`begin` has set it"
+        generator, config = generator_of(modules, _SAMPLER), self.config
         losses = [flexible_uniform_regularizer(z, generator, config.num_projections, config.divisor) for z in online.z]
         return {"fur": config.weight * torch.stack(losses).sum()}, {}
-
-
-def _sampler(modules: nn.ModuleDict) -> _Sampler:
-    sampler = modules[_SAMPLER]
-    assert isinstance(sampler, _Sampler)
-    return sampler

@@ -15,7 +15,7 @@ from fedssl.methods.api import Batch, ClientData, ClientState, Context, Metrics,
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
-from fedssl.models import Encoder, build_encoder, build_mlp, freeze, frozen_tensors, initialised
+from fedssl.models import Encoder, add_adapters, build_encoder, build_mlp, freeze, frozen_tensors, initialised
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
@@ -93,16 +93,18 @@ class ClientAlgorithm:
         return modules
 
     def _fresh_encoder(self, ctx: Context) -> Encoder:
-        """Return a new encoder, partly frozen if the spec asks for it."""
-        data, trainable = ctx.spec.data, self.trainable(ctx)
+        """Return a new encoder, partly frozen and with adapters if the spec asks for it."""
+        data, model = ctx.spec.data, ctx.spec.model
         encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
-        if trainable is not None:
-            freeze(encoder, trainable)
+        if self.freezes(ctx):
+            freeze(encoder, model.trainable or ())
+        if model.lora is not None:
+            add_adapters(encoder, model.lora)
         return encoder
 
-    def trainable(self, ctx: Context) -> tuple[str, ...] | None:
-        """Return the patterns of the encoder's parameters that are trained, or None if all are."""
-        return ctx.spec.model.trainable
+    def freezes(self, ctx: Context) -> bool:
+        """Return whether parts of the encoder, or all of it, are not trained."""
+        return ctx.spec.model.freezes
 
     def learning_rate_factors(self, ctx: Context) -> Mapping[str, float]:
         """Return the factor of the learning rate of each module that has another one."""
@@ -152,6 +154,11 @@ class ClientAlgorithm:
         """Put the broadcast into the shared modules by the merge rule."""
         self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=cold, ctx=ctx)
 
+    def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
+        """Prepare what changes from step to step of the round."""
+        for part in self.parts:
+            part.start_steps(modules, schedule, ctx)
+
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
         """Compute what an epoch needs from all of the client's images, such as a clustering."""
         for part in self.parts:
@@ -184,7 +191,9 @@ class ClientAlgorithm:
 
     def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         """Return the loss terms of one batch, and what else is reported of it."""
-        online = run_online(modules, batch, joint=self.host.is_joint())
+        online = self.host.online(modules, batch, ctx)
+        if online is None:
+            online = run_online(modules, batch, joint=self.host.is_joint())
         for part in self.parts:
             online = part.transform(online, modules, ctx)
         online = self.host.complete(online, modules, batch, ctx)
@@ -231,7 +240,7 @@ class ClientAlgorithm:
 
     def frozen(self, ctx: Context) -> frozenset[str]:
         """Return the names of the encoder's tensors that no client changes or sends. They are broadcast as they are."""
-        if self.trainable(ctx) is None:
+        if not self.freezes(ctx):
             return frozenset()
         with torch.device("meta"):
             encoder = self._fresh_encoder(ctx)

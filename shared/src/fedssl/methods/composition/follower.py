@@ -32,11 +32,12 @@ class Follower:
             modules[name].load_state_dict(modules[online].state_dict())
 
     @torch.no_grad()
-    def follow(self, modules: nn.ModuleDict, momentum: float) -> None:
-        """Move it towards the online network."""
+    def follow(self, modules: nn.ModuleDict, momentum: float | torch.Tensor) -> None:
+        """Move it towards the online network. A momentum that changes from step to step is a tensor (1)."""
+        weight = 1 - momentum
         for online, name in self.present(modules).items():
             for slow, fast in zip(modules[name].parameters(), modules[online].parameters(), strict=True):
-                slow.lerp_(fast, 1 - momentum)
+                slow.lerp_(fast, weight)
 
     def network(self, modules: nn.ModuleDict) -> list[nn.Module]:
         """Return its modules, encoder first."""

@@ -1,7 +1,6 @@
 """Functions over modules that parts share: run, copy, load, and name and declare their tensors."""
 
 import copy
-import math
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from fedssl.artifacts.tensors import DTYPES, Tensors, in_name_order
 from fedssl.errors import MethodError
 from fedssl.methods.api import Batch, Context
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Online
+from fedssl.models import Encoder
 from fedssl.protocol.plan import Kind, TensorSpec
 
 M = TypeVar("M", bound=nn.Module)
@@ -29,11 +29,8 @@ def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSp
 
 
 def learning_rate(ctx: Context) -> float:
-    """Return this round's learning rate: constant, or lr/2 (1 + cos(pi r/R)) with r counted from 0 (EasyFL)."""
-    optimizer = ctx.spec.training.optimizer
-    if optimizer.schedule == "constant":
-        return optimizer.learning_rate
-    return optimizer.learning_rate * (1 + math.cos(math.pi * (ctx.round_number - 1) / ctx.spec.num_rounds)) / 2
+    """Return the learning rate of this round's first step."""
+    return ctx.spec.training.optimizer.learning_rate_at(ctx.round_number - 1, ctx.spec.num_rounds)
 
 
 def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
@@ -56,6 +53,13 @@ def encoder_width(modules: nn.ModuleDict) -> int:
     width = modules[ENCODER].feature_dim
     assert isinstance(width, int)
     return width
+
+
+def encoder_layers(modules: nn.ModuleDict) -> list[tuple[str, ...]]:
+    """Return what the names of the parameters of each of the encoder's layers begin with, from the input on."""
+    encoder = modules[ENCODER]
+    assert isinstance(encoder, Encoder)
+    return encoder.layers()
 
 
 def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:

@@ -4,14 +4,14 @@ All three are `Part`s: they may build modules, declare which of those are sent a
 into the round. A part has no state of its own: everything that changes is in its modules, whose tensors travel or are
 kept.
 
-A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state) and `begin`; per
-epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and, after the
-optimiser's step, `after_step`; and last `end` and `extra_update`.
+A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state), `begin` and
+`start_steps`; per epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and,
+after the optimiser's step, `after_step`; and last `end` and `extra_update`.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -23,12 +23,25 @@ from fedssl.protocol.plan import ArtifactPlan, Kind
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
 
 
+class MaskedTokens(NamedTuple):
+    """The encoder's outputs for the visible patches of each image.
+
+    `tokens` (B, 1 + K, H): the class token and K visible patches. `restore` (B, N): the place of each patch if the
+    visible ones come first. `mask` (B, N): 1 for hidden patches.
+    """
+
+    tokens: torch.Tensor
+    restore: torch.Tensor
+    mask: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Online:
     """The online network's outputs, with one entry per view: `h` (B, H) of the encoder and `z` (B, D) of the projector
     (without a projector, z is h). `extra` holds (h, z) of the batch's further streams by name. `projected` is z as the
     projector returned it, before any part transformed it. `predicted` (B, D) and `targets` (B, D) are the predictor's
-    outputs for z and the target network's for the views, if the objective computes them."""
+    outputs for z and the target network's for the views, if the objective computes them. `masked`: what an objective
+    that hides patches has computed."""
 
     h: tuple[torch.Tensor, ...]
     z: tuple[torch.Tensor, ...]
@@ -36,6 +49,7 @@ class Online:
     projected: tuple[torch.Tensor, ...] = ()
     predicted: tuple[torch.Tensor, ...] = ()
     targets: tuple[torch.Tensor, ...] = ()
+    masked: MaskedTokens | None = None
 
 
 def _nothing_more(modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
@@ -132,6 +146,9 @@ class Part:
         """Return how much this client trains in this round, from the spec."""
         return schedule
 
+    def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
+        """Prepare what changes from step to step, before the round's first epoch."""
+
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
         """Compute what an epoch needs from all of the client's images, before its first batch."""
 
@@ -181,6 +198,11 @@ class Objective(Part):
     def is_joint(self) -> bool:
         """Return whether the views pass the network as one batch in this run."""
         return self.joint_forward
+
+    def online(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online | None:
+        """Return the network's outputs for a batch if the objective does not run encoder and projector on whole views,
+        or None if it does."""
+        return None
 
     def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
         """Return the outputs with `predicted` and `targets`, after every `transform`. The terms of all parts use

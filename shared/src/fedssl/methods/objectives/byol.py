@@ -5,6 +5,9 @@ Grill et al. 2020, Eq. 2, symmetrised: L = (2 - 2 cos(p1, sg t2)) + (2 - 2 cos(p
 (encoder and projector) is the client's own and follows by t = m t + (1 - m) o after every step, parameters only: its
 BatchNorm stays in training mode and keeps its own statistics.
 
+With `target_momentum_schedule` "cosine", m grows to 1 in each step of the whole run: 1 - (1 - m) (1 + cos(pi k/K)) / 2
+(BYOL, Section 3.3). k/K is the share of the run that is done, by rounds and by the client's own steps within one.
+
 Cold start: the target is a copy of the online network just received.
 Deviation: in the first round, EasyFL's target is the online module itself, so its moving average has no effect. Here it
 is a copy from the start, as both papers describe.
@@ -17,9 +20,10 @@ from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.losses import byol_regression
-from fedssl.methods.api import Batch, Context, Terms
+from fedssl.methods.api import Batch, Context, Schedule, Terms
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
+from fedssl.methods.composition.progress import PROGRESS, Progress, cosine_to_one, progress
 from fedssl.models import build_mlp
 from fedssl.protocol.methods.fedbyol import BYOLConfig
 
@@ -39,7 +43,16 @@ class BYOL(Objective):
         if model.projector is None:
             raise MethodError("fedbyol needs a projector")  # the spec's check refuses this earlier
         width = model.projector.out_dim
-        return {PREDICTOR: build_mlp(model.predictor, width, width), **TARGET.built(modules)}
+        steps = {PROGRESS: Progress()} if self._is_scheduled else {}
+        return {PREDICTOR: build_mlp(model.predictor, width, width), **TARGET.built(modules), **steps}
+
+    @property
+    def _is_scheduled(self) -> bool:
+        return self.config.target_momentum_schedule == "cosine"
+
+    def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
+        if self._is_scheduled:
+            progress(modules).start(schedule, ctx)
 
     def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
         TARGET.restart(modules)
@@ -53,4 +66,9 @@ class BYOL(Objective):
         return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        TARGET.follow(modules, self.config.target_momentum)
+        if not self._is_scheduled:
+            TARGET.follow(modules, self.config.target_momentum)
+            return
+        done = progress(modules)
+        TARGET.follow(modules, cosine_to_one(self.config.target_momentum, done.rounds() / ctx.spec.num_rounds))
+        done.advance()

@@ -106,8 +106,8 @@ class ClassifierClient(ClientAlgorithm):
         assert isinstance(self.host, SiteClassifier), "the registry makes no other"
         return self.host.config
 
-    def trainable(self, ctx: Context) -> tuple[str, ...] | None:
-        return () if self.config.encoder_learning_rate is None else super().trainable(ctx)
+    def freezes(self, ctx: Context) -> bool:
+        return self.config.encoder_learning_rate is None or super().freezes(ctx)
 
     def learning_rate_factors(self, ctx: Context) -> Mapping[str, float]:
         own = self.config.encoder_learning_rate

@@ -14,7 +14,9 @@ from fedssl.protocol.methods.fedbarlow import FedBarlowConfig
 from fedssl.protocol.methods.fedbyol import FedBYOLConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.methods.feddecorr import FedDecorrConfig
+from fedssl.protocol.methods.feddino import FedDINOConfig
 from fedssl.protocol.methods.fedema import FedEMAConfig
+from fedssl.protocol.methods.fedmae import FedMAEConfig
 from fedssl.protocol.methods.fedmoco import FedMoCoConfig
 from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
 from fedssl.protocol.methods.fedprox import FedProxConfig
@@ -40,8 +42,10 @@ AnyMethod = Annotated[
     | FedBarlowConfig
     | FedBYOLConfig
     | FedCAConfig
+    | FedDINOConfig
     | FedDecorrConfig
     | FedEMAConfig
+    | FedMAEConfig
     | FedMoCoConfig
     | FedProxConfig
     | FedProtoCLConfig

@@ -262,6 +262,16 @@ class ScaffoldConfig(PartConfig):
                 "scaffold computes mean gradients from how far SGD moved the weights, which does not work with "
                 f"{training.optimizer.name}: set training.optimizer.name to sgd"
             )
+        if training.optimizer.warmup_rounds or training.optimizer.schedule == "cosine_per_step":
+            raise ValueError(
+                "scaffold computes mean gradients from how far a round's steps of one learning rate moved the weights: "
+                "set training.optimizer.schedule to constant or cosine, and leave warmup_rounds out"
+            )
+        if training.optimizer.layer_decay != 1:
+            raise ValueError(
+                "scaffold computes mean gradients with one learning rate for all weights: leave "
+                "training.optimizer.layer_decay out"
+            )
 
 
 AnyAddOn = Annotated[

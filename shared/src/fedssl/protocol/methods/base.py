@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from fedssl.protocol.base import StrictModel
-from fedssl.protocol.data import PublicDataConfig
+from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.plan import Kind
 from fedssl.protocol.training import CohortConfig, TrainingConfig
@@ -44,6 +44,9 @@ class MethodConfig(StrictModel):
 
     def check(self, model: ModelConfig) -> None:
         """Raise ValueError, with what to change, if the method cannot train this model."""
+
+    def check_images(self, model: ModelConfig, data: DataConfig) -> None:
+        """Raise ValueError, with what to change, if the method cannot train this model on such images."""
 
     def check_training(self, training: TrainingConfig) -> None:
         """Raise ValueError, with what to change, if the method cannot train this way."""

@@ -42,10 +42,10 @@ class ClassifierConfig(SiteLabelsConfig):
             raise ValueError(
                 "method.start is given, but nothing is: set model.initial to a run of ridge-probe, or leave start out"
             )
-        if self.encoder_learning_rate is None and model.trainable is not None:
+        if self.encoder_learning_rate is None and model.freezes:
             raise ValueError(
-                "model.trainable names parameters of an encoder that stays as it is: set method.encoder_learning_rate, "
-                "or leave model.trainable out"
+                "model.trainable and model.lora are about the training of an encoder that stays as it is: set "
+                "method.encoder_learning_rate, or leave them out"
             )
         if other := next((part.name for part in self.add_ons if part.name != "proximal"), None):
             raise ValueError(f"classifier cannot be combined with the add-on {other}: only with proximal")

@@ -100,14 +100,17 @@ class DistillationConfig(PartConfig):
     def _possible(self) -> "DistillationConfig":
         if self.batch_size > self.num_anchors:
             raise ValueError("reducer.batch_size is larger than reducer.num_anchors: a batch must fit into the queue")
-        if self.optimizer.schedule != "constant":
+        if self.optimizer.schedule != "constant" or self.optimizer.changes_per_step:
             raise ValueError(
-                "reducer.optimizer.schedule must be constant: schedules are for local training, over rounds"
+                "reducer.optimizer.schedule must be constant, without warmup_rounds and final_weight_decay: schedules "
+                "are for local training, over rounds"
             )
+        if self.optimizer.layer_decay != 1:
+            raise ValueError("reducer.optimizer.layer_decay is for local training: leave it out")
         return self
 
     def check(self, host: Host, model: ModelConfig) -> None:
-        if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
+        if "views" not in host.traits or {"predictor", "prototypes"} & host.traits or host.needs_others:
             raise ValueError(
                 f"distillation trains an encoder and a projector, and {host.name} shares more than these: "
                 "use flesd, fedsimclr, fedmoco, fedalignuniform, fedvicreg or fedbarlow"
@@ -116,10 +119,10 @@ class DistillationConfig(PartConfig):
             raise ValueError(
                 f"with distillation only similarities leave a client, and {sending[0]} must send weights: remove it"
             )
-        if model.trainable is not None:
+        if model.freezes:
             raise ValueError(
                 "with distillation the coordinator trains the whole encoder, and clients send similarities in place of "
-                "weights: leave model.trainable out, or choose another reducer"
+                "weights: leave model.trainable and model.lora out, or choose another reducer"
             )
         if self.client_encoders == "declared" or self.client_encoders:
             self._check_add_ons(host)

@@ -17,6 +17,19 @@ class BYOLConfig(ComposedConfig):
     target_momentum: float = Field(
         default=0.99, ge=0, le=1, description="m of target = m target + (1 - m) online, after every step."
     )
+    target_momentum_schedule: Literal["constant", "cosine"] = Field(
+        default="constant",
+        exclude_if=lambda it: it == "constant",
+        description="`cosine`: the momentum grows from `target_momentum` to 1 in each step of the whole run (BYOL).",
+    )
+
+    def check_continuation(self, num_rounds: int, total: int) -> None:
+        super().check_continuation(num_rounds, total)
+        if self.target_momentum_schedule != "constant":
+            raise ValueError(
+                f'method.target_momentum_schedule = "{self.target_momentum_schedule}" ends with the last of '
+                f"{num_rounds} rounds, and is another one over {total}"
+            )
 
 
 class FedBYOLConfig(BYOLConfig):

@@ -10,6 +10,7 @@ from fedssl.protocol.methods.parts import Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.plan import Kind
+from fedssl.protocol.training import TrainingConfig
 
 
 class OrchestraConfig(ComposedConfig):
@@ -86,4 +87,12 @@ class OrchestraConfig(ComposedConfig):
             raise ValueError(
                 f"method.num_local_centroids is {self.num_local_centroids}, more than the {self.memory_size} "
                 "embeddings that are clustered: raise method.memory_size"
+            )
+
+    def check_training(self, training: TrainingConfig) -> None:
+        super().check_training(training)
+        if training.num_micro_batches > 1 and self.rotation_weight:
+            raise ValueError(
+                "orchestra turns images by their places in the whole batch: leave training.num_micro_batches out, or "
+                "set method.rotation_weight to 0"
             )
