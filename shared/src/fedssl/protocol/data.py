@@ -67,7 +67,7 @@ class AugmentationConfig(StrictModel):
 class WindowConfig(StrictModel):
     """Which values of an image file become black and white. Values outside of them are clipped.
 
-    One of `percentiles`, `values`, `center` with `width`, or `stored` is set.
+    One of `percentiles`, `values`, `center` with `width`, `stored`, or `voi` is set.
     """
 
     percentiles: tuple[Percentile, Percentile] | None = Field(
@@ -95,8 +95,11 @@ class WindowConfig(StrictModel):
     def _is_one_window(self) -> "WindowConfig":
         if (self.center is None) != (self.width is None):
             raise ValueError("data.window.center and data.window.width belong together: set both")
-        if sum((self.percentiles is not None, self.values is not None, self.center is not None, self.stored)) != 1:
-            raise ValueError("data.window needs one of percentiles, values, center with width, or stored = true")
+        chosen = (self.percentiles is not None, self.values is not None, self.center is not None, self.stored, self.voi)
+        if sum(chosen) != 1:
+            raise ValueError(
+                "data.window needs one of percentiles, values, center with width, stored = true, or voi = true"
+            )
         for name in ("percentiles", "values"):
             if (pair := getattr(self, name)) is not None and pair[0] >= pair[1]:
                 raise ValueError(f"data.window.{name} must be two numbers, the smaller first; got {list(pair)}")
@@ -142,6 +145,11 @@ class DataConfig(StrictModel):
         default=None,
         exclude_if=lambda it: it is None,
         description="For images of more than 8 bits: the values that become black and white. Null: images of 8 bits as "
+    voi: bool = Field(
+        default=False,
+        exclude_if=lambda it: not it,
+        description="The VOI LUT, or else the window, of each DICOM file itself. Files without one are unreadable.",
+    )
         "they are, and the upper 8 bits of 16.",
     )
     max_unreadable: ShareLost = Field(
@@ -175,6 +183,11 @@ class DataConfig(StrictModel):
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
+        if self.voi:
+            return (
+                "the window of the spec is the one that each DICOM file declares (data.window.voi), and these images "
+                "have none: use DICOM files, or data.window.percentiles"
+            )
                 raise ValueError(f"data.{name} needs {self.channels} values, one per channel; got {len(values)}")
         return self
 
