@@ -186,6 +186,11 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
     )
 
 
+def read_values(files: ImageFiles, name: str) -> Raster:
+    """Return an image's values as they are stored, upright. Raises Damaged, also for colours of 16 bits in a PNG."""
+    return _raster(files, name, None)
+
+
 def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
     """Return a whole image in RGB, with at most `side` x `side` pixels. Raises Damaged if it cannot be decoded.
 
@@ -247,14 +252,14 @@ def _is_read_by_pil(files: ImageFiles, name: str, channels: int | None) -> bool:
 
 def _raster(files: ImageFiles, name: str, channels: int | None) -> Raster:
     try:
+        if is_dicom(name):
+            file, frame = split_name(name)
+            return dicom.read_frame(files.tree.path / file, frame)
         return read_raster(files.tree.open(name), name, channels)
     except IMAGE_ERRORS as error:
         raise Damaged(files.tree.path / name, str(error) or type(error).__name__) from error
 
 
-        if is_dicom(name):
-            file, frame = split_name(name)
-            return dicom.read_frame(files.tree.path / file, frame)
 def _decode_by_pil(files: ImageFiles, name: str, mode: str, resize: _Resize) -> tuple[NDArray[np.uint8], int | None]:
     """Return an image's pixels, and its highest value if it has 16 bits."""
     with open_image(files, name) as image:
