@@ -81,10 +81,23 @@ def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -
     assert settings["FEDSSL_WORKER_CHANNELS"] == str(channels)
 
 
+def test_a_worker_has_the_owners_limits_for_its_images() -> None:
+    given = {"maxUnreadable": 0.05, "noImageCache": True}
+    clients = {name: {"data": {"hostPath": "/x"}, "settings": own} for name, own in (("a", given), ("b", {}))}
+    chart = render({"worker": {"clients": clients}})
+    found = []
+    for name in clients:
+        [own] = pod(chart.named("StatefulSet", f"-worker-{name}"))["spec"]["containers"]
+        settings = {entry["name"]: entry.get("value") for entry in own["env"]}
+        found.append([settings.get(f"FEDSSL_WORKER_{key}") for key in ("MAX_UNREADABLE", "NO_IMAGE_CACHE")])
+    assert found == [["0.05", "true"], ["0.01", None]]
+
+
 @pytest.mark.parametrize(
     "values",
     [
         {"apis": {}},
+        {"worker": {"settings": {"maxUnreadable": 1}}},
         {"worker": {"settings": {"channels": 0}}},
         {"worker": {"settings": {"channels": 17}}},
         {"api": {"replica": 2}},

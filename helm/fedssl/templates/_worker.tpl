@@ -31,6 +31,12 @@
 - name: FEDSSL_WORKER_CHANNELS
   value: {{ . | quote }}
 {{- end }}
+- name: FEDSSL_WORKER_MAX_UNREADABLE
+  value: {{ .values.settings.maxUnreadable | quote }}
+{{- if .values.settings.noImageCache }}
+- name: FEDSSL_WORKER_NO_IMAGE_CACHE
+  value: "true"
+{{- end }}
 {{- if .values.policy }}
 - name: FEDSSL_WORKER_POLICY
   value: /policy/policy.toml

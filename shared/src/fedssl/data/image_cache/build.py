@@ -33,7 +33,7 @@ from fedssl.errors import DataError
 from fedssl.locks import lock, try_lock
 from fedssl.protocol.data import DataConfig
 
-_VERSION = 1  # of the decoding and of the files
+_VERSION = 2  # of the decoding and of the files
 _KEPT_SETTINGS = 2  # of one folder; runs of two sizes may take turns
 _NUM_REPORTS = 20
 _NUM_SAMPLED = 64
@@ -171,6 +171,7 @@ def _data(files: ImageFiles, entries: Sequence[Entry], path: Path, data: DataCon
         path,
         np.array([entry.offset for entry in kept], np.int64),
         np.array([(entry.height, entry.width) for entry in kept], np.int64).reshape(-1, 2),
+        np.frombuffer(b"".join(bytes.fromhex(entry.pixels) for entry in kept), np.int64).copy(),
         channels=data.channels,
         image_size=data.image_size,
         dtype=prepared_type(data.window),

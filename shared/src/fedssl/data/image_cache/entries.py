@@ -4,6 +4,7 @@ import functools
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from fedssl.data.decode_file import Damaged, decode_whole
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.trees import split_name
 from fedssl.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _READ_AT_ONCE = 1 << 20
 
@@ -30,6 +34,7 @@ class Entry:
         highest: its highest value if only its upper 8 bits of 16 are used.
         constant: whether all its values are equal.
         offset: the position of its pixels in the file of pixels, in bytes.
+        pixels: the digest of its pixels, as :func:`digest_of` returns it, in hexadecimal digits.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Entry:
     highest: int | None = None
     constant: bool = False
     offset: int = 0
+    pixels: str = ""
 
 
 def stamp_of(files: ImageFiles, name: str) -> str:
@@ -69,10 +75,17 @@ def decode_entry(files: ImageFiles, name: str, channels: int, size: int) -> tupl
         return replace(entry, why=error.why), None
     except DataError as error:
         return replace(entry, why=str(error)), None
+    pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[1:]
     constant = bool(pixels.min() == pixels.max())
-    found = replace(entry, height=height, width=width, highest=highest, constant=constant)
-    return found, np.ascontiguousarray(pixels)
+    digest = digest_of(pixels.data).hex()
+    found = replace(entry, height=height, width=width, highest=highest, constant=constant, pixels=digest)
+    return found, pixels
+
+
+def digest_of(pixels: "ReadableBuffer") -> bytes:
+    """Return a digest of an image's pixels, of 8 bytes. It finds what a disk or a mistake has changed, no attack."""
+    return hashlib.blake2b(pixels, digest_size=8).digest()
 
 
 @functools.lru_cache(maxsize=4)

@@ -84,7 +84,7 @@ class Records:
             return entry
         same = self._by_content.get(_content(entry))
         if same is not None and same.why is None:  # the same content under another name or time
-            entry = replace(entry, offset=same.offset)
+            entry = replace(entry, offset=same.offset, pixels=same.pixels)
         elif pixels is not None:
             entry = replace(entry, offset=self._end)
             self._pixels.write(pixels.data)
