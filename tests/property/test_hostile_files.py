@@ -30,6 +30,7 @@ from fedssl_worker.data import load_images
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes
+from support.dicom_files import write_compressed, write_dicom
 from support.federation import tensors_for
 from support.fuzzing import examples
 from support.servers import Servers
@@ -349,12 +350,20 @@ def test_hostile_arrays(tmp_path: Path, case: str) -> None:
     assert str(tmp_path / "images.npz") in _read(tmp_path / "images.npz")
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "npz"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "npz", "DCM", "DICOM"])
 def test_changed_bytes_are_read_or_refused(tmp_path: Path, kind: str) -> None:
     """Bits flipped, parts removed and doubled, anywhere in a file that was right."""
     out = io.BytesIO()
     np.savez(out, train_images=np.zeros((4, 1, 8, 8), np.uint8), train_labels=np.arange(4))
-    content = out.getvalue() if kind == "npz" else _picture(kind)
+    if kind == "npz":
+        content = out.getvalue()
+    elif kind == "DCM":
+        content = write_dicom(tmp_path / "right", np.zeros((8, 8), np.uint8)).read_bytes()
+    elif kind == "DICOM":
+        frames = list(np.random.default_rng(0).integers(0, 256, (2, 8, 8), np.uint8))
+        content = write_compressed(tmp_path / "right", frames, "JPEG2000").read_bytes()
+    else:
+        content = _picture(kind)
     path = tmp_path / "images" / f"a.{kind.lower()}" if kind.isupper() else tmp_path / f"images.{kind}"
     path.parent.mkdir(exist_ok=True)
     for seed in range(examples(10)):

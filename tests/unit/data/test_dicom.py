@@ -5,6 +5,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import gdcm
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -164,6 +165,26 @@ def test_compressed_frames(tmp_path: Path, kind: str) -> None:
     images = load_conformed(str(tmp_path), "train", config).images
     for image, frame in zip(images[:, 0], frames, strict=True):
         assert np.abs(image.astype(int) - frame).max() <= (3 if kind == "JPEG" else 0)
+
+
+@pytest.mark.parametrize("name", ["JPEGLosslessProcess14_1", "JPEGLSLossless", "JPEG2000Lossless", "RLELossless"])
+def test_12_bits_without_loss_keep_every_value(tmp_path: Path, name: str) -> None:
+    """As archives of radiographs store them; compressed by gdcm."""
+    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    path = write_dicom(tmp_path / "1.dcm", values, bits=12, RescaleSlope=1, RescaleIntercept=-1024)
+    reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+    reader.SetFileName(str(path))
+    assert reader.Read()
+    change.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, name)))
+    change.SetInput(reader.GetImage())
+    assert change.Change()
+    writer.SetFileName(str(path))
+    writer.SetFile(reader.GetFile())
+    writer.SetImage(change.GetOutput())
+    assert writer.Write()
+    found = dicom.read_frame(path, None)
+    assert np.array_equal(found.values[:, :, 0], values.astype(int) - 1024)
+    assert (found.declared, found.bits) == ((-1024, 3071), 12)
 
 
 def test_a_compressed_frame_that_is_larger_than_declared_is_not_decoded(tmp_path: Path) -> None:
