@@ -108,9 +108,9 @@ def read_frame(path: Path, number: int | None) -> Raster:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    from pydicom.errors import InvalidDicomError
+    from pydicom.errors import BytesLengthException, InvalidDicomError
 
-    return (*_ERRORS, InvalidDicomError)
+    return (*_ERRORS, BytesLengthException, InvalidDicomError)
 
 
 def _reason(error: Exception) -> str:
@@ -124,7 +124,7 @@ def _reason(error: Exception) -> str:
 @functools.cache
 def _quiet() -> None:
     """Keep pydicom from logging the values of elements that break a rule: they may be those of a patient."""
-    warnings.filterwarnings("ignore", module=r"pydicom\b.*")
+    warnings.filterwarnings("ignore", module=r"(pydicom|fedssl\.data\.dicom)\b.*")
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)
 
 

@@ -147,11 +147,11 @@ def with_common_classes(images: Iterable[ImageData]) -> list[ImageData]:
     if all(each.labels is not None and not each.class_names for each in sets):
         return sets
     if any(each.labels is None or not each.class_names for each in sets):
-        return [ImageData(each.images) for each in sets]
+        return [ImageData(each.images, groups=each.groups) for each in sets]
     names = tuple(sorted({name for each in sets for name in each.class_names}))
     numbers = {name: number for number, name in enumerate(names)}
     found = []
     for each in sets:
         own = np.array([numbers[name] for name in each.class_names], np.int64)
-        found.append(ImageData(each.images, own[each.labels], names))
+        found.append(ImageData(each.images, own[each.labels], names, groups=each.groups))
     return found
