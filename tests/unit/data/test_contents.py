@@ -57,14 +57,14 @@ def test_what_is_not_used_is_counted_with_its_reason(tmp_path: Path, caplog: pyt
     _write(tmp_path / "a" / "1.png")
     for number in range(5):
         (tmp_path / "a" / f"{number}.MHA").write_bytes(b"\0")
-    (tmp_path / "a" / "scan.nii.gz").write_bytes(b"\0")
+    (tmp_path / "a" / "scan.tar.gz").write_bytes(b"\0")
     (tmp_path / "a" / "notes.txt").write_text("text")
     (tmp_path / "a" / "LICENSE").write_text("text")
     (tmp_path / "a" / "._1.png").write_bytes(b"\0")
     (tmp_path / ".cache").mkdir()
     (tmp_path / "b" / "empty").mkdir(parents=True)
     assert _left_out(tmp_path) == {
-        ".mha": 5, ".nii.gz": 1, ".txt": 1, "files without a suffix": 1,
+        ".mha": 5, ".tar.gz": 1, ".txt": 1, "files without a suffix": 1,
         "hidden files or folders": 2, "empty folders": 1,
     }  # fmt: skip
     assert not read_contents(tmp_path).is_complete
@@ -108,8 +108,8 @@ def test_loops_of_links_end_and_links_are_counted(tmp_path: Path) -> None:
 
 def test_a_folder_without_readable_images_names_what_it_holds(tmp_path: Path) -> None:
     for number in range(20):
-        (tmp_path / f"{number}.nii").write_bytes(b"")
-    with pytest.raises(DataError, match=r"holds no images that can be read; left out: 20 \.nii \(this format"):
+        (tmp_path / f"{number}.nrrd").write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds no images that can be read; left out: 20 \.nrrd \(this format"):
         load_dataset(str(tmp_path), "train")
 
 

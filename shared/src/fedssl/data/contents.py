@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedssl.data import dicom
-from fedssl.data.trees import DICOM_SUFFIXES, is_image, split_name
+from fedssl.data import dicom, nifti
+from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, split_name
 from fedssl.errors import DataError
 
 _NUM_NAMED = 3
@@ -20,7 +20,7 @@ _CONVERT = "this format is not read: convert them to PNG, JPEG or TIFF"
 _MEDICAL = "this format is not read: convert them to PNG of 8 bits, with the window that you choose"
 _PACKED = "not unpacked: unpack it, or give an .npz file by its own path"
 _FORMATS_NOT_READ = {
-    **dict.fromkeys((".nii", ".nii.gz", ".mha", ".mhd", ".nrrd"), _MEDICAL),
+    **dict.fromkeys((".mha", ".mhd", ".nrrd"), _MEDICAL),
     **dict.fromkeys(
         (".gif", ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".jfif", ".ppm", ".pgm", ".pbm", ".tga", ".psd",
          ".svg", ".raw", ".dng", ".cr2", ".nef", ".arw", ".exr", ".hdr", ".svs", ".ndpi", ".czi", ".mrxs", ".vsi",
@@ -65,7 +65,7 @@ class Contents:
         by_class: the images of each sub-folder, at any depth, by the name of the sub-folder.
         left_out: what is not used.
         links_out: links that lead out of the folder, and were followed.
-        groups: the number of the patient of each DICOM image, or of its file if the file does not name a patient.
+        groups: the number of the patient of each DICOM image, or of the file of a frame or slice without a patient.
     """
 
     loose: tuple[str, ...]
@@ -147,6 +147,9 @@ class _Reader:
             elif is_image(entry.name):
                 self._note_link(entry, name)
                 images.append(name)
+            elif is_nifti(name):
+                self._note_link(entry, name)
+                images += self._slices(entry, name)
             elif _is_dicom(entry):
                 self._note_link(entry, name)
                 images += self._frames(entry, name)
@@ -170,10 +173,23 @@ class _Reader:
         if not header.num_frames:
             self._leave(what, "DICOM without pixels, such as a report or an index", name, may_be_images=False)
             return []
-        several = header.num_frames > 1
-        names = [f"{name}#{number}" for number in range(1, header.num_frames + 1)] if several else [name]
-        group = self._numbers.setdefault(header.patient or name, len(self._numbers))
-        self.groups.update(dict.fromkeys(names, group))
+        return self._parts(name, header.num_frames, header.patient or name)
+
+    def _slices(self, entry: os.DirEntry[str], name: str) -> list[str]:
+        """Return the names of the slices of a NIfTI file."""
+        if not nifti.is_installed():
+            self._leave(_suffix(name), nifti.MISSING, name, may_be_images=True)
+            return []
+        try:
+            num_slices, _ = nifti.read_header(Path(entry.path))
+        except ValueError:
+            return [name]  # decoding reports why it cannot be read
+        return self._parts(name, num_slices, name)
+
+    def _parts(self, name: str, num: int, group: bytes | str) -> list[str]:
+        """Return the names of a file's images: its own, or one per part if it has several. They form a group."""
+        names = [f"{name}#{number}" for number in range(1, num + 1)] if num > 1 else [name]
+        self.groups.update(dict.fromkeys(names, self._numbers.setdefault(group, len(self._numbers))))
         return names
 
     def _listed(self, below: str) -> list[os.DirEntry[str]]:
@@ -227,7 +243,7 @@ def _suffix(name: str) -> str:
     ['.dcm', '.nii.gz', '', '']
     """
     parts = readable(name).lower().split(".")
-    if len(parts) > 2 and f".{parts[-2]}.{parts[-1]}" in _FORMATS_NOT_READ:
+    if len(parts) > 2 and f".{parts[-2]}.{parts[-1]}" in (*_FORMATS_NOT_READ, ".nii.gz"):
         return f".{parts[-2]}.{parts[-1]}"
     return f".{parts[-1]}" if len(parts) > 1 and not parts[-1].isdigit() else ""
 

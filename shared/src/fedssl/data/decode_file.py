@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fedssl.data import dicom
+from fedssl.data import dicom, nifti
 from fedssl.data.contents import readable
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.rasters import (
@@ -26,7 +26,7 @@ from fedssl.data.rasters import (
     read_raster,
     require_size,
 )
-from fedssl.data.trees import is_dicom, split_name
+from fedssl.data.trees import is_dicom, is_nifti, split_name
 from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, quantised, with_channels
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig, channels_in_words
@@ -83,13 +83,16 @@ def _shape_of(files: ImageFiles, name: str, image_size: int | None, channels: in
 
 def size_of(files: ImageFiles, name: str) -> tuple[int, int]:
     """Return (width, height) as an image's header declares them. Raises DataError, also for arrays."""
-    if not is_dicom(name):
-        with open_image(files, name) as image:
-            return image.size
+    path = files.tree.path / split_name(name)[0]
     try:
-        return dicom.read_header(files.tree.path / split_name(name)[0]).size
+        if is_nifti(name):
+            return nifti.read_header(path)[1]
+        if is_dicom(name):
+            return dicom.read_header(path).size
     except ValueError as error:
         raise Damaged(files.tree.path / name, str(error)) from error
+    with open_image(files, name) as image:
+        return image.size
 
 
 def decode_file(files: ImageFiles, name: str, channels: int, size: int) -> tuple[Pixels, int | None]:
@@ -246,15 +249,17 @@ def _open_unless_tiff(files: ImageFiles, name: str) -> Image.Image | None:
 
 def _is_read_by_pil(files: ImageFiles, name: str, channels: int | None) -> bool:
     """Return whether a file is read in 8 bits throughout."""
-    is_other = name.lower().endswith(".npy") or is_dicom(name)
+    is_other = name.lower().endswith(".npy") or is_dicom(name) or is_nifti(name)
     return files.reading.window is None and channels in (None, 1, 3) and not is_other
 
 
 def _raster(files: ImageFiles, name: str, channels: int | None) -> Raster:
     try:
+        file, number = split_name(name)
+        if is_nifti(name):
+            return nifti.read_slice(files.tree.path / file, number)
         if is_dicom(name):
-            file, frame = split_name(name)
-            return dicom.read_frame(files.tree.path / file, frame)
+            return dicom.read_frame(files.tree.path / file, number)
         return read_raster(files.tree.open(name), name, channels)
     except IMAGE_ERRORS as error:
         raise Damaged(files.tree.path / name, str(error) or type(error).__name__) from error

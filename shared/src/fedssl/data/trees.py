@@ -23,9 +23,11 @@ _FRAME = re.compile(r"(.+)#(\d{1,6})", re.DOTALL)
 DICOM_SUFFIXES = (".dcm", ".dicom")
 """Suffixes of DICOM. Files without a suffix are DICOM if their content is: archives often store them so."""
 
+NIFTI_SUFFIXES = (".nii", ".nii.gz")
+
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """Return the file that holds an image, and the number of its frame if the file may hold several.
+    """Return the file that holds an image, and the number of its frame or slice if the file may hold several.
 
     Files with the suffix of another image format hold one image each.
 
@@ -38,7 +40,12 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 def is_dicom(name: str) -> bool:
     """Return whether a listed image is DICOM: all listed images without the suffix of another format are."""
-    return not is_image(split_name(name)[0])
+    return not is_image(split_name(name)[0]) and not is_nifti(name)
+
+
+def is_nifti(name: str) -> bool:
+    """Return whether a file, or a listed slice of it, is NIfTI."""
+    return split_name(name)[0].lower().endswith(NIFTI_SUFFIXES)
 
 
 class Tree(Protocol):
