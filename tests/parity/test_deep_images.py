@@ -1,4 +1,7 @@
-"""Folders of 16-bit TIFF, 16-bit PNG and arrays are trained on through a window, to the bits of the simulation."""
+"""Folders of 16-bit TIFF, 16-bit PNG, arrays and DICOM are trained on through a window, to the bits of the simulation.
+
+Some of the files cannot be read, and are left out.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +20,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
+from support.dicom_files import write_dicom
 from support.methods import method_spec
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -24,6 +28,9 @@ from support.servers import Servers
 pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 WINDOW = {"values": [100, 3900]}
+SUFFIXES = (".tif", ".png", ".npy", ".dcm")
+PATIENT = "Secret-Patient"
+DATA = {"channels": 1, "image_size": 8, "window": WINDOW, "max_unreadable": 0.2}
 
 
 def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
@@ -31,6 +38,8 @@ def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
         tifffile.imwrite(path, values, compression="zlib")
     elif path.suffix == ".png":
         Image.fromarray(values).save(path)
+    elif path.suffix == ".dcm":
+        write_dicom(path, values, bits=12, RescaleSlope=1, RescaleIntercept=0, PatientID=PATIENT)
     else:
         np.save(path, values)
 
@@ -39,10 +48,11 @@ def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """12 bits in 16: without a window they would be nearly black."""
     found, rng = {}, np.random.default_rng(0)
-    for number, suffix in enumerate((".tif", ".png", ".npy")):
+    for number, suffix in enumerate(SUFFIXES):
         folder = found[f"client-{number}"] = tmp_path_factory.mktemp("images")
         for image in range(12):
             _write(folder / f"{image}{suffix}", rng.integers(0, 4096, (11, 9)).astype(np.uint16))
+        (folder / f"3{suffix}").write_bytes((folder / f"3{suffix}").read_bytes()[:-60])
     return found
 
 
@@ -55,7 +65,7 @@ def running(
         federation(database, servers.redis_url, tmp_path_factory.mktemp("run") / "run", folders) as started,
     ):
         for name in folders:
-            started.start(name, FEDSSL_WORKER_IMAGE_SIZE="16")
+            started.start(name, FEDSSL_WORKER_IMAGE_SIZE="16", FEDSSL_WORKER_MAX_UNREADABLE="0.2")
         yield started
 
 
@@ -79,46 +89,54 @@ def _assert_simulated(running: Federation, spec: RunSpec, clients: Mapping[str, 
 
 
 def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict[str, Path], tmp_path: Path) -> None:
-    data = {"channels": 1, "image_size": 8, "window": WINDOW}
-    spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
-    clients = {name: load_conformed(str(folder), "train", spec.data) for name, folder in folders.items()}
+    spec = method_spec("fedbyol", data=DATA, cohort={"min_clients": len(folders)}, partition=None)
+    clients = {
+        name: load_conformed(str(folder), "train", spec.data, leave_out=True) for name, folder in folders.items()
+    }
+    assert all(len(images) == 11 for images in clients.values())
     assert {images.images.dtype for images in clients.values()} == {np.dtype(np.int16)}
     _assert_simulated(running, spec, clients, tmp_path)
+    files = [path for path in running.folder.rglob("*") if path.is_file()]  # logs, states, ledgers, the store
+    assert len(files) > len(folders)
+    assert not [path for path in files if PATIENT.encode() in path.read_bytes()]
 
 
 def test_a_run_that_crops_from_caches_equals_its_simulation(
     running: Federation, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = {"channels": 1, "image_size": 8, "cache_size": 10, "window": WINDOW}
-    spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
+    data = {**DATA, "cache_size": 10}
+    spec = method_spec("fedbyol", data=data, cohort={"min_clients": len(folders)}, partition=None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clients = {name: load_cached(str(folder), spec.data) for name, folder in folders.items()}
     _assert_simulated(running, spec, clients, tmp_path)
 
 
 def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) -> None:
-    spec = method_spec("fedbyol", cohort={"min_clients": 3, "max_attempts": 1}, partition=None)
+    data = {**DATA, "window": None}
+    spec = method_spec("fedbyol", data=data, cohort={"min_clients": len(SUFFIXES), "max_attempts": 1}, partition=None)
     run = running.client.create_run(spec)
 
     def declined() -> list[str] | None:
         found = [one for each in running.client.rounds(run.id) for one in each.assignments]
         reasons = [one.reason for one in found if one.state is AssignmentState.DECLINED and one.reason]
-        return reasons if len(reasons) == 3 else None
+        return reasons if len(reasons) == len(SUFFIXES) else None
 
-    reasons = running.wait_for(declined, "three declined assignments", 60)
+    reasons = running.wait_for(declined, "all assignments declined", 60)
     assert _ended(running, run.id).outcome is Outcome.FAILED
     words = "more than 8 bits per value: set [data.window] in the run's spec"
     assert all(words in reason for reason in reasons), reasons
 
 
 def test_a_run_of_other_channels_shows_why_no_client_takes_part(running: Federation) -> None:
-    data = {"channels": 5, "image_size": 8, "window": WINDOW}
-    run = running.client.create_run(method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None))
+    data = {**DATA, "channels": 5}
+    run = running.client.create_run(
+        method_spec("fedbyol", data=data, cohort={"min_clients": len(SUFFIXES)}, partition=None)
+    )
 
     def reason() -> str | None:
         return running.client.run(run.id).reason
 
     found = running.wait_for(reason, "a reason", 60)
     running.client.stop(run.id)
-    for name in ("client-0", "client-1", "client-2"):
+    for name in (f"client-{number}" for number in range(len(SUFFIXES))):
         assert f"{name}: the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3" in found

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,7 @@ from fedssl_worker.data import load_images
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes
+from support.dicom_files import write_compressed, write_dicom
 from support.federation import tensors_for
 from support.fuzzing import examples
 from support.servers import Servers
@@ -319,7 +321,7 @@ def _read(path: Path) -> str:
         assert len(refusal) < 2000
     else:
         refusal = ""
-        assert images.data.images.dtype == torch.uint8
+        assert images.data.images.dtype in (torch.uint8, torch.int16)  # a changed header may declare more than 8 bits
         assert images.data.images.shape[2:] == (8, 8)
     assert time.monotonic() - started < MAX_SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH_KB
@@ -349,12 +351,23 @@ def test_hostile_arrays(tmp_path: Path, case: str) -> None:
     assert str(tmp_path / "images.npz") in _read(tmp_path / "images.npz")
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "npz"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "npz", "DCM", "DICOM", "NII"])
 def test_changed_bytes_are_read_or_refused(tmp_path: Path, kind: str) -> None:
     """Bits flipped, parts removed and doubled, anywhere in a file that was right."""
     out = io.BytesIO()
     np.savez(out, train_images=np.zeros((4, 1, 8, 8), np.uint8), train_labels=np.arange(4))
-    content = out.getvalue() if kind == "npz" else _picture(kind)
+    if kind == "npz":
+        content = out.getvalue()
+    elif kind == "DCM":
+        content = write_dicom(tmp_path / "right", np.zeros((8, 8), np.uint8)).read_bytes()
+    elif kind == "DICOM":
+        frames = list(np.random.default_rng(0).integers(0, 256, (2, 8, 8), np.uint8))
+        content = write_compressed(tmp_path / "right", frames, "JPEG2000").read_bytes()
+    elif kind == "NII":
+        nibabel.Nifti1Image(np.zeros((8, 8, 2), np.uint8), np.eye(4)).to_filename(tmp_path / "right.nii")
+        content = (tmp_path / "right.nii").read_bytes()
+    else:
+        content = _picture(kind)
     path = tmp_path / "images" / f"a.{kind.lower()}" if kind.isupper() else tmp_path / f"images.{kind}"
     path.parent.mkdir(exist_ok=True)
     for seed in range(examples(10)):

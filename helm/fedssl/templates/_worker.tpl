@@ -35,6 +35,10 @@
 - name: FEDSSL_WORKER_MAX_UNREADABLE
   value: {{ .values.settings.maxUnreadable | quote }}
 {{- end }}
+{{- if .values.settings.noImageCache }}
+- name: FEDSSL_WORKER_NO_IMAGE_CACHE
+  value: "true"
+{{- end }}
 {{- with .values.settings.labels }}
 - name: FEDSSL_WORKER_LABELS
   value: {{ . | quote }}

@@ -56,16 +56,15 @@ def test_one_level_of_class_folders_keeps_its_order_and_class_numbers(tmp_path: 
 def test_what_is_not_used_is_counted_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write(tmp_path / "a" / "1.png")
     for number in range(5):
-        (tmp_path / "a" / f"{number}.DCM").write_bytes(b"\0")
-    (tmp_path / "a" / "1.2.840.113").write_bytes(bytes(128) + b"DICM")
-    (tmp_path / "a" / "scan.nii.gz").write_bytes(b"\0")
+        (tmp_path / "a" / f"{number}.MHA").write_bytes(b"\0")
+    (tmp_path / "a" / "scan.tar.gz").write_bytes(b"\0")
     (tmp_path / "a" / "notes.txt").write_text("text")
     (tmp_path / "a" / "LICENSE").write_text("text")
     (tmp_path / "a" / "._1.png").write_bytes(b"\0")
     (tmp_path / ".cache").mkdir()
     (tmp_path / "b" / "empty").mkdir(parents=True)
     assert _left_out(tmp_path) == {
-        ".dcm": 5, "DICOM files without a suffix": 1, ".nii.gz": 1, ".txt": 1, "files without a suffix": 1,
+        ".mha": 5, ".tar.gz": 1, ".txt": 1, "files without a suffix": 1,
         "hidden files or folders": 2, "empty folders": 1,
     }  # fmt: skip
     assert not read_contents(tmp_path).is_complete
@@ -73,8 +72,8 @@ def test_what_is_not_used_is_counted_with_its_reason(tmp_path: Path, caplog: pyt
         assert len(load_dataset(str(tmp_path), "train")) == 1
     record = next(record for record in caplog.records if "left out" in record.message)
     assert record.levelno == logging.WARNING
-    assert "found 1 images; left out: 5 .dcm (this format is not read: convert them to PNG of 8 bits" in record.message
-    assert "; a/0.DCM, a/1.DCM, a/2.DCM, ...)" in record.message
+    assert "found 1 images; left out: 5 .mha (this format is not read: convert them to PNG of 8 bits" in record.message
+    assert "; a/0.MHA, a/1.MHA, a/2.MHA, ...)" in record.message
     assert "1 .txt (not images)" in record.message
 
 
@@ -109,8 +108,8 @@ def test_loops_of_links_end_and_links_are_counted(tmp_path: Path) -> None:
 
 def test_a_folder_without_readable_images_names_what_it_holds(tmp_path: Path) -> None:
     for number in range(20):
-        (tmp_path / f"{number}.dcm").write_bytes(b"")
-    with pytest.raises(DataError, match=r"holds no images that can be read; left out: 20 \.dcm \(this format"):
+        (tmp_path / f"{number}.nrrd").write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds no images that can be read; left out: 20 \.nrrd \(this format"):
         load_dataset(str(tmp_path), "train")
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedssl.data import ImageData, conform
-from fedssl.data.images import prepare
+from fedssl.data.images import prepare, with_common_classes
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, WindowConfig
 
@@ -58,3 +58,14 @@ def test_registered_images_have_no_values_beyond_8_bits() -> None:
     data = DataConfig(channels=1, image_size=8, window=WindowConfig(values=(0, 4095)))
     with pytest.raises(DataError, match="images have 8 bits per value: the window of the spec is from 0 to 4,095"):
         prepare(ImageData(np.zeros((1, 1, 8, 8), np.uint8)), data)
+
+
+def test_sets_with_common_classes_keep_their_groups() -> None:
+    pixels, groups = np.zeros((2, 1, 8, 8), np.uint8), np.array([4, 4])
+    first = ImageData(pixels, np.array([0, 1]), ("a", "c"), groups=groups)
+    second = ImageData(pixels, np.array([0, 0]), ("b",))
+    found = with_common_classes([first, second])
+    assert [each.labels.tolist() for each in found if each.labels is not None] == [[0, 2], [1, 1]]
+    assert [each.groups is groups for each in found] == [True, False]
+    [unlabelled, _] = with_common_classes([first, ImageData(pixels)])
+    assert (unlabelled.labels, unlabelled.groups is groups) == (None, True)

@@ -78,7 +78,7 @@ def test_only_grey_and_rgb_are_converted_to_each_other() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({}, "one of percentiles, values, center with width, or stored"),
+        ({}, "one of percentiles, values, center with width, stored = true, or voi = true"),
         ({"stored": True, "values": (0, 1)}, "one of percentiles"),
         ({"center": 40}, "belong together"),
         ({"center": 40, "width": 0.5}, "greater than or equal to 1"),

@@ -82,7 +82,7 @@ def test_damaged_images_are_left_out_named_and_counted(
     (folder / "cats" / "0004.png").write_bytes(b"no image")
     half = (folder / "dogs" / "old" / "0007.png").read_bytes()
     (folder / "dogs" / "old" / "0007.png").write_bytes(half[: len(half) // 2])
-    (folder / "scan.dcm").write_bytes(b"dicom")
+    (folder / "scan.mha").write_bytes(b"volume")
     source = open_source(str(folder), None, None)
     about = embed(source, model, "run", tmp_path / f"out{suffix}").about
     found = read_index(tmp_path / f"out{suffix}")
@@ -93,7 +93,7 @@ def test_damaged_images_are_left_out_named_and_counted(
     assert about["left_out"]["num"] == 2
     assert [each["path"] for each in about["left_out"]["first"]] == ["cats/0004.png", "dogs/old/0007.png"]
     assert all(each["reason"] for each in about["left_out"]["first"])
-    assert "1 .dcm" in source.left_out()
+    assert "1 .mha" in source.left_out()
 
 
 def test_a_folder_without_a_single_usable_image_is_an_error(tmp_path: Path, model: Model) -> None:

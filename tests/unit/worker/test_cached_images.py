@@ -57,6 +57,14 @@ def test_the_stricter_share_of_unreadable_files_holds(folder: Path) -> None:
     assert images.prepared(_RUN.model_copy(update={"max_unreadable": 0.5})).unreadable == (3,)
 
 
+def test_an_owner_can_forbid_the_cache(folder: Path, tmp_path: Path) -> None:
+    images = load_images(str(folder), _CPU, image_size=16, allows_cache=False)
+    with pytest.raises(DataError, match=r"owner does not allow a cache of its images, which data\.cache_size needs"):
+        images.prepared(_RUN)
+    assert not (tmp_path / "cache").exists()
+    assert len(images.prepared(_RUN.model_copy(update={"cache_size": None})).data) == 20
+
+
 def test_a_worker_without_a_folder_declines(folder: Path, tmp_path: Path) -> None:
     save_npz(tmp_path / "images.npz", ImageData(np.zeros((4, 3, 16, 16), np.uint8)))
     images = load_images(str(tmp_path / "images.npz"), _CPU)

@@ -267,6 +267,7 @@ _VARIABLES: dict[str, tuple[str, object]] = {
     "image_size": ("32", 32),
     "channels": ("3", 3),
     "max_unreadable": ("0.05", 0.05),
+    "no_image_cache": ("1", True),
     "public_data": ("/public", Path("/public")),
     "max_public_bytes": ("5", 5),
     "max_artifact_bytes": ("6", 6),
@@ -295,9 +296,7 @@ def test_every_option_is_read_as_its_variable_is(monkeypatch: pytest.MonkeyPatch
     read: list[Settings] = []
     monkeypatch.setattr(main, "_run", lambda settings: read.append(settings) or 0)
     given = [("--" + name.replace("_", "-"), text) for name, (text, _) in _VARIABLES.items()]
-    options = [
-        part for option, text in given for part in ((option,) if option == "--insecure-http" else (option, text))
-    ]
+    options = [part for option, text in given for part in ((option,) if text == "1" else (option, text))]
     assert invoke(*options) == (0, "")
     assert {name: getattr(read[0], name) for name in _VARIABLES} == {
         name: value for name, (_, value) in _VARIABLES.items()

@@ -56,6 +56,7 @@ def run_worker(settings: Settings) -> int:
             image_size=settings.image_size,
             channels=settings.channels,
             max_unreadable=settings.max_unreadable,
+            allows_cache=not settings.no_image_cache,
         )
         labels = load_own_labels(settings.data, settings.labels, settings.label_names, images.num_listed)
         log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)

@@ -81,7 +81,10 @@ class OwnImages:
         serves: ServedShapes,
         window: WindowConfig | None = None,
         max_unreadable: float = MAX_UNREADABLE,
+        *,
+        allows_cache: bool = True,
     ) -> None:
+        self._allows_cache = allows_cache
         self.channels = registered.channels
         self.image_size = registered.image_size
         self.serves = serves
@@ -114,6 +117,11 @@ class OwnImages:
         """Raise DataError if this worker does not serve the shape that a run needs."""
         if (why := self.serves.refusal(config)) is not None:
             raise DataError(why)
+        if config.cache_size is not None and not self._allows_cache:
+            raise DataError(
+                "this client's owner does not allow a cache of its images, which data.cache_size needs: leave it out "
+                "of the spec, or start the worker without --no-image-cache"
+            )
         if config.cache_size is not None and not _is_folder(self._name_or_path):
             raise DataError(
                 "this client's images are not files in a folder, which data.cache_size needs: leave it out of the spec"
@@ -185,12 +193,14 @@ def load_images(
     image_size: int | None = None,
     channels: int | None = None,
     max_unreadable: float = MAX_UNREADABLE,
+    allows_cache: bool = True,
 ) -> OwnImages:
     """Read the training images and put them on the device, in the shape that the worker registers with.
 
     Args:
         image_size: the registered height and width, and the largest that a run may ask for. None registers their own,
             and a run may ask for any.
+        allows_cache: whether a run may keep decoded images on this machine's disk.
         channels: the registered number of channels, and the largest that a run may ask for. None as above.
 
     Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger than
@@ -213,7 +223,7 @@ def load_images(
     registered = _on_device(_square(images, image_size, channels), device)
     most = channels or (3 if registered.channels in (1, 3) else registered.channels)
     serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
-    return OwnImages(name_or_path, device, registered, serves, window, max_unreadable)
+    return OwnImages(name_or_path, device, registered, serves, window, max_unreadable, allows_cache=allows_cache)
 
 
 def _prepared_window(name_or_path: str) -> WindowConfig | None:

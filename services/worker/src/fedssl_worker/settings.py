@@ -81,6 +81,10 @@ class Settings(BaseSettings):
         description="Share of the image files that may be unreadable: they are left out. With more, the worker does "
         "not start. A run may allow less (data.max_unreadable).",
     )
+    no_image_cache: bool = Field(
+        default=False,
+        description="Keep no decoded images on this machine's disk: decline runs that ask for it (data.cache_size).",
+    )
     public_data: Path | None = Field(
         default=None,
         description="Folder of public images that a run may name (FLESD, FedCA). What is computed from them leaves "

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedssl.data.catalogue import KNOWN
 from fedssl.data.datasets import find_path, list_files, load_arrays
-from fedssl.data.images import ImageData
 from fedssl.data.label_files import read_label_file
 from fedssl.data.site_labels import SiteLabels, own_labels
 from fedssl.embeddings.sources import ArraySource, FileSource, Source
@@ -30,9 +29,9 @@ def open_labelled(name_or_path: str, root: Path | None) -> Labelled:
     title = name_or_path if name_or_path in KNOWN else str(find_path(name_or_path, root).absolute())
     files = list_files(title, "train", root)
     if files is not None:
-        return Labelled(FileSource(files, title, "train"), _own(title, files.labels, files.class_names))
+        return Labelled(FileSource(files, title, "train"), own_labels(files, title))
     arrays = load_arrays(title, "train", root)
-    return Labelled(ArraySource(arrays, title, "train"), _own(title, arrays.labels, arrays.class_names))
+    return Labelled(ArraySource(arrays, title, "train"), own_labels(arrays, title))
 
 
 def label_images(images: Source, label_file: Path) -> Labelled:
@@ -40,12 +39,9 @@ def label_images(images: Source, label_file: Path) -> Labelled:
     if not isinstance(images, FileSource):
         raise DataError(f"{images.title} holds arrays, whose images have no paths that {label_file} could name")
     labels = read_label_file(label_file, images.names(0, len(images)))
+    if labels.groups is None:
+        labels = replace(labels, groups=images.files.groups)
     kept = np.flatnonzero(labels.is_labelled)
     names = tuple(images.files.names[position] for position in kept)
-    chosen = replace(images.files, names=names, labels=None)
+    chosen = replace(images.files, names=names, labels=None, groups=None)
     return Labelled(replace(images, files=chosen), labels.without(np.flatnonzero(~labels.is_labelled).tolist()))
-
-
-def _own(title: str, labels: "np.ndarray[tuple[int], np.dtype[np.int64]] | None", names: tuple[str, ...]) -> SiteLabels:
-    num_images = 0 if labels is None else len(labels)
-    return own_labels(ImageData(np.zeros((num_images, 1, 1, 1), np.uint8), labels, names), title)

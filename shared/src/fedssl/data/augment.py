@@ -31,10 +31,18 @@ _COLUMNS = (
     "area", "aspect", "top", "left", "flip", "rotation", "jitter", "brightness", "contrast", "saturation", "hue",
     "greyscale", "blur", "blur_sigma", "solarize",
 )  # fmt: skip
+# Drawn after these, and only by a config that uses them, so that the others' numbers stay what they were. Append here.
+_MORE_COLUMNS = (
+    "flip_vertical", "right_angles", "quarter", "stain_0", "stain_1", "stain_2", "shift_0", "shift_1", "shift_2",
+)  # fmt: skip
 ASPECT = (3 / 4, 4 / 3)
 """The smallest and the largest ratio of a resized crop's width to its height."""
 _LUMA = (0.299, 0.587, 0.114)
 _RGB_TO_YIQ = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
+# Optical densities of red, green and blue per stain: haematoxylin, eosin and DAB (Ruifrok and Johnston 2001, table 2).
+_STAINS = torch.tensor([(0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78)], dtype=torch.float64)
+_LEAST_INTENSITY = 1 / 255
+_SHIFT_PER_STAIN = 0.25  # of the optical density, per strength
 _SOLARIZE_THRESHOLD = 128 / 255
 _MOST_TAPS = 5  # with 7 taps a grouped convolution is as fast on a CPU, with 23 taps it is twice as fast
 
@@ -66,8 +74,9 @@ def random_view(
     Args:
         images_BCHW: float32 values 0..1, of any number of channels, on any device. They are not changed.
         config: the operations and their strengths.
-        generator: the source of all randomness: one draw of (B, 15) uniform numbers, whatever the config is. Its
-            device may differ from that of the images; a CPU generator gives the same views on every device.
+        generator: the source of all randomness: one draw of (B, 15) uniform numbers, whatever the config is, and one
+            of (B, 9) if it has vertical flips, right angles or stains. Its device may differ from that of the images;
+            a CPU generator gives the same views on every device.
         aspect: the smallest and the largest ratio of a resized crop's width to its height.
 
     Returns:
@@ -75,20 +84,52 @@ def random_view(
 
     Nothing is read back from the device, and no shape depends on the random numbers, so a GPU never waits for the host.
     """
-    draw = draw_numbers(len(images_BCHW), generator, images_BCHW.device)
+    draw = draw_numbers(len(images_BCHW), config, generator, images_BCHW.device)
     with torch.autocast(images_BCHW.device.type, enabled=False):  # in bf16 a colour matrix would have only 8 bits
         return after_geometry(_geometry(images_BCHW, config, draw, aspect), config, draw)
 
 
-def draw_numbers(num_images: int, generator: torch.Generator, device: torch.device) -> dict[str, Tensor]:
+def draw_numbers(
+    num_images: int, config: AugmentationConfig, generator: torch.Generator, device: torch.device
+) -> dict[str, Tensor]:
     """Return all random numbers of a batch of views, each (B,) and uniform in 0..1, by purpose."""
-    shape = (num_images, len(_COLUMNS))
-    uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
-    return dict(zip(_COLUMNS, on_device(uniform, device).unbind(1), strict=True))
+    more = _MORE_COLUMNS if config.flip_vertical or config.right_angles or config.stain else ()
+    found: dict[str, Tensor] = {}
+    for columns in filter(None, (_COLUMNS, more)):
+        shape = (num_images, len(columns))
+        uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
+        found.update(zip(columns, on_device(uniform, device).unbind(1), strict=True))
+    return found
+
+
+def turned(config: AugmentationConfig, draw: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return the cosine and sine (B,) of each view's rotation, or None if the config has none.
+
+    Right angles are exact, so that they only move pixels.
+    """
+    if config.rotation_degrees == 0 and config.right_angles == 0:
+        return None
+    angle = (2 * draw["rotation"] - 1) * math.radians(config.rotation_degrees)
+    cos, sin = angle.cos(), angle.sin()
+    if config.right_angles == 0:
+        return cos, sin
+    quarter = (draw["quarter"] * 4).floor().clamp_(max=3) * (draw["right_angles"] < config.right_angles)
+    right_cos = (quarter == 0).to(cos.dtype) - (quarter == 2).to(cos.dtype)
+    right_sin = (quarter == 1).to(cos.dtype) - (quarter == 3).to(cos.dtype)
+    return cos * right_cos - sin * right_sin, sin * right_cos + cos * right_sin
+
+
+def upturned(config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor | None:
+    """Return -1 for each view that is flipped up-down and 1 for the others (B,), or None if the config has no flips."""
+    if config.flip_vertical == 0:
+        return None
+    return 1 - 2 * (draw["flip_vertical"] < config.flip_vertical).to(torch.float32)
 
 
 def after_geometry(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
     """Return views after all operations that follow crop, flip and rotation."""
+    if config.stain > 0 and x_BCHW.shape[1] == 3:
+        x_BCHW = _stain(x_BCHW, config, draw)
     x_BCHW = _colour(x_BCHW, config, draw)
     if config.blur > 0:
         x_BCHW = _blur(x_BCHW, config, draw)
@@ -109,7 +150,8 @@ def _geometry(
     x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor], crop_aspect: tuple[float, float]
 ) -> Tensor:
     """Apply crop, flip and rotation as one affine map from the view's pixels to the image's."""
-    if config.crop == "none" and config.flip == 0 and config.rotation_degrees == 0:
+    rotation, vertical = turned(config, draw), upturned(config, draw)
+    if config.crop == "none" and config.flip == 0 and rotation is None and vertical is None:
         return x_BCHW
     height, width = x_BCHW.shape[-2:]
     scale_y, scale_x, top, left = _crop_box(config, draw, height, width, crop_aspect)
@@ -118,14 +160,14 @@ def _geometry(
     shift_x = scale_x - 1 + (2 * left + scale_x - 1) / (width - 1)
     shift_y = scale_y - 1 + (2 * top + scale_y - 1) / (height - 1)
     mirrored = 1 - 2 * (draw["flip"] < config.flip).to(x_BCHW.dtype)
-    angle = (2 * draw["rotation"] - 1) * math.radians(config.rotation_degrees)
-    cos, sin = angle.cos(), angle.sin()
-    aspect = (width - 1) / (height - 1)
+    cos, sin = (torch.ones_like(scale_x), torch.zeros_like(scale_x)) if rotation is None else rotation
+    if vertical is not None:
+        scale_y = scale_y * vertical
     y_H, x_W = (torch.linspace(-1, 1, n, device=x_BCHW.device, dtype=x_BCHW.dtype) for n in (height, width))
     # From the view to the image: rotate, mirror, then map to the crop's box. affine_grid would take seven times longer.
     column_x = (scale_x * mirrored * cos).view(-1, 1, 1) * x_W + shift_x.view(-1, 1, 1)
     row_y = (scale_y * cos).view(-1, 1, 1) * y_H.view(-1, 1) + shift_y.view(-1, 1, 1)
-    if config.rotation_degrees > 0:
+    if rotation is not None:
         aspect = (width - 1) / (height - 1)
         column_x = column_x - (scale_x * mirrored * sin / aspect).view(-1, 1, 1) * y_H.view(-1, 1)
         row_y = row_y + (scale_y * sin * aspect).view(-1, 1, 1) * x_W
@@ -163,6 +205,25 @@ def outside(config: AugmentationConfig) -> str:
     if config.crop == "resized" and config.rotation_degrees == 0:
         return "border"  # at most half a pixel is outside, and resizing repeats the edge there
     return "reflection" if config.padding_mode == "reflect" else "zeros"
+
+
+def _stain(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+    """Vary the amount of each stain in RGB images of stained tissue, and clamp to 0..1.
+
+    The optical density -log x of a pixel is a sum of its stains (Beer and Lambert). Each is multiplied by a factor in
+    1 - stain .. 1 + stain, and a small constant amount is added, as in Tellez et al. (2018, 10.1109/TMI.2018.2820199).
+    """
+    dtype, device = x_BCHW.dtype, x_BCHW.device
+    stains_33 = _constant(tuple(_STAINS.flatten().tolist()), device, dtype).view(3, 3)
+    inverse_33 = _constant(tuple(torch.linalg.inv(_STAINS).flatten().tolist()), device, dtype).view(3, 3)
+    factors_B3 = 1 + config.stain * (2 * torch.stack([draw[f"stain_{i}"] for i in range(3)], dim=1) - 1)
+    shifts_B3 = config.stain * _SHIFT_PER_STAIN * (2 * torch.stack([draw[f"shift_{i}"] for i in range(3)], dim=1) - 1)
+    density_B3P = -x_BCHW.flatten(2).clamp(min=_LEAST_INTENSITY).log()
+    # Densities are rows: d = s M, so s' M = d M^-1 diag(factors) M + shifts M; here transposed for columns of pixels.
+    mix_B33 = (inverse_33 * factors_B3[:, None, :]) @ stains_33
+    offset_B31 = (shifts_B3 @ stains_33)[:, :, None]
+    changed_B3P = torch.baddbmm(offset_B31, mix_B33.transpose(1, 2), density_B3P)
+    return (-changed_B3P).exp().clamp_(0, 1).view_as(x_BCHW)
 
 
 def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:

@@ -8,17 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedssl.data.trees import is_image
+from fedssl.data import dicom, nifti
+from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, split_name
 from fedssl.errors import DataError
 
 _NUM_NAMED = 3
 _DICOM_MAGIC, _DICOM_OFFSET = b"DICM", 128
+_PERHAPS_DICOM = ("", ".ima", ".dic")
 
 _CONVERT = "this format is not read: convert them to PNG, JPEG or TIFF"
 _MEDICAL = "this format is not read: convert them to PNG of 8 bits, with the window that you choose"
 _PACKED = "not unpacked: unpack it, or give an .npz file by its own path"
 _FORMATS_NOT_READ = {
-    **dict.fromkeys((".dcm", ".dicom", ".ima", ".nii", ".nii.gz", ".mha", ".mhd", ".nrrd", ".dic"), _MEDICAL),
+    **dict.fromkeys((".mha", ".mhd", ".nrrd"), _MEDICAL),
     **dict.fromkeys(
         (".gif", ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".jfif", ".ppm", ".pgm", ".pbm", ".tga", ".psd",
          ".svg", ".raw", ".dng", ".cr2", ".nef", ".arw", ".exr", ".hdr", ".svs", ".ndpi", ".czi", ".mrxs", ".vsi",
@@ -63,12 +65,14 @@ class Contents:
         by_class: the images of each sub-folder, at any depth, by the name of the sub-folder.
         left_out: what is not used.
         links_out: links that lead out of the folder, and were followed.
+        groups: the number of the patient of each DICOM image, or of the file of a frame or slice without a patient.
     """
 
     loose: tuple[str, ...]
     by_class: dict[str, tuple[str, ...]]
     left_out: tuple[LeftOut, ...] = ()
     links_out: tuple[str, ...] = ()
+    groups: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -92,7 +96,7 @@ def read_contents(folder: Path) -> Contents:
     reader = _Reader(folder)
     images, folders = reader.entries("")
     by_class = {name: tuple(reader.below(name)) for name in folders}
-    return Contents(tuple(images), by_class, reader.left_out(), tuple(reader.links_out))
+    return Contents(tuple(images), by_class, reader.left_out(), tuple(reader.links_out), reader.groups)
 
 
 def readable(name: str) -> str:
@@ -104,6 +108,8 @@ def readable(name: str) -> str:
 class _Reader:
     root: Path
     links_out: list[str] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[bytes | str, int] = field(default_factory=dict)
     _left: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)
     _nums: dict[tuple[str, str, bool], int] = field(default_factory=dict)
     _read: set[tuple[int, int]] = field(default_factory=set)
@@ -141,9 +147,50 @@ class _Reader:
             elif is_image(entry.name):
                 self._note_link(entry, name)
                 images.append(name)
+            elif is_nifti(name):
+                self._note_link(entry, name)
+                images += self._slices(entry, name)
+            elif _is_dicom(entry):
+                self._note_link(entry, name)
+                images += self._frames(entry, name)
             else:
                 self._leave_file(entry, name)
         return images, folders
+
+    def _frames(self, entry: os.DirEntry[str], name: str) -> list[str]:
+        """Return the names of a DICOM file's images: its own, or one per frame if it has several."""
+        what = _suffix(name) or "DICOM files without a suffix"
+        if not dicom.is_installed():
+            self._leave(what, dicom.MISSING, name, may_be_images=True)
+            return []
+        if split_name(name)[1] is not None:
+            self._leave(what, "a name that ends in # and a number means a frame: rename them", name, may_be_images=True)
+            return []
+        try:
+            header = dicom.read_header(Path(entry.path))
+        except ValueError:
+            return [name]  # decoding reports why it cannot be read
+        if not header.num_frames:
+            self._leave(what, "DICOM without pixels, such as a report or an index", name, may_be_images=False)
+            return []
+        return self._parts(name, header.num_frames, header.patient or name)
+
+    def _slices(self, entry: os.DirEntry[str], name: str) -> list[str]:
+        """Return the names of the slices of a NIfTI file."""
+        if not nifti.is_installed():
+            self._leave(_suffix(name), nifti.MISSING, name, may_be_images=True)
+            return []
+        try:
+            num_slices, _ = nifti.read_header(Path(entry.path))
+        except ValueError:
+            return [name]  # decoding reports why it cannot be read
+        return self._parts(name, num_slices, name)
+
+    def _parts(self, name: str, num: int, group: bytes | str) -> list[str]:
+        """Return the names of a file's images: its own, or one per part if it has several. They form a group."""
+        names = [f"{name}#{number}" for number in range(1, num + 1)] if num > 1 else [name]
+        self.groups.update(dict.fromkeys(names, self._numbers.setdefault(group, len(self._numbers))))
+        return names
 
     def _listed(self, below: str) -> list[os.DirEntry[str]]:
         path = self.root / below
@@ -178,8 +225,6 @@ class _Reader:
         suffix = _suffix(entry.name)
         if (reason := _FORMATS_NOT_READ.get(suffix)) is not None:
             self._leave(suffix, reason, name, may_be_images=True)
-        elif _is_dicom(entry):
-            self._leave("DICOM files without a suffix", _MEDICAL, name, may_be_images=True)
         else:
             self._leave(suffix or "files without a suffix", "not images", name, may_be_images=False)
 
@@ -198,15 +243,15 @@ def _suffix(name: str) -> str:
     ['.dcm', '.nii.gz', '', '']
     """
     parts = readable(name).lower().split(".")
-    if len(parts) > 2 and f".{parts[-2]}.{parts[-1]}" in _FORMATS_NOT_READ:
+    if len(parts) > 2 and f".{parts[-2]}.{parts[-1]}" in (*_FORMATS_NOT_READ, ".nii.gz"):
         return f".{parts[-2]}.{parts[-1]}"
     return f".{parts[-1]}" if len(parts) > 1 and not parts[-1].isdigit() else ""
 
 
 def _is_dicom(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file without a suffix is DICOM, as archives store it."""
-    if _suffix(entry.name):
-        return False
+    """Return whether a file is DICOM, by its suffix or, as archives often store it without one, by its content."""
+    if (suffix := _suffix(entry.name)) not in _PERHAPS_DICOM:
+        return suffix in DICOM_SUFFIXES
     try:
         with Path(entry.path).open("rb") as file:
             return file.read(_DICOM_OFFSET + len(_DICOM_MAGIC))[_DICOM_OFFSET:] == _DICOM_MAGIC

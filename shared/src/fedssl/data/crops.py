@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedssl.data.augment import ASPECT, after_geometry, draw_numbers, outside, padded_shifts, to_float
+from fedssl.data.augment import ASPECT, after_geometry, draw_numbers, outside, padded_shifts, to_float, turned, upturned
 from fedssl.data.image_cache.images import ImageBatch
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
@@ -23,12 +23,11 @@ _AT_ONCE = 64  # bounds the memory: as floating-point values, whole images take 
 def random_crop(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:
     """Return one random view of every image, float32 (B, C, S, S) with values 0..1, on the device of the images.
 
-    `generator` is the source of all randomness: one draw of (B, 15) uniform numbers, as in
-    :func:`fedssl.data.random_view`.
+    `generator` is the source of all randomness, as in :func:`fedssl.data.random_view`.
     """
     assert batch.sizes is not None, "images of different sizes"
     config, size, device = data.augmentation, data.image_size, batch.pixels.device
-    draw = draw_numbers(len(batch), generator, device)
+    draw = draw_numbers(len(batch), config, generator, device)
     with torch.autocast(device.type, enabled=False):
         points_BHW2 = _points(batch.sizes, size, config, draw)
         return after_geometry(_sampled(batch.pixels, points_BHW2), config, draw)
@@ -39,11 +38,15 @@ def _points(sizes_B2: Tensor, size: int, config: AugmentationConfig, draw: dict[
     height, width, top, left = _boxes(sizes_B2, size, config, draw)
     steps_S = (torch.arange(size, device=sizes_B2.device, dtype=torch.float32) + 0.5) / size - 0.5
     mirrored = 1 - 2 * (draw["flip"] < config.flip).to(torch.float32)
-    angle = (2 * draw["rotation"] - 1) * math.radians(config.rotation_degrees)
-    cos, sin = (each.view(-1, 1, 1) for each in (angle.cos(), angle.sin()))
+    rotation, vertical = turned(config, draw), upturned(config, draw)
+    if rotation is None:
+        rotation = torch.ones_like(mirrored), torch.zeros_like(mirrored)
+    cos, sin = (each.view(-1, 1, 1) for each in rotation)
     x, y = steps_S.view(1, 1, -1), steps_S.view(1, -1, 1)
     turned_x = mirrored.view(-1, 1, 1) * (cos * x - sin * y)
     turned_y = sin * x + cos * y
+    if vertical is not None:
+        turned_y = vertical.view(-1, 1, 1) * turned_y
     column = left.view(-1, 1, 1) + width.view(-1, 1, 1) * (0.5 + turned_x) - 0.5
     row = top.view(-1, 1, 1) + height.view(-1, 1, 1) * (0.5 + turned_y) - 0.5
     last_y, last_x = (sizes_B2[:, dim].view(-1, 1, 1) - 1 for dim in (0, 1))

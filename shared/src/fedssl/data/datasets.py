@@ -87,7 +87,7 @@ def load_arrays(name_or_path: str, split: Split, root: Path | None = None) -> St
     if name_or_path not in KNOWN:
         return read_stored(find_path(name_or_path, root), split)
     images = load_dataset(name_or_path, split, root)
-    return StoredArrays(Path(name_or_path), images.images, images.labels, images.class_names)
+    return StoredArrays(Path(name_or_path), images.images, images.labels, images.class_names, groups=images.groups)
 
 
 def file_shape(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedssl.data import dicom, nifti
 from fedssl.data.contents import readable
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.rasters import (
@@ -25,7 +26,8 @@ from fedssl.data.rasters import (
     read_raster,
     require_size,
 )
-from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, Range, quantised, to_unit, with_channels
+from fedssl.data.trees import is_dicom, is_nifti, split_name
+from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, quantised, with_channels
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig, channels_in_words
 
@@ -35,6 +37,7 @@ MOST_ASPECT = 2
 """How much longer than wide an image may be in the cache, which bounds the memory of a batch."""
 
 _DRAWN = WindowConfig(percentiles=(0.5, 99.5), bits=8)  # in pictures for people, if the spec has no window
+_OWN = WindowConfig(voi=True, bits=8)
 
 
 class Damaged(DataError):
@@ -78,6 +81,20 @@ def _shape_of(files: ImageFiles, name: str, image_size: int | None, channels: in
     return channels or found, image_size or min(height, width)
 
 
+def size_of(files: ImageFiles, name: str) -> tuple[int, int]:
+    """Return (width, height) as an image's header declares them. Raises DataError, also for arrays."""
+    path = files.tree.path / split_name(name)[0]
+    try:
+        if is_nifti(name):
+            return nifti.read_header(path)[1]
+        if is_dicom(name):
+            return dicom.read_header(path).size
+    except ValueError as error:
+        raise Damaged(files.tree.path / name, str(error)) from error
+    with open_image(files, name) as image:
+        return image.size
+
+
 def decode_file(files: ImageFiles, name: str, channels: int, size: int) -> tuple[Pixels, int | None]:
     """Return an image's pixels, (channels, size, size), and its highest value if only its upper 8 bits of 16 are used.
 
@@ -105,7 +122,7 @@ def _decode(files: ImageFiles, name: str, channels: int, resize: _Resize) -> tup
     window = files.reading.window
     raster = _raster(files, name, channels)
     try:
-        unit_HWC = with_channels(to_unit(raster.values, window, raster.declared), channels)
+        unit_HWC = with_channels(raster.unit(window), channels)
     except ValueError as error:
         raise Damaged(files.tree.path / name, str(error)) from error
     # Scaled as PIL scales images of 8 bits, but without rounding.
@@ -161,14 +178,20 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
             ):
                 _, highest = _upright(files, name, image, "RGB")
                 return DecodedFile(size, mode, depth, highest)
-    values = _raster(files, name, None).values
+    raster = _raster(files, name, None)
+    values = raster.values
     height, width, channels = values.shape
     if not np.isfinite(highest := values.max()):
         raise Damaged(files.tree.path / name, "it has values that are not finite numbers; replace them")
     mode = f"{values.dtype} with {channels_in_words(channels)}"
     return DecodedFile(
-        (width, height), mode, 8 * values.dtype.itemsize, int(highest), needs_window=values.dtype != np.uint8
+        (width, height), mode, raster.bits or 8 * values.dtype.itemsize, int(highest), values.dtype != np.uint8
     )
+
+
+def read_values(files: ImageFiles, name: str) -> Raster:
+    """Return an image's values as they are stored, upright. Raises Damaged, also for colours of 16 bits in a PNG."""
+    return _raster(files, name, None)
 
 
 def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
@@ -184,22 +207,20 @@ def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
                 return upright
     raster = _raster(files, name, None)
     try:
-        return draw(raster.values, files.reading.window, raster.declared, side)
+        return draw(raster, files.reading.window, side)
     except ValueError as error:
         raise Damaged(files.tree.path / name, str(error)) from error
 
 
-def draw(
-    values_HWC: NDArray[np.generic], window: WindowConfig | None, declared: Range | None, side: int
-) -> Image.Image:
+def draw(raster: Raster, window: WindowConfig | None, side: int) -> Image.Image:
     """Return an image's first three channels in RGB, or its first in grey, with at most `side` x `side` pixels.
 
-    Values of more than 8 bits without a window are drawn with one of their own. Raises ValueError if a value is not a
-    number.
+    Values of more than 8 bits without a window are drawn with the file's own, or else by their percentiles. Raises
+    ValueError if a value is not a number.
     """
-    if window is None and values_HWC.dtype != np.uint8:
-        window = _DRAWN
-    unit_HWC = to_unit(values_HWC, window, declared)
+    if window is None and raster.values.dtype != np.uint8:
+        window = _DRAWN if raster.voi is None else _OWN
+    unit_HWC = raster.unit(window)
     shown = unit_HWC[:, :, :3] if unit_HWC.shape[2] >= 3 else unit_HWC[:, :, :1].repeat(3, axis=2)
     drawn = Image.fromarray(quantised(shown, 8).astype(np.uint8))
     drawn.thumbnail((side, side))
@@ -228,11 +249,17 @@ def _open_unless_tiff(files: ImageFiles, name: str) -> Image.Image | None:
 
 def _is_read_by_pil(files: ImageFiles, name: str, channels: int | None) -> bool:
     """Return whether a file is read in 8 bits throughout."""
-    return files.reading.window is None and channels in (None, 1, 3) and not name.lower().endswith(".npy")
+    is_other = name.lower().endswith(".npy") or is_dicom(name) or is_nifti(name)
+    return files.reading.window is None and channels in (None, 1, 3) and not is_other
 
 
 def _raster(files: ImageFiles, name: str, channels: int | None) -> Raster:
     try:
+        file, number = split_name(name)
+        if is_nifti(name):
+            return nifti.read_slice(files.tree.path / file, number)
+        if is_dicom(name):
+            return dicom.read_frame(files.tree.path / file, number)
         return read_raster(files.tree.open(name), name, channels)
     except IMAGE_ERRORS as error:
         raise Damaged(files.tree.path / name, str(error) or type(error).__name__) from error

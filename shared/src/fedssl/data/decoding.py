@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from fedssl.data.contents import readable
-from fedssl.data.decode_file import Damaged, decode_file, open_image
+from fedssl.data.decode_file import Damaged, decode_file, size_of
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.images import memory_bytes
 from fedssl.data.windowing import NEEDS_WINDOW, Pixels, WindowMissing, prepared_type
@@ -215,8 +215,7 @@ def _images_at_once(channels: int, size: int) -> int:
 def _num_threads(files: ImageFiles) -> int:
     for name in files.names[: 1 + files.num_tolerated]:
         try:
-            with open_image(files, name) as first:
-                width, height = first.size
+            width, height = size_of(files, name)
             break
         except DataError:
             continue

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedssl.data.contents import Contents, read_contents, readable
 from fedssl.data.decode_file import shape_of_first
@@ -42,10 +43,10 @@ def read_folder(
     files = replace(list_folder(folder, split), reading=reading)
     shape = shape_of_first(files, image_size, channels)
     pixels, unreadable = decode_to_memory(files, *shape)
-    labels = None if files.labels is None else np.delete(files.labels, unreadable)
+    labels, groups = (None if each is None else np.delete(each, unreadable) for each in (files.labels, files.groups))
     report_left_out(files)
     report_unusual(files, pixels, unreadable)
-    return ImageData(pixels, labels, files.class_names, unreadable)
+    return ImageData(pixels, labels, files.class_names, unreadable, groups)
 
 
 def list_folder(folder: Path, split: str) -> ImageFiles:
@@ -68,11 +69,20 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
     names = found.loose or tuple(name for images in found.by_class.values() for name in images)
     if not names:
         raise DataError(_no_images(tree.path, found))
+    groups = _group_numbers(names, found)
     if found.loose:
-        return ImageFiles(str(folder), tree, names, contents=found)
+        return ImageFiles(str(folder), tree, names, contents=found, groups=groups)
     sizes = [len(images) for images in found.by_class.values()]
     labels = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
-    return ImageFiles(str(folder), tree, names, labels, tuple(map(readable, found.by_class)), found)
+    return ImageFiles(str(folder), tree, names, labels, tuple(map(readable, found.by_class)), found, groups=groups)
+
+
+def _group_numbers(names: tuple[str, ...], found: Contents) -> NDArray[np.int64] | None:
+    """Return one number per patient; an image that names none has a number for itself. None if no image names one."""
+    if not found.groups:
+        return None
+    rest = iter(range(len(found.groups), len(found.groups) + len(names)))
+    return np.array([found.groups[name] if name in found.groups else next(rest) for name in names], np.int64)
 
 
 def list_all(folder: Path) -> ImageFiles:
@@ -85,7 +95,7 @@ def list_all(folder: Path) -> ImageFiles:
     names = (*found.loose, *(name for images in found.by_class.values() for name in images))
     if not names:
         raise DataError(_no_images(folder, found))
-    return ImageFiles(str(folder), FolderTree(folder), names, contents=found)
+    return ImageFiles(str(folder), FolderTree(folder), names, contents=found, groups=_group_numbers(names, found))
 
 
 def report_left_out(files: ImageFiles) -> None:

@@ -121,6 +121,7 @@ class StoredArrays:
         labels: int64 class numbers (N,), or None.
         class_names: the classes by number; empty if the file has no names.
         prepared: the window through which the images have been already, or None.
+        groups: int64 numbers (N,), equal for the images of one group (a patient), or None.
     """
 
     path: Path
@@ -128,6 +129,7 @@ class StoredArrays:
     labels: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
     prepared: WindowConfig | None = None
+    groups: NDArray[np.int64] | None = None
 
     @property
     def needs_window(self) -> bool:
@@ -163,16 +165,16 @@ class StoredArrays:
 def read_npz(path: Path, split: str, window: WindowConfig | None = None) -> ImageData:
     """Read one split of an `.npz` file, through a window: see :func:`read_stored`. Raises DataError."""
     stored = read_stored(path, split)
-    return ImageData(stored.through(window), stored.labels, stored.class_names)
+    return ImageData(stored.through(window), stored.labels, stored.class_names, groups=stored.groups)
 
 
 def read_stored(path: Path, split: str) -> StoredArrays:
     """Read one split of an `.npz` file.
 
     Its keys are `images` ((N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or for runs with a window any numbers),
-    `labels` (whole numbers (N,), optional) and `class_names` (strings, optional). The test split has the same keys with
-    the prefix `test_`. The images of a file with the key `window` have been through that window: it is not applied
-    again.
+    `labels` (whole numbers (N,), optional), `groups` (whole numbers (N,), equal for the images of one patient,
+    optional) and `class_names` (strings, optional). The test split has the same keys with the prefix `test_`. The
+    images of a file with the key `window` have been through that window: it is not applied again.
 
     Raises:
         DataError: the file cannot be read, a key is missing or an array is not as described.
@@ -191,6 +193,7 @@ def read_stored(path: Path, split: str) -> StoredArrays:
                 )
             images = _array(archive, f"{prefix}images")
             labels = _array(archive, f"{prefix}labels") if f"{prefix}labels" in keys else None
+            groups = _array(archive, f"{prefix}groups") if f"{prefix}groups" in keys else None
             names = _array(archive, "class_names").tolist() if "class_names" in keys else []
             prepared = str(_array(archive, _WINDOW)) if _WINDOW in keys else None
     except ARRAY_ERRORS as error:
@@ -202,6 +205,7 @@ def read_stored(path: Path, split: str) -> StoredArrays:
         _whole_numbers(labels, path),
         tuple(str(name) for name in names),
         None if prepared is None else _parsed(prepared, path),
+        _group_numbers(groups, len(images), path),
     )
 
 
@@ -230,12 +234,16 @@ def save_npz(path: Path, data: ImageData, test: ImageData | None = None, *, wind
         raise DataError(f"{path}: images of 16 bits are saved with the window that they have been through")
     if data.labels is not None:
         arrays["labels"] = data.labels
+    if data.groups is not None:
+        arrays["groups"] = data.groups
     if data.class_names:
         arrays["class_names"] = np.array(data.class_names)
     if test is not None:
         arrays["test_images"] = test.images
         if test.labels is not None:
             arrays["test_labels"] = test.labels
+        if test.groups is not None:
+            arrays["test_groups"] = test.groups
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:  # an open file, because np.savez would add a suffix to a name without one
         np.savez(file, allow_pickle=False, **arrays)
@@ -286,6 +294,14 @@ def _channels_first(images: NDArray[np.generic], path: Path) -> NDArray[np.gener
         f"{path}: images must have shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 to 16 channels; got "
         f"{images.shape}"
     )
+
+
+def _group_numbers(groups: NDArray[np.generic] | None, num_images: int, path: Path) -> NDArray[np.int64] | None:
+    if groups is None:
+        return None
+    if groups.dtype.kind not in "iu" or groups.shape != (num_images,):
+        raise DataError(f"{path}: groups must be one whole number per image; got {groups.dtype} of {groups.shape}")
+    return groups.astype(np.int64)
 
 
 def _whole_numbers(labels: NDArray[np.generic] | None, path: Path) -> NDArray[np.int64] | None:

@@ -46,11 +46,14 @@ def join(batches: Sequence[ImageBatch]) -> ImageBatch:
 
 def random_views(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:
     """Return one normalised random view of every image, float32 (B, C, S, S): see :func:`fedssl.data.random_view`."""
+    return normalize(views_before_normalisation(batch, data, generator), data)
+
+
+def views_before_normalisation(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:
+    """Return one random view of every image, float32 (B, C, S, S) with values 0..1: what people can look at."""
     if batch.sizes is None:
-        views = random_view(to_float(batch.pixels), data.augmentation, generator)
-    else:
-        views = random_crop(batch, data, generator)
-    return normalize(views, data)
+        return random_view(to_float(batch.pixels), data.augmentation, generator)
+    return random_crop(batch, data, generator)
 
 
 def _sizes(batch: ImageBatch) -> Tensor:

@@ -22,6 +22,7 @@ class ImageFiles:
         class_names: the classes by number.
         contents: what the folder holds besides them, if it was searched for images.
         reading: how the files become pixels.
+        groups: int64 numbers (N,), equal for the images of one patient, if the files name patients (DICOM); or None.
     """
 
     title: str
@@ -31,6 +32,7 @@ class ImageFiles:
     class_names: tuple[str, ...] = ()
     contents: Contents | None = None
     reading: Reading = AS_STORED
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.names)

@@ -36,6 +36,7 @@ class ImageData:
         class_names: the classes by number; empty if the format has no names.
         unreadable: the sorted positions, in the listing of a folder, of the files that could not be read. The images
             are the others, in the order of the listing.
+        groups: int64 numbers (N,), equal for the images of one group (a patient), which no split separates; or None.
 
     Raises :class:`~fedssl.errors.DataError` if the arrays do not fit together.
     """
@@ -44,6 +45,7 @@ class ImageData:
     labels: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
     unreadable: tuple[int, ...] = ()
+    groups: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype not in FULL or self.images.ndim != 4 or not 1 <= self.images.shape[1] <= 16:
@@ -71,8 +73,8 @@ class ImageData:
 
     def subset(self, indices: NDArray[np.int64]) -> "ImageData":
         """Return the images at `indices`, in that order."""
-        labels = None if self.labels is None else self.labels[indices]
-        return replace(self, images=self.images[indices], labels=labels, unreadable=())
+        labels, groups = (None if each is None else each[indices] for each in (self.labels, self.groups))
+        return replace(self, images=self.images[indices], labels=labels, unreadable=(), groups=groups)
 
 
 def prepare(data: ImageData, config: DataConfig) -> ImageData:
@@ -145,11 +147,11 @@ def with_common_classes(images: Iterable[ImageData]) -> list[ImageData]:
     if all(each.labels is not None and not each.class_names for each in sets):
         return sets
     if any(each.labels is None or not each.class_names for each in sets):
-        return [ImageData(each.images) for each in sets]
+        return [ImageData(each.images, groups=each.groups) for each in sets]
     names = tuple(sorted({name for each in sets for name in each.class_names}))
     numbers = {name: number for number, name in enumerate(names)}
     found = []
     for each in sets:
         own = np.array([numbers[name] for name in each.class_names], np.int64)
-        found.append(ImageData(each.images, own[each.labels], names))
+        found.append(ImageData(each.images, own[each.labels], names, groups=each.groups))
     return found

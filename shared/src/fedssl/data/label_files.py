@@ -2,14 +2,14 @@
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
-from fedssl.data.datasets import list_files, load_labels
-from fedssl.data.images import ImageData
+from fedssl.data.datasets import list_files, load_arrays
+from fedssl.data.folders import report_left_out
 from fedssl.data.site_labels import UNLABELLED, SiteLabels, own_labels
 from fedssl.errors import DataError
 
@@ -32,17 +32,18 @@ def load_site_labels(data: str, source: str) -> SiteLabels:
 
     Raises DataError.
     """
-    if source == OWN:
-        labels, class_names = load_labels(data, "train")
-        num_images = 0 if labels is None else len(labels)
-        return own_labels(ImageData(np.zeros((num_images, 1, 1, 1), np.uint8), labels, class_names), data)
     files = list_files(data, "train")
+    if source == OWN:
+        if files is not None:
+            report_left_out(files)
+        return own_labels(load_arrays(data, "train") if files is None else files, data)
     if files is None:
         raise DataError(
             f"{data} is a file of images, whose images have no paths that {source} could name: put the labels into it, "
             f"and use {OWN} in place of {source}"
         )
-    return read_label_file(Path(source).expanduser(), files.names)
+    found = read_label_file(Path(source).expanduser(), files.names)
+    return found if found.groups is not None else replace(found, groups=files.groups)
 
 
 def read_label_file(path: Path, image_names: Sequence[str]) -> SiteLabels:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedssl.data.formats import ARRAY_ERRORS
-from fedssl.data.windowing import Range, range_of
-from fedssl.protocol.data import channels_in_words
+from fedssl.data.windowing import NO_VOI, Range, range_of, require_finite, to_unit
+from fedssl.protocol.data import WindowConfig, channels_in_words
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
 """The formats that PIL may read."""
@@ -45,10 +45,31 @@ class Raster:
     Attributes:
         values: (H, W, C), upright, of whole or floating-point numbers.
         declared: the values that the file declares as black and white, or None if it does not.
+        inverted: whether larger values are darker.
+        voi: what maps the values to 0..1 as the file itself declares: the VOI LUT or window of DICOM.
+        bits: how many bits of a value are used, if they are fewer than its type has.
     """
 
     values: NDArray[np.generic]
     declared: Range | None
+    inverted: bool = False
+    voi: Callable[[NDArray[Any]], NDArray[np.float32]] | None = None
+    bits: int | None = None
+
+    def unit(self, window: WindowConfig | None) -> NDArray[np.float32]:
+        """Return the values in 0..1 through a window, (H, W, C); larger values are brighter.
+
+        Raises ValueError as :func:`fedssl.data.windowing.to_unit`, and if the window is to be the file's own and it has
+        none.
+        """
+        if window is None or not window.voi:
+            unit = to_unit(self.values, window, self.declared)
+        elif self.voi is None:
+            raise ValueError(NO_VOI)
+        else:
+            require_finite(self.values)
+            unit = self.voi(self.values)
+        return 1 - unit if self.inverted else unit
 
 
 def read_raster(source: Path | io.BytesIO, name: str, channels: int | None) -> Raster:
@@ -124,7 +145,7 @@ def _read_by_pil(image: Image.Image) -> Raster:
         return Raster(np.atleast_3d(values), (0, 255))
     values = np.asarray(upright).astype(np.uint16)
     highest = (1 << depth) - 1
-    return Raster(np.atleast_3d(highest - values if inverted else values), (0, highest))
+    return Raster(np.atleast_3d(highest - values if inverted else values), (0, highest), bits=depth)
 
 
 def _read_array(source: Path | io.BytesIO, channels: int | None) -> Raster:

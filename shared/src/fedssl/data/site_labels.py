@@ -6,13 +6,11 @@ lists. A site may use other names and rename them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data.image_cache.build import CachedData
-from fedssl.data.images import ImageData
 from fedssl.errors import DataError
 
 UNLABELLED = -1
@@ -84,7 +82,20 @@ class LabelSplit:
     test: NDArray[np.int64]
 
 
-def own_labels(images: ImageData | CachedData, where: str) -> SiteLabels:
+class WithLabels(Protocol):
+    """Images, decoded or not, that may have labels."""
+
+    @property
+    def labels(self) -> Labels | None: ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None: ...
+
+
+def own_labels(images: WithLabels, where: str) -> SiteLabels:
     """Return the labels that a data set brings itself: its folders, or the labels in its file.
 
     Classes without names are named by their numbers. Raises DataError if there are no labels; `where` is the data set
@@ -94,11 +105,11 @@ def own_labels(images: ImageData | CachedData, where: str) -> SiteLabels:
         raise DataError(
             f"{where} has no labels: put the images into one folder per class, or give a file of labels (path,label)"
         )
-    num_classes = max(len(images.class_names), int(images.labels.max()) + 1 if len(images) else 0)
+    num_classes = max(len(images.class_names), int(images.labels.max()) + 1 if len(images.labels) else 0)
     names = images.class_names or tuple(map(str, range(num_classes)))
     if len(names) < num_classes:
         raise DataError(f"{where} has a label {num_classes - 1}, but names of only {len(names)} classes")
-    return SiteLabels(images.labels, names, tuple(f"{where}, class {name}" for name in names))
+    return SiteLabels(images.labels, names, tuple(f"{where}, class {name}" for name in names), images.groups)
 
 
 def with_run_classes(

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +17,35 @@ _MAX_MEMBER_BYTES = 16 << 20
 _MAX_MEMBERS = 1_000_000
 _MAX_ARCHIVE_BYTES = 8 << 30
 _ZIP_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+_FRAME = re.compile(r"(.+)#(\d{1,6})", re.DOTALL)
+DICOM_SUFFIXES = (".dcm", ".dicom")
+"""Suffixes of DICOM. Files without a suffix are DICOM if their content is: archives often store them so."""
+
+NIFTI_SUFFIXES = (".nii", ".nii.gz")
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """Return the file that holds an image, and the number of its frame or slice if the file may hold several.
+
+    Files with the suffix of another image format hold one image each.
+
+    >>> split_name("scans/1.dcm#12"), split_name("scans/1.dcm"), split_name("photo#1.png")
+    (('scans/1.dcm', 12), ('scans/1.dcm', None), ('photo#1.png', None))
+    """
+    found = _FRAME.fullmatch(name)
+    return (name, None) if found is None else (found[1], int(found[2]))
+
+
+def is_dicom(name: str) -> bool:
+    """Return whether a listed image is DICOM: all listed images without the suffix of another format are."""
+    return not is_image(split_name(name)[0]) and not is_nifti(name)
+
+
+def is_nifti(name: str) -> bool:
+    """Return whether a file, or a listed slice of it, is NIfTI."""
+    return split_name(name)[0].lower().endswith(NIFTI_SUFFIXES)
 
 
 class Tree(Protocol):
@@ -77,13 +107,14 @@ class FolderTree:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
 
     def open(self, name: str) -> Path:
-        return self._path / name
+        return self._path / split_name(name)[0]
 
     def stamp(self, name: str) -> str:
+        path = self.open(name)
         try:
-            status = (self._path / name).stat()
+            status = path.stat()
         except OSError as error:
-            raise DataError(f"cannot read {self._path / name}: {error.strerror}") from error
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
         return f"{status.st_size} {status.st_mtime_ns}"
 
     def _entries(self, below: str) -> list[os.DirEntry[str]]:

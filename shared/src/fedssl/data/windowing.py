@@ -59,14 +59,15 @@ def to_unit(
     Raises ValueError if there is no window for these values, if values of 8 bits are outside of the window's units (see
     :meth:`~fedssl.protocol.data.WindowConfig.refusal_of_8_bits`), or if a value is not a number.
     """
-    if values_HWC.dtype.kind == "f" and not np.isfinite(values_HWC).all():
-        raise ValueError("it has values that are not finite numbers; replace them")
+    require_finite(values_HWC)
     if config is None:
         if values_HWC.dtype != np.uint8:
             raise NeedsWindow(f"its values are {values_HWC.dtype}: {NEEDS_WINDOW}")
         return _between(values_HWC, 0, 255)
     if values_HWC.dtype == np.uint8 and (refusal := config.refusal_of_8_bits()) is not None:
         raise ValueError(refusal)
+    if config.voi:
+        raise ValueError(NO_VOI)
     if config.center is not None and config.width is not None:
         return window(values_HWC, config.center, config.width).astype(np.float32)
     if config.values is not None:
@@ -80,6 +81,14 @@ def to_unit(
         )
     return _between(values_HWC, *declared)
 
+
+def require_finite(values: NDArray[np.generic]) -> None:
+    """Raise ValueError if a value is not a finite number."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError("it has values that are not finite numbers; replace them")
+
+
+NO_VOI = "it has no VOI LUT or window of its own, which data.window.voi needs; set data.window.values or percentiles"
 
 NEEDS_WINDOW = "choose which values become black and white with [data.window] in the spec"
 

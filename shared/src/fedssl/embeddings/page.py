@@ -28,6 +28,10 @@ figure { margin: 0; width: 160px }
 img, .none { align-items: center; background: #8882; display: flex; height: 160px; object-fit: contain; width: 160px }
 .none { justify-content: center; text-align: center }
 figcaption { font-size: .8rem; overflow-wrap: anywhere }
+table { border-collapse: collapse }
+th, td { overflow-wrap: anywhere; padding: .1rem 1rem .1rem 0; text-align: left; vertical-align: top }
+.bar { min-width: 15rem }
+.bar div { background: #0072b2; height: .8em }
 """
 
 Thumbnail = Callable[[str, int], Image.Image]
@@ -51,8 +55,26 @@ class Section:
     images: Sequence[Shown]
 
 
-def write_page(path: Path, title: str, about: Sequence[str], sections: Sequence[Section]) -> None:
-    """Write the page. `about` are paragraphs below the title. Text is escaped.
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A cell of a table that is drawn as a bar of this length, 0..1."""
+
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table below one heading; each row has a cell per column."""
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Bar]]
+
+
+def write_page(
+    path: Path, title: str, about: Sequence[str], sections: Sequence[Section], tables: Sequence[Table] = ()
+) -> None:
+    """Write the page. `about` are paragraphs below the title, and `tables` come next. Text is escaped.
 
     An image that cannot be decoded is shown by its name. No more than MAX_IMAGES are shown.
     """
@@ -64,6 +86,7 @@ def write_page(path: Path, title: str, about: Sequence[str], sections: Sequence[
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n",
         *(f"<p>{escape(text)}</p>\n" for text in about),
     ]
+    parts += map(_table, tables)
     left = MAX_IMAGES
     for section in sections:
         if left <= 0:
@@ -73,6 +96,18 @@ def write_page(path: Path, title: str, about: Sequence[str], sections: Sequence[
         parts.append(f"<section>\n<h2>{escape(section.heading)}</h2>\n<ul>\n{images}</ul>\n</section>\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(parts), durable=False)
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in table.rows)
+    return f"<section>\n<h2>{escape(table.heading)}</h2>\n<table>\n<tr>{head}</tr>\n{rows}</table>\n</section>\n"
+
+
+def _cell(cell: str | Bar) -> str:
+    if isinstance(cell, Bar):
+        return f'<td class="bar"><div style="width:{100 * cell.length:.1f}%"></div></td>'
+    return f"<td>{escape(cell)}</td>"
 
 
 def _figure(shown: Shown) -> str:

@@ -19,6 +19,7 @@ from fedssl.data.decoding import decode_batches
 from fedssl.data.folders import list_all
 from fedssl.data.formats import StoredArrays
 from fedssl.data.image_files import ImageFiles
+from fedssl.data.rasters import Raster
 from fedssl.data.reading import Reading
 from fedssl.data.trees import FolderTree
 from fedssl.data.windowing import range_of
@@ -195,7 +196,7 @@ class ArraySource:
             raise DataError(f"{self.title} has {len(self):,} images, and none of the number {name}")
         pixels_CHW = self.arrays.pixels[int(name)]
         try:
-            return draw(pixels_CHW.transpose(1, 2, 0), None, range_of(pixels_CHW.dtype), side)
+            return draw(Raster(pixels_CHW.transpose(1, 2, 0), range_of(pixels_CHW.dtype)), None, side)
         except ValueError as error:
             raise DataError(f"image {name} of {self.title} cannot be drawn: {error}") from error
 

@@ -1,6 +1,6 @@
 """What the images are and how views are made of them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, ValidationInfo, field_validator, model_validator
 
@@ -28,12 +28,48 @@ MAX_UNREADABLE = 0.01
 """The share of a folder's images that may be unreadable, unless a spec or a worker's owner sets another."""
 
 
+AUGMENTATION_PRESETS: dict[str, dict[str, Any]] = {
+    "natural": {},
+    "radiograph": {
+        "min_scale": 0.3,
+        "rotation_degrees": 10.0,
+        "padding_mode": "reflect",
+        "jitter": 0.8,
+        "brightness": 0.2,
+        "contrast": 0.3,
+        "saturation": 0.0,
+        "hue": 0.0,
+        "greyscale": 0.0,
+    },
+    "microscopy": {
+        "flip_vertical": 0.5,
+        "right_angles": 1.0,
+        "stain": 0.2,
+        "brightness": 0.2,
+        "contrast": 0.2,
+        "saturation": 0.0,
+        "hue": 0.0,
+        "greyscale": 0.0,
+    },
+    "none": {"crop": "none", "flip": 0.0, "jitter": 0.0, "greyscale": 0.0},
+}
+"""The keys that each preset sets; all others keep their defaults. `natural` is the default itself."""
+
+
 class AugmentationConfig(StrictModel):
     """Random views, batched on the device; every sample draws its own parameters.
 
-    Order: crop, flip, colour (brightness, contrast, saturation, hue), greyscale, blur, solarize. Colour operations that
-    need three channels (saturation, hue, greyscale) do nothing to one-channel images.
+    Order: crop, flips, rotation, stain, colour (brightness, contrast, saturation, hue), greyscale, blur, solarize.
+    Operations that need three channels (stain, saturation, hue, greyscale) do nothing to images of any other number.
     """
+
+    preset: Literal["natural", "radiograph", "microscopy", "none"] | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Is replaced by keys for a kind of images. Keys that are given come before those of the preset. "
+        "`natural`: the defaults. `radiograph`: no flips up-down, mild rotation, brightness and contrast, no colours. "
+        "`microscopy`: all flips and right angles, stain, brightness and contrast. `none`: the images as they are.",
+    )
 
     crop: Literal["resized", "padded", "none"] = Field(
         default="resized",
@@ -54,6 +90,28 @@ class AugmentationConfig(StrictModel):
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     solarize: Probability = 0.0
     rotation_degrees: float = Field(default=0.0, ge=0, le=180)
+    flip_vertical: Probability = Field(
+        default=0.0, exclude_if=lambda it: it == 0, description="Probability of a flip up-down."
+    )
+    right_angles: Probability = Field(
+        default=0.0,
+        exclude_if=lambda it: it == 0,
+        description="Probability of a turn by 0, 90, 180 or 270 degrees, each equally likely.",
+    )
+    stain: Strength = Field(
+        default=0.0,
+        exclude_if=lambda it: it == 0,
+        description="For RGB images of stained tissue: by how much the amount of each stain (haematoxylin, eosin, DAB) "
+        "varies, as a share.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or (preset := values.get("preset")) not in AUGMENTATION_PRESETS:
+            return values  # an unknown preset is the field's own error
+        # The preset itself is not kept: keys of the value 0 are not in a dump, and must not become the preset's again.
+        return {**AUGMENTATION_PRESETS[preset], **{key: value for key, value in values.items() if key != "preset"}}
 
     @model_validator(mode="after")
     def _ordered(self) -> "AugmentationConfig":
@@ -67,7 +125,7 @@ class AugmentationConfig(StrictModel):
 class WindowConfig(StrictModel):
     """Which values of an image file become black and white. Values outside of them are clipped.
 
-    One of `percentiles`, `values`, `center` with `width`, or `stored` is set.
+    One of `percentiles`, `values`, `center` with `width`, `stored`, or `voi` is set.
     """
 
     percentiles: tuple[Percentile, Percentile] | None = Field(
@@ -84,6 +142,11 @@ class WindowConfig(StrictModel):
         default=False,
         description="The whole range that each file declares: 0..4,095 for 12 bits, 0..65,535 for 16.",
     )
+    voi: bool = Field(
+        default=False,
+        exclude_if=lambda it: not it,
+        description="The VOI LUT, or else the window, of each DICOM file itself. Files without one are unreadable.",
+    )
     per_channel: bool = Field(
         default=False, description="Percentiles of each channel by itself: for channels that are not RGB."
     )
@@ -95,8 +158,11 @@ class WindowConfig(StrictModel):
     def _is_one_window(self) -> "WindowConfig":
         if (self.center is None) != (self.width is None):
             raise ValueError("data.window.center and data.window.width belong together: set both")
-        if sum((self.percentiles is not None, self.values is not None, self.center is not None, self.stored)) != 1:
-            raise ValueError("data.window needs one of percentiles, values, center with width, or stored = true")
+        chosen = (self.percentiles is not None, self.values is not None, self.center is not None, self.stored, self.voi)
+        if sum(chosen) != 1:
+            raise ValueError(
+                "data.window needs one of percentiles, values, center with width, stored = true, or voi = true"
+            )
         for name in ("percentiles", "values"):
             if (pair := getattr(self, name)) is not None and pair[0] >= pair[1]:
                 raise ValueError(f"data.window.{name} must be two numbers, the smaller first; got {list(pair)}")
@@ -117,6 +183,11 @@ class WindowConfig(StrictModel):
 
         They cannot if the window has values that they do not hold: they would all be nearly black, or grey.
         """
+        if self.voi:
+            return (
+                "the window of the spec is the one that each DICOM file declares (data.window.voi), and these images "
+                "have none: use DICOM files, or data.window.percentiles"
+            )
         if self.limits is None or (self.limits[0] >= 0 and self.limits[1] <= 255):
             return None
         low, high = self.limits

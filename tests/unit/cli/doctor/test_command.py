@@ -98,13 +98,13 @@ def test_the_images_that_a_worker_would_use_are_counted_and_a_sample_is_decoded(
     assert "left out: 1 .csv (not images)" in found["what"]
 
 
-@pytest.mark.parametrize("suffix", ["dcm", "tif", "png"])
+@pytest.mark.parametrize("suffix", ["mha", "nii", "dcm", "tif", "png"])
 def test_images_that_cannot_be_read_are_a_problem(home: Path, suffix: str) -> None:
     (home / "images").mkdir()
     for number in range(3):
         (home / "images" / f"{number}.{suffix}").write_bytes(b"damaged")
     what = _checked(home / "images", code=1)["what"]
-    assert ("3 .dcm (this format is not read" if suffix == "dcm" else "3 of 3 decoded images cannot be used") in what
+    assert ("3 .mha (this format is not read" if suffix == "mha" else "3 of 3 decoded images cannot be used") in what
 
 
 def test_a_folder_that_can_be_read_only_in_part_is_a_problem(home: Path) -> None:

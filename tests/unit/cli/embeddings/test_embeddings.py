@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.fromarray(colours.repeat(6, 0).repeat(12, 1).astype(np.uint8)).save(path)
     shutil.copy("photos/a/4.png", "photos/b/copy.png")
     Path("photos/b/broken.png").write_bytes(b"no image")
-    Path("photos/scan.dcm").write_bytes(b"dicom")
+    Path("photos/scan.mha").write_bytes(b"volume")
     return tmp_path
 
 
@@ -45,7 +45,7 @@ def test_embed_names_and_counts_what_it_leaves_out(here: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "left out b/broken.png: " in result.stderr
     table = " ".join(result.stdout.split())
-    for words in ("13 of 14 images, 0 of them before", "1 that cannot be decoded", "1 .dcm", "convnet"):
+    for words in ("13 of 14 images, 0 of them before", "1 that cannot be decoded", "1 .mha", "convnet"):
         assert words in table
     again = done("embed", "photos", "--model", "run/encoder.safetensors", "--out", "out/photos.parquet")
     assert again["num_before"] == again["num_embedded"] == 13

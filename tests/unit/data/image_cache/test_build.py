@@ -203,9 +203,8 @@ def whole_of(found: CachedData, content: bytes) -> CachedData:
     """Return the same data, read from a file that was never interrupted. The listing's order is the file's."""
     path = found.images.path.with_name("whole.bin")
     path.write_bytes(content)
-    images = type(found.images)(
-        path, found.images.offsets, found.images.sizes, channels=3, image_size=16, dtype=np.dtype(np.uint8)
-    )
+    own = found.images
+    images = type(own)(path, own.offsets, own.sizes, own.digests, channels=3, image_size=16, dtype=np.dtype(np.uint8))
     return CachedData(images, found.digests, found.settings, found.labels, found.class_names)
 
 

@@ -88,6 +88,28 @@ def test_a_subset_has_its_images_labels_and_digests(cached: tuple[CachedData, Da
     assert part.labels.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("through_parts", [False, True])
+def test_pixels_that_changed_on_the_disk_are_an_error(
+    cached: tuple[CachedData, DataConfig], *, through_parts: bool
+) -> None:
+    images = cached[0].subset(np.array([9, 2, 4])).images
+    good = images[:1]
+    with images.path.open("r+b") as file:
+        file.seek(int(images.offsets[1]))
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    used = CachedImages.from_parts(*images.parts()) if through_parts else images
+    assert torch.equal(used[:1], good)
+    for read in (
+        lambda: used[1:2],
+        lambda: used.batch(torch.tensor([0, 1])),
+        lambda: used.resident(torch.device("cpu")),
+    ):
+        with pytest.raises(DataError, match="are damaged: remove this folder and start again"):
+            read()
+
+
 def test_parts_give_the_same_images_to_another_process(cached: tuple[CachedData, DataConfig]) -> None:
     images = cached[0].subset(np.array([9, 2, 4])).images
     values, rows = images.parts()

@@ -60,7 +60,7 @@ def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData
     if (files := list_files(name_or_path, "train")) is not None:
         positions = _spread(len(files), most)
         names = tuple(files.names[position] for position in positions)
-        sampled = replace(files, names=names, labels=None, reading=Reading.of(config))
+        sampled = replace(files, names=names, labels=None, groups=None, reading=Reading.of(config))
         labels = None if files.labels is None else files.labels[positions]
         pixels, unreadable = decode_to_memory(sampled, config.channels, config.image_size)
         return ImageData(pixels, None if labels is None else np.delete(labels, unreadable))

@@ -16,7 +16,7 @@ from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN
 from fedssl.data.contents import readable
 from fedssl.data.datasets import list_files
-from fedssl.data.decode_file import MOST_ASPECT, open_image
+from fedssl.data.decode_file import MOST_ASPECT, size_of
 from fedssl.data.decoding import Decoded, Problems, log
 from fedssl.data.folders import report_left_out
 from fedssl.data.image_cache.decoders import decode_entries, num_decoders
@@ -33,7 +33,7 @@ from fedssl.errors import DataError
 from fedssl.locks import lock, try_lock
 from fedssl.protocol.data import DataConfig
 
-_VERSION = 1  # of the decoding and of the files
+_VERSION = 2  # of the decoding and of the files
 _KEPT_SETTINGS = 2  # of one folder; runs of two sizes may take turns
 _NUM_REPORTS = 20
 _NUM_SAMPLED = 64
@@ -51,6 +51,7 @@ class CachedData:
         labels: int64 class numbers (N,), or None.
         class_names: the classes by number.
         unreadable: the sorted positions, in the listing of the folder, of the files that could not be read.
+        groups: int64 numbers (N,), equal for the images of one patient, or None.
     """
 
     images: CachedImages
@@ -59,15 +60,17 @@ class CachedData:
     labels: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
     unreadable: tuple[int, ...] = ()
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     def subset(self, indices: NDArray[np.int64]) -> "CachedData":
         """Return the images at `indices`, in that order. Nothing is read."""
-        labels = None if self.labels is None else self.labels[indices]
+        labels, groups = (None if each is None else each[indices] for each in (self.labels, self.groups))
         digests = tuple(self.digests[index] for index in indices)
-        return CachedData(self.images.subset(indices), digests, self.settings, labels, self.class_names)
+        images = self.images.subset(indices)
+        return CachedData(images, digests, self.settings, labels, self.class_names, groups=groups)
 
     def require(self, data: DataConfig) -> None:
         """Raise DataError unless the images were cached for these settings."""
@@ -168,13 +171,14 @@ def _data(files: ImageFiles, entries: Sequence[Entry], path: Path, data: DataCon
         path,
         np.array([entry.offset for entry in kept], np.int64),
         np.array([(entry.height, entry.width) for entry in kept], np.int64).reshape(-1, 2),
+        np.frombuffer(b"".join(bytes.fromhex(entry.pixels) for entry in kept), np.int64).copy(),
         channels=data.channels,
         image_size=data.image_size,
         dtype=prepared_type(data.window),
     )
-    labels = None if files.labels is None else np.delete(files.labels, unreadable)
+    labels, groups = (None if each is None else np.delete(each, unreadable) for each in (files.labels, files.groups))
     digests = tuple(entry.digest for entry in kept)
-    return CachedData(images, digests, settings_of(data), labels, files.class_names, unreadable)
+    return CachedData(images, digests, settings_of(data), labels, files.class_names, unreadable, groups)
 
 
 def _report_unusual(files: ImageFiles, kept: Sequence[Entry]) -> None:
@@ -267,8 +271,7 @@ def expected_bytes(files: ImageFiles, names: Sequence[str], data: DataConfig) ->
     aspects = []
     for name in dict.fromkeys(sample):
         try:
-            with open_image(files, name) as image:
-                shorter, longer = sorted(image.size)
+            shorter, longer = sorted(size_of(files, name))
         except DataError:
             continue  # not an image of PIL, or damaged
         aspects.append(min(MOST_ASPECT, longer / max(1, shorter)))

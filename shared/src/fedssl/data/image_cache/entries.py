@@ -1,14 +1,21 @@
 """One file of a folder as the cache holds it."""
 
+import functools
 import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.data.decode_file import Damaged, decode_whole
 from fedssl.data.image_files import ImageFiles
+from fedssl.data.trees import split_name
 from fedssl.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _READ_AT_ONCE = 1 << 20
 
@@ -20,12 +27,14 @@ class Entry:
     Attributes:
         name: its name in the listing.
         stamp: what :func:`stamp_of` returned when it was read.
-        digest: sha256 of its content, in hexadecimal digits; empty if it could not be read.
+        digest: sha256 of its file's content, in hexadecimal digits, and `#` with the number of its frame if the file
+            may hold several; empty if it could not be read.
         why: why it cannot be decoded, or None if it can.
         height, width: of the decoded image, in pixels.
         highest: its highest value if only its upper 8 bits of 16 are used.
         constant: whether all its values are equal.
         offset: the position of its pixels in the file of pixels, in bytes.
+        pixels: the digest of its pixels, as :func:`digest_of` returns it, in hexadecimal digits.
     """
 
     name: str
@@ -37,11 +46,12 @@ class Entry:
     highest: int | None = None
     constant: bool = False
     offset: int = 0
+    pixels: str = ""
 
 
 def stamp_of(files: ImageFiles, name: str) -> str:
     """Return a text that changes when the file is changed, replaced or renamed. Raises OSError."""
-    status = (files.tree.path / name).stat()
+    status = (files.tree.path / split_name(name)[0]).stat()
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
@@ -53,7 +63,9 @@ def decode_entry(files: ImageFiles, name: str, channels: int, size: int) -> tupl
     entry = Entry(name, "", "")
     try:
         stamp = stamp_of(files, name)
-        entry = replace(entry, stamp=stamp, digest=_digest(files, name))
+        file, frame = split_name(name)
+        digest = _digest(files.tree.path / file, stamp) + ("" if frame is None else f"#{frame}")
+        entry = replace(entry, stamp=stamp, digest=digest)
         pixels, highest = decode_whole(files, name, channels, size)
         if stamp_of(files, name) != stamp:
             return Entry(name, "", "", why="it changed while it was read; try again"), None
@@ -63,15 +75,24 @@ def decode_entry(files: ImageFiles, name: str, channels: int, size: int) -> tupl
         return replace(entry, why=error.why), None
     except DataError as error:
         return replace(entry, why=str(error)), None
+    pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[1:]
     constant = bool(pixels.min() == pixels.max())
-    found = replace(entry, height=height, width=width, highest=highest, constant=constant)
-    return found, np.ascontiguousarray(pixels)
+    digest = digest_of(pixels.data).hex()
+    found = replace(entry, height=height, width=width, highest=highest, constant=constant, pixels=digest)
+    return found, pixels
 
 
-def _digest(files: ImageFiles, name: str) -> str:
+def digest_of(pixels: "ReadableBuffer") -> bytes:
+    """Return a digest of an image's pixels, of 8 bytes. It finds what a disk or a mistake has changed, no attack."""
+    return hashlib.blake2b(pixels, digest_size=8).digest()
+
+
+@functools.lru_cache(maxsize=4)
+def _digest(path: Path, stamp: str) -> str:
+    """Return the sha256 of a file, which has this stamp. It is kept for the other frames of the file."""
     digest = hashlib.sha256()
-    with (files.tree.path / name).open("rb") as file:
+    with path.open("rb") as file:
         while part := file.read(_READ_AT_ONCE):
             digest.update(part)
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedssl.data.batches import on_device
+from fedssl.data.image_cache.entries import digest_of
 from fedssl.data.images import square
 from fedssl.data.windowing import FULL
 from fedssl.errors import DataError
@@ -50,6 +51,7 @@ class CachedImages:
         path: the file of pixels.
         offsets: int64 (N,), where each image begins, in bytes.
         sizes: int64 (N, 2), the height and width of each image in pixels.
+        digests: int64 (N,), the digest of each image's pixels, which is compared when it is first read.
         channels: of each image.
         image_size: the run's S.
         dtype: uint8 or int16.
@@ -65,6 +67,7 @@ class CachedImages:
         path: Path,
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
+        digests: NDArray[np.int64],
         *,
         channels: int,
         image_size: int,
@@ -73,7 +76,8 @@ class CachedImages:
         resident: Tensor | None = None,
         file: "_PixelFile | None" = None,
     ) -> None:
-        self.offsets, self.sizes = offsets, sizes
+        self.offsets, self.sizes, self.digests = offsets, sizes, digests
+        self._is_checked = np.zeros(len(offsets), np.bool_)
         self.channels, self.image_size, self.dtype = channels, image_size, dtype
         self.device = device
         self._resident = resident
@@ -85,7 +89,7 @@ class CachedImages:
         """The file of pixels."""
         return self._file.path
 
-    ROWS: ClassVar[tuple[str, ...]] = ("offsets", "sizes")
+    ROWS: ClassVar[tuple[str, ...]] = ("offsets", "sizes", "digests")
     """The names of the tensors of :meth:`parts`."""
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -97,7 +101,7 @@ class CachedImages:
             "image_size": self.image_size,
             "dtype": self.dtype.name,
         }
-        return values, {"offsets": torch.from_numpy(self.offsets), "sizes": torch.from_numpy(self.sizes)}
+        return values, {name: torch.from_numpy(getattr(self, name)) for name in self.ROWS}
 
     @classmethod
     def from_parts(cls, values: Mapping[str, Any], rows: Mapping[str, Tensor]) -> "CachedImages":
@@ -109,6 +113,7 @@ class CachedImages:
             Path(values["path"]),
             rows["offsets"].numpy(),
             rows["sizes"].numpy(),
+            rows["digests"].numpy(),
             channels=values["channels"],
             image_size=values["image_size"],
             dtype=np.dtype(values["dtype"]),
@@ -146,16 +151,16 @@ class CachedImages:
     def subset(self, indices: NDArray[np.int64]) -> "CachedImages":
         """Return the images at `indices`, in that order. Nothing is read."""
         assert self._resident is None, "before the images are on a device"
-        return self._with(self.offsets[indices], self.sizes[indices], self.device, None)
+        return self._with(self.offsets[indices], self.sizes[indices], self.digests[indices], self.device, None)
 
     def to(self, device: torch.device | str) -> "CachedImages":
         """Return images for batches on `device`. They are put there if it is a GPU with enough free memory."""
         device = torch.device(device)
         if device.type != "cuda":
-            return self._with(self.offsets, self.sizes, device, None)
+            return self._with(self.offsets, self.sizes, self.digests, device, None)
         free, _ = torch.cuda.mem_get_info(device)
         fits = self.num_bytes <= _SHARE_OF_FREE * free
-        return self.resident(device) if fits else self._with(self.offsets, self.sizes, device, None)
+        return self.resident(device) if fits else self._with(self.offsets, self.sizes, self.digests, device, None)
 
     @property
     def num_bytes(self) -> int:
@@ -171,7 +176,7 @@ class CachedImages:
             last = min(first + _COPIED_AT_ONCE, len(self))
             part = torch.cat([self._image(index).reshape(-1) for index in range(first, last)])
             pixels[int(starts[first]) : int(ends[last - 1])] = part.to(device)
-        return self._with(starts * self.dtype.itemsize, self.sizes, device, pixels)
+        return self._with(starts * self.dtype.itemsize, self.sizes, self.digests, device, pixels)
 
     def batch(self, indices: Tensor) -> ImageBatch:
         """Return whole images, on the device. `indices` are on the CPU."""
@@ -215,19 +220,30 @@ class CachedImages:
             start = offset // self.dtype.itemsize
             return self._resident[start : start + length].view(shape)
         wanted = length * self.dtype.itemsize
-        return torch.frombuffer(self._file.read(wanted, offset), dtype=self._torch_type).view(shape)
+        content = self._file.read(wanted, offset)
+        if not self._is_checked[index]:  # once: later epochs mostly read from memory
+            if digest_of(content) != self.digests[index].tobytes():
+                raise self._file.damaged()
+            self._is_checked[index] = True
+        return torch.frombuffer(content, dtype=self._torch_type).view(shape)
 
     @property
     def _torch_type(self) -> torch.dtype:
         return torch.uint8 if self.dtype == np.uint8 else torch.int16
 
     def _with(
-        self, offsets: NDArray[np.int64], sizes: NDArray[np.int64], device: torch.device, resident: Tensor | None
+        self,
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        digests: NDArray[np.int64],
+        device: torch.device,
+        resident: Tensor | None,
     ) -> "CachedImages":
         return CachedImages(
             self.path,
             offsets,
             sizes,
+            digests,
             channels=self.channels,
             image_size=self.image_size,
             dtype=self.dtype,
@@ -265,8 +281,12 @@ class _PixelFile:
         except OSError as error:
             raise self._error(error) from error
         if num_read != num_bytes:
-            raise DataError(f"the cached images in {self.path.parent} are damaged: remove this folder and start again")
+            raise self.damaged()
         return content
+
+    def damaged(self) -> DataError:
+        """Return the error for images that are not what was cached."""
+        return DataError(f"the cached images in {self.path.parent} are damaged: remove this folder and start again")
 
     def _error(self, error: OSError) -> DataError:
         return DataError(f"cannot read the cached images in {self.path}: {error.strerror}")

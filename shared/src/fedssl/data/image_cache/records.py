@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.data.image_cache.entries import Entry
+from fedssl.data.trees import split_name
 from fedssl.errors import DataError
 
 PIXELS, INDEX, LOCK = "pixels.bin", "index.jsonl", "lock"
@@ -83,7 +84,7 @@ class Records:
             return entry
         same = self._by_content.get(_content(entry))
         if same is not None and same.why is None:  # the same content under another name or time
-            entry = replace(entry, offset=same.offset)
+            entry = replace(entry, offset=same.offset, pixels=same.pixels)
         elif pixels is not None:
             entry = replace(entry, offset=self._end)
             self._pixels.write(pixels.data)
@@ -164,4 +165,4 @@ def _line(entry: Entry) -> str:
 
 def _content(entry: Entry) -> tuple[str, str]:
     """Return what decides about the pixels: the content, and the suffix, by which arrays are recognised."""
-    return entry.digest, Path(entry.name).suffix.lower()
+    return entry.digest, Path(split_name(entry.name)[0]).suffix.lower()
