@@ -226,7 +226,7 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def request_evaluation(
         self, run_id: UUID, config: JudgingConfig | Mapping[str, Any], round_number: int | None = None
     ) -> EvaluationView:
-        """Have the encoder of a round, by default the newest, judged; the same again is no error.
+        """Have the encoder of a round, by default the newest, judged; the same again is not an error.
 
         Raises Conflict where the round is not closed yet or the run has no encoder to judge, and Rejected.
         """

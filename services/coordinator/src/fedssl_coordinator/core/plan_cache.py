@@ -57,7 +57,7 @@ def refusal(spec: RunSpec) -> str | None:
     except redis.RedisError as error:
         log.warning("redis.unreachable", error=type(error).__name__, consequence="an impossible spec is not refused")
         return None
-    return None if found is None else found.decode()
+    return found.decode() if isinstance(found, bytes) else found
 
 
 def is_answering() -> bool:
