@@ -6,6 +6,7 @@ depends on plans but estimates; a reason also refuses a run that could only fail
 """
 
 import hashlib
+import json
 
 import redis
 import structlog
@@ -57,7 +58,7 @@ def refusal(spec: RunSpec) -> str | None:
     except redis.RedisError as error:
         log.warning("redis.unreachable", error=type(error).__name__, consequence="an impossible spec is not refused")
         return None
-    return found.decode() if isinstance(found, bytes) else found
+    return None if found is None else str(json.loads(found))
 
 
 def is_answering() -> bool:
@@ -81,7 +82,7 @@ def keep(digest: str, plan: ArtifactPlan) -> None:
 
 def keep_refusal(digest: str, why: str) -> None:
     """Store why there is no plan for the spec with this digest."""
-    redis_connection().set(_refusal_key(digest), why, ex=_REFUSAL_KEPT_SECONDS)
+    redis_connection().set(_refusal_key(digest), json.dumps(why), ex=_REFUSAL_KEPT_SECONDS)
 
 
 def _relevant(spec: RunSpec) -> str:

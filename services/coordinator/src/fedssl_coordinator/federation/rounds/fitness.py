@@ -86,7 +86,7 @@ def shortened(reasons: Mapping[str, str]) -> str:
 
     >>> shortened({"a": "no labels", "b": "declined", "c": "no labels"})
     'a, c: no labels; b: declined'
-    >>> shortened({f"client-{number}": "declined" for number in range(7)})[-30:]
+    >>> shortened({f"client-{number}": "declined" for number in range(7)})[-28:]
     'declined; and 2 more clients'
     """
     names: dict[str, list[str]] = {}
