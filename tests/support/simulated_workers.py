@@ -163,6 +163,7 @@ class SimulatedWorker:
                 most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
                 await self._train(json.loads(answer.content), most)
         elif pause := answer.headers.get("retry-after"):
+            self.line.close()  # the server closes it meanwhile
             await asyncio.sleep(float(pause))
 
     async def _train(self, item: dict[str, Any], most_delivered: int) -> None:

@@ -103,7 +103,7 @@ def test_a_claim_of_a_client_that_is_not_drawn_asks_once(
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
-    tables.execute("UPDATE rounds SET opened_at = now() - interval '80 seconds'")
+    tables.execute("UPDATE rounds SET opened_at = now() - interval '96 seconds'")
     worker = coordinator.worker("a", register=False)
     assert _cost(lambda: worker.claim(60)) == (3, 1, 5)
     assert _cost(lambda: worker.claim(60)) == (4, 1, 6)  # with evaluations at its site

@@ -17,7 +17,10 @@ from fedssl_coordinator.core.models import Assignment, Client, Round, Run, table
 _LAST_ROUNDS = 5
 _OVERDUE_SHARE = 0.125
 """A round that takes longer than the last ones is expected to take this share of its time so far in addition. So a
-client comes to the next round at most this share of a round too late."""
+client comes to the round after it at most this share of its length too late."""
+
+_SHORTEST_SECONDS = 10.0
+"""If the next round is expected earlier, the client waits for it: several short pauses cost more than one long poll."""
 
 _SPREAD = 0.25
 """Clients come back within this share of the pause before its end, so that they do not all come at once."""
@@ -27,7 +30,7 @@ def pause_seconds(session: Session, client_id: str) -> int:
     """Return after how many seconds a client without work claims again, or 0 if it waits for work.
 
     It is spread at random. A client waits for work if it has an offer that begins later, or if the next round of one of
-    its runs may be opened at any moment: no round is open, or the open one is expected to end within about a second.
+    its runs may be opened at any moment: no round is open, or the open one is expected to end soon.
     """
     rows = session.execute(_ROUNDS, {"claimant": client_id}).all()
     if not rows or any(elapsed is None for elapsed, _ in rows):
@@ -50,9 +53,13 @@ def expected_seconds(elapsed: float, typical: float | None) -> float:
 def spread(seconds: float, share: float) -> int:
     """Return a pause in whole seconds of at most `seconds`, a `share` (0 to 1) of the spread before its end.
 
-    >>> spread(40, 0), spread(40, 1), spread(1000, 0), spread(0.9, 0)
+    Returns 0 if that is too short for a pause.
+
+    >>> spread(40, 0), spread(40, 1), spread(1000, 0), spread(9.9, 0)
     (40, 30, 60, 0)
     """
+    if seconds < _SHORTEST_SECONDS:
+        return 0
     return int(min(seconds, LONGEST_PAUSE_SECONDS) * (1 - _SPREAD * share))
 
 
