@@ -78,7 +78,7 @@ def _metadata(encoder: PretrainedEncoder, head: Head) -> dict[str, Any]:
         "required_packages_version": {"pillow": _installed("pillow")},
         "name": "fedssl classifier",
         "task": "image classification",
-        "description": f"Probabilities of {len(classes)} classes, of which {several}: {', '.join(classes)}",
+        "description": f"Probabilities of {len(classes)} classes ({several}): {', '.join(classes)}",
         "authors": "the data owners of the run; see docs/README.md",
         "copyright": "the data owners of the run; see docs/README.md",
         "network_data_format": {
