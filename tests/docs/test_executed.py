@@ -170,13 +170,12 @@ def write_labs(folder: Path) -> None:
     for number in range(60):
         is_malignant = number % 2
         stripes = np.indices((16, 16))[is_malignant] % 4 // 2 * 120
-        pixels = (stripes + rng.integers(0, 100, (16, 16))).astype(np.uint8)
         for path in (
             folder / "lab-a" / ("malignant" if is_malignant else "benign") / f"{number}.png",
             folder / "lab-b" / f"{number}.png",
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels if "lab-a" in path.parts else pixels[::-1, ::-1]).save(path)
+            Image.fromarray((stripes + rng.integers(0, 100, (16, 16))).astype(np.uint8)).save(path)
 
 
 def check_classified(printed: str) -> None:

@@ -91,7 +91,7 @@ def test_the_head_has_the_logits_of_the_run(run: Path) -> None:
     assert any(torch.allclose(weights, scale * each, rtol=1e-5, atol=1e-9) for each in solutions)
 
 
-def test_scores_without_a_scale_are_not_probabilities(run: Path) -> None:
+def test_scores_without_a_scale_are_not_given_as_probabilities(run: Path) -> None:
     _folder(Path("one-round"), num_rounds=1)
     assert "2 rounds or more" in refused("classify", "images", "--model", "one-round", "--head", "one-round")
     tensors = load_tensors(run / MODEL)

@@ -14,7 +14,7 @@ def test_methods_that_train_on_labels_need_labels() -> None:
     plain, of_classes = ClientData(images, None), ClientData(images, torch.tensor([0, 1]))
     given = OwnLabels(SiteLabels(np.array([0, 1]), ("a", "b"), ("line 2", "line 3")), {})
 
-    assert METHODS.keys() - supported_methods(plain, None).keys() == {"supervised", "ridge-probe"}
-    assert METHODS.keys() - supported_methods(of_classes, None).keys() == {"ridge-probe"}
+    assert METHODS.keys() - supported_methods(plain, None).keys() == {"supervised", "ridge-probe", "classifier"}
+    assert METHODS.keys() - supported_methods(of_classes, None).keys() == {"ridge-probe", "classifier"}
     assert METHODS.keys() - supported_methods(plain, given).keys() == {"supervised"}
     assert supported_methods(of_classes, given) == {name: method.version for name, method in METHODS.items()}

@@ -37,10 +37,9 @@ def export_monai_bundle(encoder: PretrainedEncoder, head: Head, card: str | None
     for name in ("configs", "models", "docs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     network = Classifier(encoder, head).eval()
-    write_atomically(folder / "models" / "model.ts", _scripted(network, encoder))
-    state = io.BytesIO()
-    torch.save(torch.jit.load(folder / "models" / "model.ts").state_dict(), state)  # type: ignore[no-untyped-call]
-    write_atomically(folder / "models" / "model.pt", state.getvalue())
+    script, state = _traced(network, encoder)
+    write_atomically(folder / "models" / "model.ts", script)
+    write_atomically(folder / "models" / "model.pt", state)
     write_atomically(folder / "configs" / "metadata.json", json.dumps(_metadata(encoder, head), indent=2) + "\n")
     write_atomically(folder / "configs" / "inference.json", json.dumps(_inference(encoder), indent=2) + "\n")
     write_atomically(folder / "docs" / "README.md", card or f"# {encoder.config}\n")
@@ -55,14 +54,17 @@ def require_monai(encoder: PretrainedEncoder) -> None:
         )
 
 
-def _scripted(network: Classifier, encoder: PretrainedEncoder) -> bytes:
+def _traced(network: Classifier, encoder: PretrainedEncoder) -> tuple[bytes, bytes]:
+    """Return the network as TorchScript, and its weights as a state dict."""
     data = encoder.data
     example = torch.zeros(2, data.channels, data.image_size, data.image_size)
-    buffer = io.BytesIO()
+    script, state = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch prefers another format, which MONAI does not read
-        torch.jit.save(torch.jit.trace(network, example), buffer)  # type: ignore[no-untyped-call]
-    return buffer.getvalue()
+        traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, script)  # type: ignore[no-untyped-call]
+    torch.save(traced.state_dict(), state)
+    return script.getvalue(), state.getvalue()
 
 
 def _metadata(encoder: PretrainedEncoder, head: Head) -> dict[str, Any]:
