@@ -302,7 +302,7 @@ def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None
     run = cast.run
     assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
     assert run.reason == (
-        "round 1: too few updates after 1 attempts: a: the client was revoked; b: the client was revoked"
+        "round 1: too few updates after 1 attempts: a, b: the client was revoked"
     )
 
 
