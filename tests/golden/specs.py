@@ -210,12 +210,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "vit-simclr-ldawa": {
         "method": {**_SIMCLR, "reducer": {"name": "ldawa", "num_plain_rounds": 1}},
         "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}},
-        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
-    },
-    "vit-lora-byol": {
-        "method": {"name": "fedbyol"},
-        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}, "lora": {"rank": 2, "alpha": 4}},
         "training": {"optimizer": {"learning_rate": 0.01}},
+    },
+    "vit-lora": {
+        "method": _SIMCLR,
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}, "lora": {"rank": 2, "alpha": 4}},
+        "training": {"optimizer": {"learning_rate": 1e-3}},
     },
     "vicreg-of-the-paper-fedx": {
         "method": {
