@@ -62,7 +62,7 @@ def _traced(network: Classifier, encoder: PretrainedEncoder) -> tuple[bytes, byt
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch prefers another format, which MONAI does not read
         traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, script)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, script)
     torch.save(traced.state_dict(), state)
     return script.getvalue(), state.getvalue()
 
