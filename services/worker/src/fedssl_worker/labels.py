@@ -14,7 +14,7 @@ from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
-from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 
 log = structlog.get_logger()
 
@@ -70,12 +70,12 @@ def load_own_labels(data: str, source: str | None, names: Path | None, num_image
 def supported_methods(images: ClientData, labels: OwnLabels | None) -> dict[str, int]:
     """Return the version of each method that this client can train.
 
-    Methods that train on labels need those of the class folders, or for the probe over all sites those of --labels.
+    Methods that train on labels need those of the class folders; `ridge-probe` and `classifier` need those of --labels.
     """
     found = {}
     for name, method in METHODS.items():
         config = METHOD_CONFIGS[name]
-        needed = labels if issubclass(config, RidgeProbeConfig) else images.labels
+        needed = labels if issubclass(config, SiteLabelsConfig) else images.labels
         trains_on_labels = issubclass(config, ComposedConfig) and "labels" in config.traits
         if not trains_on_labels or needed is not None:
             found[name] = method.version
