@@ -8,6 +8,7 @@ from fedssl.protocol.methods import METHOD_CONFIGS
 
 NOTHING = "–"
 _MINUS = "\u2212"
+_MEASURES = {"probe": "linear probe", "knn": "kNN", "geometry": "alignment, uniformity, effective rank"}
 
 
 def number(value: float | None, places: int = 0) -> str:
@@ -97,6 +98,11 @@ def shape(client: Any) -> str:
     return f"{client.channels} × {client.image_size} × {client.image_size}" if client.channels else NOTHING
 
 
+def measure(name: str) -> str:
+    """The name of a group of an evaluation's results, such as `probe`, in words; any other name as it is."""
+    return _MEASURES.get(name, name)
+
+
 def method(name: str) -> str:
     """A method's title, or the name of a method that this version does not have."""
     return METHOD_CONFIGS[name].info.title if name in METHOD_CONFIGS else name
@@ -126,6 +132,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "clock": clock,
     "machine": machine,
     "shape": shape,
+    "measure": measure,
     "method": method,
     "digest": digest,
     "plural": plural,
