@@ -56,9 +56,18 @@ def test_sites_count_in_deployment_as_in_a_simulation(servers: Servers, tmp_path
             return rounds if is_finished and is_done else None
 
         rounds = running.wait_for(answered, "the answers of all sites", 150)
+        card = running.client.pull(run.id, tmp_path / "pulled").files["card"].read_text()
         stored = tables.query("SELECT round_number, client_id, counts FROM site_evaluations WHERE counts IS NOT NULL")
     counts = {(number, name): SiteCounts.model_validate_json(json.dumps(value)) for number, name, value in stored}
     labelled = set(shards) - {unlabelled}
+    table = card.partition("## At the sites")[2].partition("## Lineage")[0]
+    assert "The encoder of round 2, evaluated by each data owner on its own labelled images." in table
+    assert f" Without a result: {unlabelled}." in table
+    newest = rounds[-1]
+    assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:] == [
+        *(f"| {name}" for name in sorted(labelled)), "| worst site", "| mean", "| pooled",
+    ]  # fmt: skip
+    assert f"| mean |  | {' | '.join(f'{value:.6g}' for value in newest.mean.values())} |" in table
     assert counts.keys() == {(number, name) for number in (0, 1, 2) for name in labelled}
     assert all(counts[number, name] == simulated[number][name] for number, name in counts)
     assert [view.round_number for view in rounds] == [0, 1, 2]
