@@ -138,5 +138,5 @@ def test_a_run_of_other_channels_shows_why_no_client_takes_part(running: Federat
 
     found = running.wait_for(reason, "a reason", 60)
     running.client.stop(run.id)
-    for name in (f"client-{number}" for number in range(len(SUFFIXES))):
-        assert f"{name}: the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3" in found
+    names = ", ".join(f"client-{number}" for number in range(len(SUFFIXES)))
+    assert f"{names}: the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3" in found

@@ -84,7 +84,8 @@ def run_local_round(
 
 def _train(trainer: Trainer, data: ClientData, received: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
     algorithm, modules = trainer.algorithm, trainer.modules
-    schedule = algorithm.schedule(algorithm.num_trained(data), ctx)
+    data = algorithm.trained(data)
+    schedule = algorithm.schedule(len(data), ctx)
     algorithm.start_steps(modules, schedule, ctx)
     take_step = trainer.start_round(schedule, ctx)
     report = _Report(schedule, on_progress)

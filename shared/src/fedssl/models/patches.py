@@ -84,9 +84,9 @@ class PatchDecoder(nn.Module):
 
     def forward(self, tokens_BTH: Tensor, restore_BN: Tensor) -> Tensor:
         """Return the predicted pixels (B, N, P)."""
-        tokens = self.embed(tokens_BTH)
+        tokens = self.embed(tokens_BTH).to(self.mask_token.dtype)
         batch, num_tokens, width = tokens.shape
-        hidden = self.mask_token.to(tokens.dtype).expand(batch, restore_BN.shape[1] + 1 - num_tokens, -1)
+        hidden = self.mask_token.expand(batch, restore_BN.shape[1] + 1 - num_tokens, -1)
         patches = torch.cat([tokens[:, 1:], hidden], dim=1)
         patches = patches.gather(1, restore_BN[:, :, None].expand(-1, -1, width))
         decoded = self.blocks(torch.cat([tokens[:, :1], patches], dim=1) + self.positions)

@@ -139,10 +139,10 @@ class VisionTransformer(Encoder):
         `visible_BK` has the places of the patches, 0 to N - 1, row by row. Each token is normalised by the last
         LayerNorm.
         """
-        patches: Tensor = self.patch_embed(x)
+        patches: Tensor = self.patch_embed(x).to(self.pos_embed.dtype)
         patches = patches + self.pos_embed[:, 1:]
         patches = patches.gather(1, visible_BK[:, :, None].expand(-1, -1, patches.shape[2]))
-        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(x.shape[0], -1, -1)
+        first = (self.cls_token + self.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
         return self._last_norm(self.blocks(torch.cat([first, patches], dim=1)))
 
     def pooled(self, tokens_BTH: Tensor) -> Tensor:

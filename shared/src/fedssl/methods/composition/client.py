@@ -114,6 +114,10 @@ class ClientAlgorithm:
         """Return how many of the client's images it trains on: its weight in a mean."""
         return len(data)
 
+    def trained(self, data: ClientData) -> ClientData:
+        """Return the images that it trains on."""
+        return data
+
     def judge(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Metrics:
         """Return metrics of the model that was received, before it is trained."""
         return {}

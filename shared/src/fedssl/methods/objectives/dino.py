@@ -54,7 +54,8 @@ class Prototypes(nn.Module):
 
     def forward(self, z_BD: Tensor) -> Tensor:
         weight_KD = self.weight.detach() if self.is_frozen else self.weight
-        return F.linear(F.normalize(z_BD.float(), dim=1), F.normalize(weight_KD, dim=1))
+        with torch.autocast(z_BD.device.type, enabled=False):  # cosines are computed in float32
+            return F.linear(F.normalize(z_BD.float(), dim=1), F.normalize(weight_KD, dim=1))
 
 
 class Center(nn.Module):

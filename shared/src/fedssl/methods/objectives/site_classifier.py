@@ -10,7 +10,7 @@ The first weights of the classifier are those in `model.initial`, for example th
 Each client first measures the classifier that it receives on its held-out images (`held_out_accuracy`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -116,8 +116,8 @@ class ClassifierClient(ClientAlgorithm):
     def num_trained(self, data: ClientData) -> int:
         return data.num_trained
 
-    def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
-        return super().batches(data.trained(), epoch, ctx)
+    def trained(self, data: ClientData) -> ClientData:
+        return data.trained()
 
     def judge(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Metrics:
         assert data.labels is not None, "`begin` has checked it"
