@@ -20,7 +20,7 @@ from fedssl import optimizers
 from fedssl.engine import cuda_graphs, release_trainer, steps
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.cuda_graphs import COMPILE_FROM, NUM_EAGER_STEPS, CapturedSteps, compiled, wants_compiling
-from fedssl.engine.optimization import optimizer_for, restart, total_loss
+from fedssl.engine.optimization import move, optimizer_for, restart, total_loss
 from fedssl.engine.steps import Step, StepValues
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
@@ -137,13 +137,13 @@ def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch
     exact = two_rounds(spec)
     generator = torch.Generator().manual_seed(0)
 
-    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: None) -> None:
+    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None) -> None:
         optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if (gradient := parameter.grad) is not None:
                 gradient += 2e-6 * gradient.abs().max() * torch.randn(gradient.shape, generator=generator)
-        optimizer.step()
+        move(optimizer, max_gradient_norm)
 
     monkeypatch.setattr(steps, "take_step", rounded)
     assert_same_course(exact, two_rounds(spec, like=exact))
