@@ -35,7 +35,8 @@ DEFAULT_PORT = 8000
 STEP_SECONDS = 120.0
 WORKERS_SECONDS = 120.0
 SWEEP_SECONDS = 1.0
-AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate,notify"}  # the queues of each
+AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate", "notifier": "notify"}
+"""The queue of each process that serves one. Notifications wait for other servers, so nothing else waits for them."""
 WORKER_UNUSABLE, WORKER_REFUSED = 2, 3  # exit statuses of a worker: unusable settings or images; not wanted
 # -P: a file of the user's that is named like one of ours or of a library must not be taken for it.
 PYTHON = (sys.executable, "-P", "-m")
