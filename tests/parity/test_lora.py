@@ -5,15 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedssl.artifacts.header import file_bytes
-from fedssl.artifacts.tensors import load_tensors
 from fedssl.client.model_card import CARD
-from fedssl.methods import METHODS
 from fedssl.models import load_encoder, merged
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import Outcome, RunState
-from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
+from support.deployed import assert_planned_size, assert_same_bits, completed, updates_of
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -34,26 +30,12 @@ def test_a_run_of_adapters_equals_its_simulation_and_sends_only_them(servers: Se
         servers.database() as database,
         federation(database, servers.redis_url, tmp_path / "run", clients) as running,
     ):
-        for name in clients:
-            running.start(name)
-        created = running.client.create_run(spec)
-
-        def look() -> RunView | None:
-            run = running.client.run(created.id)
-            return run if run.state is RunState.FINISHED else None
-
-        done = running.wait_for(look, "the run's end", 150)
-        assert done.outcome is Outcome.COMPLETED, done.reason
-        updates = [a.update for view in running.client.rounds(created.id) for a in view.assignments if a.update]
-        for number, digest in enumerate(updates):
-            running.client.download_artifact(digest, tmp_path / f"update-{number}")
-        running.client.pull(created.id, tmp_path / "pulled")
-    deployed = load_tensors(tmp_path / "pulled" / "model.safetensors")
-    assert deployed.keys() == simulated.model.keys()
-    assert [name for name in deployed if not torch.equal(deployed[name], simulated.model[name])] == []
-    plan = METHODS["fedbyol"].bind(spec).plan
+        done = completed(running, spec, clients, 150)
+        updates = updates_of(running, done, tmp_path)
+        running.client.pull(done.id, tmp_path / "pulled")
+    assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)
     assert len(updates) == 6
-    assert {(tmp_path / f"update-{number}").stat().st_size for number in range(6)} == {file_bytes(plan.update)}
+    assert_planned_size(updates, spec)
     pulled = load_encoder(tmp_path / "pulled").encoder.state_dict()
     expected = merged({name: each for name, each in simulated.model.items() if name.startswith("encoder.")})
     assert {f"encoder.{name}" for name in pulled} == expected.keys()

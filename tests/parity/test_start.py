@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import load_tensors
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import Outcome, RunState
-from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
+from support.deployed import assert_same_bits, completed
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -35,20 +33,9 @@ def test_a_run_from_registered_weights_equals_its_simulation(servers: Servers, t
         federation(database, servers.redis_url, tmp_path / "run", clients) as running,
     ):
         digest = running.client.add_weights("start", file).digest
-        for name in clients:
-            running.start(name)
-        created = running.client.create_run(RunSpec.model_validate(values))
-
-        def look() -> RunView | None:
-            run = running.client.run(created.id)
-            return run if run.state is RunState.FINISHED else None
-
-        done = running.wait_for(look, "the run's end", 100)
-        assert done.outcome is Outcome.COMPLETED, done.reason
-        running.client.download_model(created.id, tmp_path / "model.safetensors")
+        done = completed(running, RunSpec.model_validate(values), clients, 100)
+        running.client.download_model(done.id, tmp_path / "model.safetensors")
     assert simulated.spec.model.initial is not None
     assert done.spec.model.initial is not None
     assert simulated.spec.model.initial.digest == done.spec.model.initial.digest == digest
-    deployed = load_tensors(tmp_path / "model.safetensors")
-    assert deployed.keys() == simulated.model.keys()
-    assert [name for name in deployed if not torch.equal(deployed[name], simulated.model[name])] == []
+    assert_same_bits(tmp_path / "model.safetensors", simulated.model)

@@ -5,16 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedssl.artifacts.header import file_bytes
-from fedssl.artifacts.tensors import load_tensors
-from fedssl.methods import METHODS
 from fedssl.models import load_encoder
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import Outcome, RunState
-from fedssl.protocol.views import RunView
 from fedssl.run_files import CARD
 from fedssl.simulation import simulate
+from support.deployed import assert_planned_size, assert_same_bits, completed, updates_of
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -39,26 +35,12 @@ def test_a_partly_frozen_run_equals_its_simulation_and_sends_less(servers: Serve
         federation(database, servers.redis_url, tmp_path / "run", clients) as running,
     ):
         running.client.add_weights("start", file)
-        for name in clients:
-            running.start(name)
-        created = running.client.create_run(RunSpec.model_validate(values))
-
-        def look() -> RunView | None:
-            run = running.client.run(created.id)
-            return run if run.state is RunState.FINISHED else None
-
-        done = running.wait_for(look, "the run's end", 100)
-        assert done.outcome is Outcome.COMPLETED, done.reason
-        updates = [a.update for view in running.client.rounds(created.id) for a in view.assignments if a.update]
-        for number, digest in enumerate(updates):
-            running.client.download_artifact(digest, tmp_path / f"update-{number}")
-        running.client.pull(created.id, tmp_path / "pulled")
-    deployed = load_tensors(tmp_path / "pulled" / "model.safetensors")
-    assert deployed.keys() == simulated.model.keys()
-    assert [name for name in deployed if not torch.equal(deployed[name], simulated.model[name])] == []
-    plan = METHODS["fedbyol"].bind(spec).plan
+        done = completed(running, RunSpec.model_validate(values), clients, 100)
+        updates = updates_of(running, done, tmp_path)
+        running.client.pull(done.id, tmp_path / "pulled")
+    assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)
     assert len(updates) == 6
-    assert {(tmp_path / f"update-{number}").stat().st_size for number in range(6)} == {file_bytes(plan.update)}
+    assert_planned_size(updates, spec)
     # All weights of the pulled encoder are there: the frozen ones are those of the registered file.
     pulled = load_encoder(tmp_path / "pulled").encoder.state_dict()
     for name, tensor in encoder_tensors(ENCODER).items():

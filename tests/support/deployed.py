@@ -1,0 +1,51 @@
+"""A run that real processes train, compared with its simulation."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from fedssl.artifacts.header import file_bytes
+from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.methods import METHODS
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
+from support.processes import Federation
+
+
+def completed(running: Federation, spec: RunSpec, clients: Iterable[str], seconds: float) -> RunView:
+    """Train a run to its end with each client's worker."""
+    for name in clients:
+        running.start(name)
+    created = running.client.create_run(spec)
+
+    def look() -> RunView | None:
+        run = running.client.run(created.id)
+        return run if run.state is RunState.FINISHED else None
+
+    done = running.wait_for(look, "the run's end", seconds)
+    assert done.outcome is Outcome.COMPLETED, done.reason
+    return done
+
+
+def updates_of(running: Federation, run: RunView, folder: Path) -> list[Path]:
+    """Download the updates of all clients and rounds."""
+    digests = [a.update for view in running.client.rounds(run.id) for a in view.assignments if a.update]
+    paths = [folder / f"update-{number}" for number in range(len(digests))]
+    for digest, path in zip(digests, paths, strict=True):
+        running.client.download_artifact(digest, path)
+    return paths
+
+
+def assert_same_bits(weights: Path, simulated: Tensors) -> None:
+    """The weights in a file are those of the simulation."""
+    deployed = load_tensors(weights)
+    assert deployed.keys() == simulated.keys()
+    assert [name for name in deployed if not torch.equal(deployed[name], simulated[name])] == []
+
+
+def assert_planned_size(updates: list[Path], spec: RunSpec) -> None:
+    """Each update has the bytes that the plan declares, and nothing else."""
+    plan = METHODS[spec.method.name].bind(spec).plan
+    assert {path.stat().st_size for path in updates} == {file_bytes(plan.update)}
