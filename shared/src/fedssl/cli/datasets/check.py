@@ -7,6 +7,7 @@ import typer
 
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, note, show_json, show_pairs, size
+from fedssl.cli.progress_bar import progress_bar
 from fedssl.cli.specs import read_spec
 from fedssl.data.contents import readable
 from fedssl.data.datasets import list_files
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _NUM_NAMED = 10
 _MOST_ROWS = 100
 _NUM_PICTURES = 60
-_REPORTED_EVERY = 1000
 _EXAMPLE_SIZE, _EXAMPLE_CACHE = 224, 256
 _PERCENTILE_NAMES = ("lowest", "0.5 %", "median", "99.5 %", "highest")
 
@@ -36,7 +36,8 @@ def check_data(
     if files is None:
         raise UsageError(f"{data} is not a folder of image files: `fedssl doctor --data {data}` describes arrays")
     names = files.names if sample is None else spread(files.names, sample)
-    found = survey(files, names, _progress(len(names)))
+    with progress_bar("decoding", len(names), suffix=" images") as decoded:
+        found = survey(files, names, decoded)
     config = read_spec(spec, changes).data if spec is not None else _example(found)
     document = _document(files, found, config, is_example=spec is None)
     if out is not None:
@@ -49,14 +50,6 @@ def check_data(
         note(f"{out}: open it in a browser. It holds small copies of the images, so keep it where they are")
     if not document["is_usable"]:
         raise typer.Exit(1)
-
-
-def _progress(num: int) -> Any:
-    def report(count: int) -> None:
-        if count % _REPORTED_EVERY == 0 and count < num:
-            note(f"{count:,} of {num:,} images")
-
-    return report
 
 
 def _example(found: Survey) -> DataConfig:
