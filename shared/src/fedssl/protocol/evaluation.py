@@ -3,7 +3,7 @@
 Labels serve only this purpose, and those of a site never leave it.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +19,15 @@ ClassName = Annotated[str, Field(min_length=1, max_length=100)]
 MOST_CLASSES = 100
 MOST_SCORE_BINS = 50
 DEFAULT_MIN_COUNT = 10
+
+T = TypeVar("T", bound=str)
+
+
+def each_once(key: str, noun: str, value: tuple[T, ...]) -> tuple[T, ...]:
+    """Return names that are all different. Raises ValueError, which names the key."""
+    if len(set(value)) != len(value):
+        raise ValueError(f"{key} names a {noun} twice")
+    return value
 
 
 class JudgingConfig(StrictModel):
@@ -52,9 +61,7 @@ class JudgingConfig(StrictModel):
     @field_validator("measures")
     @classmethod
     def _each_once(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError("evaluation.measures names a measure twice")
-        return value
+        return each_once("evaluation.measures", "measure", value)
 
 
 class SitesConfig(StrictModel):
@@ -86,9 +93,7 @@ class SitesConfig(StrictModel):
     @field_validator("classes")
     @classmethod
     def _each_class_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError("evaluation.sites.classes names a class twice")
-        return value
+        return each_once("evaluation.sites.classes", "class", value)
 
 
 class EvaluationConfig(JudgingConfig):

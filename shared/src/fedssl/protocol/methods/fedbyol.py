@@ -25,11 +25,16 @@ class BYOLConfig(ComposedConfig):
 
     def check_continuation(self, num_rounds: int, total: int) -> None:
         super().check_continuation(num_rounds, total)
-        if self.target_momentum_schedule != "constant":
-            raise ValueError(
-                f'method.target_momentum_schedule = "{self.target_momentum_schedule}" ends with the last of '
-                f"{num_rounds} rounds, and is another one over {total}"
-            )
+        require_constant_momentum(self.target_momentum_schedule, num_rounds, total)
+
+
+def require_constant_momentum(schedule: str, num_rounds: int, total: int) -> None:
+    """Raise ValueError if the target's momentum depends on how many rounds the run has."""
+    if schedule != "constant":
+        raise ValueError(
+            f'method.target_momentum_schedule = "{schedule}" ends with the last of {num_rounds} rounds, and is another '
+            f"one over {total}"
+        )
 
 
 class FedBYOLConfig(BYOLConfig):

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
 from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.fedbyol import require_constant_momentum
 from fedssl.protocol.methods.parts import Trait
 
 
@@ -75,8 +76,4 @@ class FedDINOConfig(ComposedConfig):
 
     def check_continuation(self, num_rounds: int, total: int) -> None:
         super().check_continuation(num_rounds, total)
-        if self.target_momentum_schedule != "constant":
-            raise ValueError(
-                f'method.target_momentum_schedule = "{self.target_momentum_schedule}" ends with the last of '
-                f"{num_rounds} rounds, and is another one over {total}"
-            )
+        require_constant_momentum(self.target_momentum_schedule, num_rounds, total)

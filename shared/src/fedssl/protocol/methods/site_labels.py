@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from fedssl.protocol.evaluation import MOST_CLASSES, ClassName
+from fedssl.protocol.evaluation import MOST_CLASSES, ClassName, each_once
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.parts import Trait
 
@@ -32,6 +32,4 @@ class SiteLabelsConfig(ComposedConfig):
     @field_validator("classes")
     @classmethod
     def _each_class_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError("method.classes names a class twice")
-        return value
+        return each_once("method.classes", "class", value)
