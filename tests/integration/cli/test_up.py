@@ -15,6 +15,8 @@ import pytest
 
 from fedssl import tracing
 from fedssl.client import Client
+from fedssl_coordinator.core.celery_app import QUEUES
+from fedssl_local.federation import AGGREGATORS
 from support.otlp import Received, Receiver
 from support.up import FEDSSL, Up
 
@@ -106,6 +108,11 @@ def assert_one_trace(spans: list[Received], run: str) -> None:
     deliveries = [span for span in of_round if span.name == "POST /v1/work/deliver"]
     assert {of_id[span.parent].service for span in deliveries} == {"fedssl-worker"}
     assert len(deliveries) == 2
+
+
+def test_each_queue_has_a_process_of_its_own() -> None:
+    """Evaluations once waited for notifications, and those for names that could not be resolved."""
+    assert sorted(AGGREGATORS.values()) == sorted(QUEUES)
 
 
 @pytest.mark.full
