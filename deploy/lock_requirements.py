@@ -41,7 +41,9 @@ def main(torch_index: str | None = None) -> None:
         found = _locked(sorted(requirements(*split(IMAGES[image][0]))), "training", "torch-cuda")
         base = training if image in ON_TRAINING else {}
         _write(image, {name: entry for name, entry in found.items() if name not in base})
-    _write("otel", _locked(sorted(requirements("services/coordinator", ("otel",)) - requirements("services/coordinator"))))
+    _write(
+        "otel", _locked(sorted(requirements("services/coordinator", ("otel",)) - requirements("services/coordinator")))
+    )
     for name, package in TOOLS.items():
         _write(name, _locked([package]))
     version = re.search(r"^torch==(.+)$", CONSTRAINTS.read_text(), re.MULTILINE)

@@ -76,7 +76,7 @@ def narrow_method() -> Method:
     def bind(spec: RunSpec) -> BoundMethod:
         assert isinstance(spec.method, FedSimCLRConfig)
         client = NarrowClient(SimCLR(spec.method), OVERWRITE)
-        return BoundMethod(spec, client, ServerAlgorithm(client, mean(MeanConfig())))
+        return BoundMethod(spec, client, ServerAlgorithm(client, mean(MeanConfig()), spec))
 
     return dataclasses.replace(METHODS["fedsimclr"], bind=bind)
 

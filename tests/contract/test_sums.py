@@ -3,6 +3,7 @@
 Two cohorts with the same sums and other updates show it: if the coordinator uses only sums, it finds the same weights.
 """
 
+import functools
 from typing import Any
 
 import pytest
@@ -182,10 +183,15 @@ def _updates(sent: list[Tensors]) -> list[Update]:
 
 def _on_grid(tensor: TensorSpec, seed: int) -> torch.Tensor:
     """Draw values whose sums and differences are exact in float32."""
-    drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    if not TORCH_DTYPES[tensor.dtype].is_floating_point:
-        return (drawn * 4).round().to(TORCH_DTYPES[tensor.dtype])
-    return ((drawn / GRID).round() * GRID).to(TORCH_DTYPES[tensor.dtype])
+    return _drawn(tensor.dtype, tensor.shape, seed).clone()
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawn(dtype: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if not TORCH_DTYPES[dtype].is_floating_point:
+        return (drawn * 4).round().to(TORCH_DTYPES[dtype])
+    return ((drawn / GRID).round() * GRID).to(TORCH_DTYPES[dtype])
 
 
 def _moved(tensor: TensorSpec, state: Tensors, seed: int) -> torch.Tensor:

@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddino": {"method": {"num_prototypes": 16, "temperature_warmup_rounds": 2}},
     "fedmae": {
         "method": {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1},
-        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}},
         "training": {"optimizer": {"learning_rate": 0.01}},  # Adam would make steps of the rounding of small gradients
     },
     "fedmoco": {"method": {"queue_size": 24}},
@@ -209,12 +209,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "vit-simclr-ldawa": {
         "method": {**_SIMCLR, "reducer": {"name": "ldawa", "num_plain_rounds": 1}},
-        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean", "depth": 2}},
         "training": {"optimizer": {"learning_rate": 0.01}},
     },
     "vit-lora": {
         "method": _SIMCLR,
-        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4}, "lora": {"rank": 2, "alpha": 4}},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}, "lora": {"rank": 2, "alpha": 4}},
         "training": {"optimizer": {"learning_rate": 1e-3}},
     },
     "vicreg-of-the-paper-fedx": {

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 def test_a_run_of_adapters_equals_its_simulation_and_sends_only_them(servers: Servers, tmp_path: Path) -> None:
     spec = method_spec("fedbyol", cohort={"min_clients": 3})
     values = spec.model_dump(mode="json")
-    values["model"] |= {"encoder": {"name": "vit-tiny", "patch_size": 8}, "lora": {"rank": 2, "alpha": 4}}
+    values["model"] |= {"encoder": {"name": "vit-tiny", "patch_size": 8, "depth": 2}, "lora": {"rank": 2, "alpha": 4}}
     values["training"] = {"batch_size": 16, "optimizer": {"name": "adamw", "learning_rate": 1e-3}}
     values["partition"]["max_images"] = 96
     spec = RunSpec.model_validate(values)

@@ -48,7 +48,7 @@ WITHOUT_LOSS = frozenset({"ridge-probe"})
 # Further sections of the spec that a method needs; keyed by method.
 SECTIONS: dict[str, dict[str, Any]] = {
     "fedca": {"public_data": PUBLIC},
-    "fedmae": {"model": {"encoder": {"name": "vit-tiny", "patch_size": 4}}},
+    "fedmae": {"model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}}},
     "flesd": {"public_data": {**PUBLIC, "num_images": 128}},
     "ssd": {"model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}}},
 }

@@ -38,7 +38,7 @@ encoder = load_encoder(".")  # this folder
 MEAN, STD = [0.5, 0.4, 0.3], [0.25, 0.2, 0.3]
 CLASSES = ("benign", "ma/lignant")
 RESNET = {"name": "resnet18", "stem": "imagenet"}
-VIT = {"name": "vit-tiny", "patch_size": 8, "pooling": "mean"}
+VIT = {"name": "vit-tiny", "patch_size": 8, "pooling": "mean", "depth": 2}
 
 
 def _run(folder: Path, encoder: dict[str, Any], channels: int = 3, *, head: bool = True, size: int = 32) -> Path:
@@ -113,7 +113,13 @@ def test_huggingface_hub_reads_card_and_weights(tmp_path: Path) -> None:
     assert "## At the sites" in card.text
     assert "load_encoder" not in card.text
     network = timm.create_model(
-        "vit_tiny_patch16_224", patch_size=8, img_size=32, num_classes=2, global_pool="avg", pretrained=False
+        "vit_tiny_patch16_224",
+        patch_size=8,
+        depth=2,
+        img_size=32,
+        num_classes=2,
+        global_pool="avg",
+        pretrained=False,
     )
     left = load_torch_model(network, run / "huggingface", strict=True)
     assert (left.missing_keys, left.unexpected_keys) == ([], [])

@@ -28,6 +28,7 @@ def _timms(config: EncoderConfig, channels: int, size: int) -> torch.nn.Module:
     network: torch.nn.Module = timm.create_model(
         f"{config.name.replace('-', '_')}_patch16_224",
         patch_size=config.patch_size,
+        depth=config.depth,
         img_size=size,
         in_chans=channels,
         num_classes=0,
@@ -119,13 +120,14 @@ def test_settings_are_in_the_description_and_left_out_if_they_are_the_defaults()
     config = EncoderConfig(name="vit-small", patch_size=8, pooling="mean")
     assert str(config) == "vit-small (patches of 8, mean)"
     assert not config.is_same_network(EncoderConfig(name="vit-small", patch_size=4, pooling="mean"))
-    assert {"patch_size", "pooling"}.isdisjoint(EncoderConfig(name="vit-small").model_dump())
+    assert str(EncoderConfig(name="vit-tiny", depth=1)) == "vit-tiny (patches of 16, class token, 1 block)"
+    assert {"patch_size", "pooling", "depth"}.isdisjoint(EncoderConfig(name="vit-small").model_dump())
     assert EncoderConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize("name", ["fedsimclr", pytest.param("fedema", marks=pytest.mark.full)])
 def test_it_trains_in_a_federation(name: str) -> None:
-    model = {**method_spec(name).model.model_dump(), "encoder": {"name": "vit-tiny", "patch_size": 4}}
+    model = {**method_spec(name).model.model_dump(), "encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}}
     spec = method_spec(name, model=model, num_rounds=1)
     result = simulate(spec, shards(spec))
     start = initialised(lambda: build_encoder(spec.model.encoder, 1, 8), 0).state_dict()
@@ -136,7 +138,7 @@ def test_it_trains_in_a_federation(name: str) -> None:
 @pytest.mark.full
 @torch.no_grad()
 def test_it_is_exported_to_onnx_and_to_timm(tmp_path: Path) -> None:
-    vit = {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}
+    vit = {"name": "vit-tiny", "patch_size": 4, "pooling": "mean", "depth": 3}
     pulled(tmp_path, tiny_spec(model={"encoder": vit}, data={"channels": 1, "image_size": 8}))
     encoder, images = load_encoder(tmp_path), torch.rand(3, 1, 8, 8)
     export_onnx(encoder, tmp_path / "encoder.onnx")

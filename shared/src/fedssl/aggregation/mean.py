@@ -113,7 +113,8 @@ def check_like(name: str, like: Tensor, tensor: Tensor, where: str) -> None:
 
 def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
     """Yield the flattened tensors piece by piece."""
-    return zip(*(torch.split(tensor.reshape(-1), size) for tensor in tensors), strict=True)
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return zip(*([each] if each.numel() <= size else torch.split(each, size) for each in flat), strict=True)
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,6 @@
 """From a config to a method: the objective, add-ons, merge rule and reducer of every config."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -136,12 +137,18 @@ def client_of(config: ComposedConfig) -> ClientAlgorithm:
 
 
 def bind(spec: RunSpec) -> BoundMethod:
-    """Return the spec's method with the spec's settings."""
+    """Return the spec's method with the spec's settings. It is shared: equal specs get the same, with its plan."""
+    return _bound(spec.model_dump_json())
+
+
+@functools.lru_cache(maxsize=32)
+def _bound(spec_json: str) -> BoundMethod:
+    spec = RunSpec.model_validate_json(spec_json)
     config = spec.method
     assert isinstance(config, ComposedConfig), "every method's config is a composed one"
     client = client_of(config)
     reducer = RIDGE if isinstance(config, RidgeProbeConfig) else REDUCERS[config.reducer.name](config.reducer)
-    return BoundMethod(spec, client, ServerAlgorithm(client, reducer))
+    return BoundMethod(spec, client, ServerAlgorithm(client, reducer, spec))
 
 
 METHODS: dict[str, Method] = {name: Method(config, bind) for name, config in METHOD_CONFIGS.items()}

@@ -72,6 +72,7 @@ def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
     if kind == "vit":
         pool = "token" if config.pooling == "class_token" else "avg"
         arguments |= {"img_size": data.image_size, "patch_size": config.patch_size, "global_pool": pool}
+        arguments["depth"] = config.depth
     num_classes = 0 if head is None else len(head.class_names)
     size = [data.channels, data.image_size, data.image_size]
     return {

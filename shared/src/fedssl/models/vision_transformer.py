@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from fedssl.models.encoders import Encoder
 from fedssl.protocol.model import EncoderConfig
 
-_DEPTH, _MLP_RATIO = 12, 4
+_MLP_RATIO = 4
 EPSILON = 1e-6
 """Added to the variance in a LayerNorm."""
 _DEVIATION = 0.02  # of the truncated normal distribution from which weights and position embeddings start
@@ -86,7 +86,7 @@ class Block(nn.Module):
 class VisionTransformer(Encoder):
     """The vision transformer of Dosovitskiy et al. 2021 (sizes of Touvron et al. 2021, DeiT), as timm has it.
 
-    Patches, a class token and learnt position embeddings pass 12 blocks. The representation is the class token after
+    Patches, a class token and learnt position embeddings pass 12 blocks, or `config.depth`. The representation is the class token after
     the last LayerNorm, `norm`; with `pooling="mean"`, it is the LayerNorm, `fc_norm`, of the mean over the patches, as
     timm's `global_pool="avg"`. Weights load in both directions, without timm's classifier `head`. They start as timm's:
     linear maps and position embeddings truncated normal of deviation 0.02, biases 0.
@@ -108,7 +108,7 @@ class VisionTransformer(Encoder):
         self.cls_token = nn.Parameter(torch.empty(1, 1, size.width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + num_patches, size.width))
         self.patch_embed = PatchEmbed(channels, config.patch_size, size.width)
-        self.blocks = nn.Sequential(*(Block(size.width, size.num_heads) for _ in range(_DEPTH)))
+        self.blocks = nn.Sequential(*(Block(size.width, size.num_heads) for _ in range(config.depth)))
         self.add_module("fc_norm" if self.pools_patches else "norm", nn.LayerNorm(size.width, eps=EPSILON))
         self._initialise()
 
@@ -122,7 +122,10 @@ class VisionTransformer(Encoder):
 
     def layers(self) -> list[tuple[str, ...]]:
         """Return the embedding of patches, and one layer per block. The last LayerNorm belongs to the heads (MAE)."""
-        return [("cls_token", "pos_embed", "patch_embed."), *((f"blocks.{number}.",) for number in range(_DEPTH))]
+        return [
+            ("cls_token", "pos_embed", "patch_embed."),
+            *((f"blocks.{number}.",) for number in range(len(self.blocks))),
+        ]
 
     def convolutions(self) -> list[str]:
         """Return nothing: the one convolution is the linear map of the patches."""

@@ -15,7 +15,7 @@ NormName = Literal["batch", "group"]
 ParameterPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*]+$", max_length=256)]
 """A parameter's name, in which `*` stands for any characters."""
 
-Setting = Literal["stem", "widths", "norm", "patch_size", "pooling", "first_weights"]
+Setting = Literal["stem", "widths", "norm", "patch_size", "pooling", "depth", "first_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ ENCODERS = {
     "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 512),
     "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
     "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
-    "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling"), 192, is_convolutional=False),
-    "vit-small": EncoderKind(_VIT, ("patch_size", "pooling"), 384, is_convolutional=False),
-    "vit-base": EncoderKind(_VIT, ("patch_size", "pooling"), 768, is_convolutional=False),
+    "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling", "depth"), 192, is_convolutional=False),
+    "vit-small": EncoderKind(_VIT, ("patch_size", "pooling", "depth"), 384, is_convolutional=False),
+    "vit-base": EncoderKind(_VIT, ("patch_size", "pooling", "depth"), 768, is_convolutional=False),
 }
 """The encoders that a spec can name."""
 
@@ -87,6 +87,13 @@ class EncoderConfig(StrictModel):
         default="class_token",
         exclude_if=lambda it: it == "class_token",
         description="ViTs only: the representation is the class token or the mean over the patches.",
+    )
+    depth: int = Field(
+        default=12,
+        ge=1,
+        le=48,
+        exclude_if=lambda it: it == 12,
+        description="ViTs only: number of transformer blocks. The published networks have 12; fewer train on a CPU.",
     )
 
     first_weights: Literal["torchvision", "torch"] = Field(
@@ -141,6 +148,8 @@ class EncoderConfig(StrictModel):
             details.append(f"{self.norm} norm")
         if "patch_size" in settings:
             details.append(f"patches of {self.patch_size}, {self.pooling.replace('_', ' ')}")
+        if "depth" in settings and self.depth != 12:
+            details.append(f"{self.depth} block{'s' if self.depth > 1 else ''}")
         return f"{self.name}{widths}" + (f" ({', '.join(details)})" if details else "")
 
 

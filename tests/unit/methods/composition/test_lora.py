@@ -20,7 +20,7 @@ RANK = 2
 def lora_spec(name: str, method: dict[str, Any] | None = None, **model: Any) -> RunSpec:
     """Spec of a small training of adapters of the first block's attention."""
     chosen: dict[str, Any] = {
-        "encoder": {"name": "vit-tiny", "patch_size": 8},
+        "encoder": {"name": "vit-tiny", "patch_size": 8, "depth": 2},
         "projector": {"hidden_dims": [16], "out_dim": 8},
         "predictor": {"hidden_dims": [16], "out_dim": 8},
         "lora": {"rank": RANK, "layers": ["blocks.0.attn.*"]},

@@ -1,6 +1,7 @@
 """The coordinator's half of a composed method."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,18 +30,21 @@ class Reducer:
 
 @dataclass(frozen=True)
 class ServerAlgorithm:
-    """What a method does on the coordinator: one reducer for the shared modules, and each part's own rule for its own
-    tensors."""
+    """What a method does on the coordinator in a run: one reducer for the shared modules, and each part's own rule for
+    its own tensors."""
 
     client: ClientAlgorithm
     reducer: Reducer
+    spec: RunSpec
 
-    def plan(self, spec: RunSpec) -> ArtifactPlan:
-        """Return the client's plan, with each tensor's reduction as the reducer does it."""
-        plan, rule = self.client.plan(spec), self.reducer.declares
+    @functools.cached_property
+    def plan(self) -> ArtifactPlan:
+        """The client's plan, with each tensor's reduction as the reducer does it. A build on the meta device finds it,
+        which computes nothing."""
+        plan, rule = self.client.plan(self.spec), self.reducer.declares
         if rule is None:
             return plan
-        frozen = self.client.frozen(Context(spec=spec, round_number=0))
+        frozen = self.client.frozen(Context(spec=self.spec, round_number=0))
         apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
         def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -66,13 +70,16 @@ class ServerAlgorithm:
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
         """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
-        names = self.client.reduced(ctx)
-        weights, metrics = self.reducer.combine([_only(update, names) for update in updates], state, ctx)
+        weights, metrics = self.reducer.combine([_only(update, self._reduced) for update in updates], state, ctx)
         next_state = dict(weights)
         for wire in self.client.wires:
             next_state.update(wire.aggregate(state, updates, ctx))
-        next_state |= {spec.name: state[spec.name] for spec in self.plan(ctx.spec).broadcast if spec.reduce == "keep"}
+        next_state |= {spec.name: state[spec.name] for spec in self.plan.broadcast if spec.reduce == "keep"}
         return next_state, metrics
+
+    @functools.cached_property
+    def _reduced(self) -> frozenset[str]:
+        return self.client.reduced(Context(spec=self.spec, round_number=0))
 
     @property
     def screens(self) -> bool:
