@@ -1,9 +1,11 @@
 """Servers and coordinators for every test that asks for them: real Postgres, a real Redis-protocol server."""
 
+import argparse
 import logging
 import os
 import signal
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -50,20 +52,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="run the long tests too, and those that take long with every method"
     )
+    parser.addoption(
+        "--part", type=_part, default=(1, 1), metavar="K/N", help="with --full: only part K of N of the long tests"
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N, such as 1/2")
+    return int(number), int(parts)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     if config.getoption("--full"):
-        return "full: the long tests too, with all methods"
+        number, parts = config.getoption("--part")
+        which = "" if parts == 1 else f", part {number} of {parts} of them"
+        return f"full: the long tests too, with all methods{which}"
     few = ", ".join(REPRESENTATIVE_METHODS)
     return f"without the long tests, and with only {few} where many methods take long; --full runs all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks."""
-    if not config.getoption("--full"):
-        named = {Path(argument).name for argument in config.args}
-        left_out = {item for item in _long(items) if Path(item.nodeid).name not in named}
+    """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks, and those of
+    other parts."""
+    number, parts = config.getoption("--part") if config.getoption("--full") else (0, 1)
+    named = {Path(argument).name for argument in config.args}
+    left_out = {
+        item
+        for item in _long(items)
+        if Path(item.nodeid).name not in named and zlib.crc32(item.nodeid.encode()) % parts != number - 1
+    }
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=_place)
