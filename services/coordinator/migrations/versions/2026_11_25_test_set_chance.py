@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "2026_11_26_first_chance"
+revision = "2026_11_25_test_set_chance"
 down_revision = "2026_11_25_site_evaluations"
 
 
