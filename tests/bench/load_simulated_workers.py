@@ -30,7 +30,7 @@ from fedssl.protocol.states import RunState
 from support.census import Connections, cpu_seconds, num_transactions, peak_megabytes, rounds_of, table_bytes
 from support.federation import tiny_spec
 from support.replicas import Replicas
-from support.servers import Servers
+from support.servers import Servers, unwind_when_terminated
 from support.simulated_workers import Line, SimulatedWorker, Tally
 from support.tables import Tables
 
@@ -50,6 +50,7 @@ _NO_LIMITS = {
 
 def main() -> int:
     options = _options()
+    unwind_when_terminated()
     with (
         tempfile.TemporaryDirectory() as name,
         Servers(Path(name) / "servers") as servers,

@@ -23,13 +23,14 @@ from urllib.parse import urlsplit
 from bench.load_simulated_workers import MODELS, add_clients, load_spec
 from support.census import cpu_seconds
 from support.coordinator import Coordinator
-from support.servers import Servers
+from support.servers import Servers, unwind_when_terminated
 from support.simulated_workers import Line, SimulatedWorker, Tally
 from support.tables import Tables
 
 
 def main() -> int:
     options = _options()
+    unwind_when_terminated()
     if options.url:
         asyncio.run(_work(options))
         return 0

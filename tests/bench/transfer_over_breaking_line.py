@@ -21,7 +21,7 @@ from fedssl.protocol.plan import TensorSpec
 from support.environment import coordinator_environment
 from support.processes import free_port
 from support.proxy import BreakingProxy
-from support.servers import Servers
+from support.servers import Servers, unwind_when_terminated
 
 _IMAGE_BYTES = 3 * 224 * 224
 _PEAK = "import re; print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], flush=True)"
@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="after which each connection breaks")
     parser.add_argument("--megabytes-per-second", type=float, default=60.0)
     options = parser.parse_args()
+    unwind_when_terminated()
     with tempfile.TemporaryDirectory() as name, Servers(Path(name) / "servers") as servers, servers.database() as url:
         folder = Path(name)
         environment = coordinator_environment(url, servers.redis_url, folder / "store")

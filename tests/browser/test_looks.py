@@ -1,10 +1,11 @@
 """Every page in every palette and size: no complaint, no sideways scroll, nothing for axe to find; and its picture."""
 
+import re
 import time
 from uuid import UUID
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 from support.browsing import ARTIFACTS, CACHE, PALETTES, SIZES, Open
 
@@ -72,6 +73,27 @@ def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: 
     watched.page.set_viewport_size({"width": width, "height": 800})
     page = watched.open(PAGES[name].format(run=run, large=large, nothing=UUID(int=7)))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_on_a_tablet_scores_and_events_are_within_the_page(look: Open, run: UUID) -> None:
+    """Neither is in a hidden column, nor in the part of a table that one has to scroll to."""
+    watched = look("tablet")
+    row = watched.open(PAGES["runs"]).locator(f'tr[data-href="/runs/{run}"]')
+    scores = row.locator("td.base")
+    assert [re.fullmatch(r"\d+\.\d%.*chance \d+\.\d%", text.strip(), re.DOTALL) is not None
+            for text in scores.all_inner_texts()] == [True, True]  # fmt: skip
+    assert all(map(_is_within_its_table, scores.all()))
+    events = watched.open(PAGES["members"].format(run=run)).locator("td.events > div")
+    assert len(events.all()) == 9, "the three newest of each of three clients"
+    for event in events.all():
+        assert _is_within_its_table(event)
+        assert event.bounding_box()["width"] > 150, "events are broken into single words"
+
+
+def _is_within_its_table(part: Locator) -> bool:
+    """Return whether an element is shown, and not outside of the part of its table that is seen first."""
+    inside = "part => part.getBoundingClientRect().right <= part.closest('.scroll').getBoundingClientRect().right + 1"
+    return part.is_visible() and part.evaluate(inside)
 
 
 def test_the_sign_in(look: Open, axe: str) -> None:

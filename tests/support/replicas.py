@@ -1,5 +1,6 @@
 """A federation of several APIs, aggregators and clocks over one Postgres, one Valkey and one store."""
 
+import sys
 from pathlib import Path
 from typing import Self
 from uuid import UUID
@@ -36,8 +37,12 @@ class Replicas(Federation):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        for name in self._more:
-            self.start(name)
+        try:
+            for name in self._more:
+                self.start(name)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     @property

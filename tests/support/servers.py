@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -11,6 +13,11 @@ from support.databases import Databases
 from support.environment import coordinator_environment, migrate
 
 _TEMPLATE = "template_fedssl"
+
+
+def unwind_when_terminated() -> None:
+    """Let SIGTERM raise SystemExit in a program, so that every server that it has started is ended."""
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
 
 
 class Servers:
@@ -23,11 +30,15 @@ class Servers:
         self._numbers = itertools.count()  # of the databases without tables
 
     def __enter__(self) -> Self:
-        self._postgres.start()
-        self._valkey.start()
-        url = self._postgres.create_database(_TEMPLATE)
-        migrate(coordinator_environment(url, self.redis_url, self._folder / "unused"))
-        self._databases = Databases(self._postgres, _TEMPLATE)
+        try:
+            self._postgres.start()
+            self._valkey.start()
+            url = self._postgres.create_database(_TEMPLATE)
+            migrate(coordinator_environment(url, self.redis_url, self._folder / "unused"))
+            self._databases = Databases(self._postgres, _TEMPLATE)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

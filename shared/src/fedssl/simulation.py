@@ -37,7 +37,6 @@ from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
 from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
-from fedssl.evaluation.baselines import Chance, chance_of
 from fedssl.evaluation.monitoring import find_collapse_alerts
 from fedssl.evaluation.site import evaluate_at_site
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
@@ -46,6 +45,7 @@ from fedssl.methods.api import ClientData, ClientState, Context, Metrics, Server
 from fedssl.methods.site_data import client_data
 from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
+from fedssl.protocol.chance import Chance, chance_of
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.measures import UPDATE_NORM
 from fedssl.protocol.runs import RunSpec

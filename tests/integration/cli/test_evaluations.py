@@ -59,7 +59,7 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
     assert [line.rstrip().rpartition("completed")[2].strip() for line in lines[2:]] == ["-", "best by probe", "last"]
     assert "best is round 1 of 3 judged, chosen on the test set by probe itself" in shown.stderr
     assert "round 0 is the encoder before training" in shown.stderr
-    assert "chance on digits is 10.00 %: 1 of 10 classes" in shown.stderr
+    assert "chance on digits is 13.00 %: the share of the largest of 10 classes" in shown.stderr
 
 
 def test_a_run_s_scores_are_shown_next_to_their_baselines(cast: DistillingCast, fedssl: Fedssl) -> None:
@@ -72,10 +72,11 @@ def test_a_run_s_scores_are_shown_next_to_their_baselines(cast: DistillingCast, 
 
     assert (scores["dataset"], scores["last"]["round"]) == ("digits", 2)
     assert scores["baselines"]["untrained"]["probe"] == by_round[0]["probe"]
-    assert scores["baselines"]["chance"] == {"accuracy": 0.1, "num_classes": 10, "how": "1 of 10 classes"}
+    how = "the share of the largest of 10 classes"
+    assert scores["baselines"]["chance"] == {"accuracy": 0.13, "num_classes": 10, "how": how}
     row = next(line.split() for line in shown.stdout.splitlines() if line.startswith(" linear probe"))
     assert row[2:8] == [
-        "10.00",
+        "13.00",
         "%",
         f"{100 * by_round[0]['probe']:.2f}",
         "%",

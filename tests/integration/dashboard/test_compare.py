@@ -1,12 +1,14 @@
 """Scores: which of a run's evaluations are shown, and which run is better."""
 
 import re
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.types.json import Jsonb
 
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.evaluation import EvaluationConfig
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
@@ -15,7 +17,7 @@ from support.tables import Tables
 
 _ROW = (
     "INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results, "
-    "created_at, finished_at) VALUES (gen_random_uuid(), %s, %s, %s, %s, %s, %s, 'completed', %s, "
+    "chance, created_at, finished_at) VALUES (gen_random_uuid(), %s, %s, %s, %s, %s, %s, 'completed', %s, %s, "
     "clock_timestamp(), now())"
 )
 
@@ -31,24 +33,15 @@ class Judged:
         spec = tiny_spec(name=self.name, evaluation=evaluation)  # no such data set is registered here
         tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), self.id)
 
-    def register(self, dataset: str, num_classes: int) -> None:
-        """Register the labelled images on which this run is judged, without the images."""
-        self.tables.execute("SET session_replication_role = replica")
-        self.tables.execute(
-            "INSERT INTO evaluation_datasets (name, project, digest, num_train, num_test, num_classes, channels, "
-            "image_size) VALUES (%s, 'default', %s, 10, 10, %s, 1, 8)",
-            dataset,
-            _digest(dataset),
-            num_classes,
-        )
-        self.tables.execute("SET session_replication_role = origin")
-
-    def add(self, number: int, dataset: str, results: dict[str, float], **config: Any) -> None:
+    def add(
+        self, number: int, dataset: str, results: dict[str, float], chance: Chance | None = None, **config: Any
+    ) -> None:
         judging = EvaluationConfig.model_validate({"dataset": dataset, **config}).model_dump(mode="json")
         del judging["every"]
         digest = _digest(dataset)
         self.tables.execute("SET session_replication_role = replica")  # without the artifacts that it is of
-        self.tables.execute(_ROW, self.id, number, digest, dataset, digest, Jsonb(judging), Jsonb(results))
+        self.tables.execute(_ROW, self.id, number, digest, dataset, digest, Jsonb(judging), Jsonb(results),
+                            None if chance is None else Jsonb(asdict(chance)))  # fmt: skip
         self.tables.execute("SET session_replication_role = origin")
 
 
@@ -136,17 +129,18 @@ def test_accuracies_are_shown_next_to_their_baselines(
     standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
     judged = Judged(standing, tables, "ten-classes")
-    judged.register("ten-classes", 10)
     judged.add(0, "ten-classes", {"probe": 0.25, "knn": 0.2})
-    judged.add(1, "ten-classes", {"probe": 0.5, "knn": 0.4})
+    judged.add(1, "ten-classes", {"probe": 0.5, "knn": 0.4}, Chance(0.15, 10))
 
     for path in (f"/runs/{judged.id}", f"/runs?q={judged.name}"):
         text = viewer.get(path).text
-        assert "untrained 25.0%, chance 10.0%" in text, path
-        assert "untrained 20.0%, chance 10.0%" in text, path
-    assert "chance is 10.0%" in viewer.get(f"/runs/{judged.id}/jobs").text
+        assert "untrained 25.0%, chance 15.0%" in text, path
+        assert "untrained 20.0%, chance 15.0%" in text, path
+    assert viewer.get(f"/runs/{judged.id}/curves.json").json()["chance"] == 0.15
+    jobs = " ".join(viewer.get(f"/runs/{judged.id}/jobs").text.split())
+    assert "chance is 15.0%, the share of the largest of 10 classes" in jobs
     text = viewer.get(f"/compare?runs={judged.id},{own.id}").text
-    found = {"Linear probe before training": "25.0%", "kNN before training": "20.0%", "Chance": "10.0%"}
+    found = {"Linear probe before training": "25.0%", "kNN before training": "20.0%", "Chance": "15.0%"}
     for name, shown in found.items():
         cells = _cells(text, name)
         assert shown in cells[0], name
@@ -157,4 +151,4 @@ def test_accuracies_are_shown_next_to_their_baselines(
         Jsonb({"weights": "imagenet"}),
         judged.id,
     )
-    assert "start 25.0%, chance 10.0%" in viewer.get(f"/runs/{judged.id}").text
+    assert "start 25.0%, chance 15.0%" in viewer.get(f"/runs/{judged.id}").text

@@ -86,7 +86,9 @@ def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
     assert re.findall(r'data-client="([^"]+)" data-slot="(\d)"', news) == [("late", "0"), ("x", "1"), ("y", "2")]
 
 
-def test_memory_and_newest_events_of_each_client_are_shown(viewer: Browser, fresh: Cast, standing: Coordinator) -> None:
+def test_speed_memory_and_newest_events_of_each_client_are_shown(
+    viewer: Browser, fresh: Cast, standing: Coordinator, tables: Tables
+) -> None:
     def row(client: str) -> str:
         text = viewer.get(f"/runs/{fresh.id}/clients").text
         return text.partition(f'href="/clients/{client}"')[2].partition("</tr>")[0]
@@ -103,6 +105,10 @@ def test_memory_and_newest_events_of_each_client_are_shown(viewer: Browser, fres
     fresh.deliver("x")
     fresh.work("y")
     fresh.advance()
+    took = "UPDATE assignments SET leased_at = closed_at - interval '4 s', num_examples = 1000 WHERE client_id = 'x'"
+    tables.execute(f"{took} AND run_id = %s", fresh.id)
+    assert fresh.spec.training.local_epochs == 1
+    assert '<td class="num opt">250</td>' in row("x"), "images per second of accepted updates"
     second = fresh.claim("x")
     fresh.workers["x"].heartbeat(second.assignment_id, training, resources=Resources(memory_bytes=2_000_000_000))
     assert "2.00 GB" in row("x"), "the newest report counts"

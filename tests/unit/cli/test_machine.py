@@ -1,6 +1,5 @@
 """The settings with which this machine computes."""
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,10 +7,11 @@ import pytest
 import torch
 
 from fedssl.cli.machine import prepare, require_evaluation_images
+from fedssl.cores import num_usable_cores
 from fedssl.errors import DataError
 from fedssl.protocol.evaluation import EvaluationConfig
 
-NUM_CORES = len(os.sched_getaffinity(0))
+NUM_CORES = num_usable_cores()
 
 
 @pytest.mark.parametrize(

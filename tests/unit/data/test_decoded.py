@@ -156,7 +156,7 @@ def test_chunks_keep_the_order_whatever_the_threads(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fedssl.data.decoding._CHUNK_IMAGES", 3)
-    monkeypatch.setattr("fedssl.data.decoding.os.sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr("fedssl.data.decoding.num_usable_cores", lambda: 4)
     files = _files(tmp_path / "set", num=23, size=size)
     with caplog.at_level(logging.INFO, logger="fedssl.data"):
         chunks = list(decode_chunks(files, 3, size))

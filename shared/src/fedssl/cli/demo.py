@@ -22,7 +22,7 @@ from fedssl.protocol.views import RunView
 
 if TYPE_CHECKING:
     from fedssl.client import Client
-    from fedssl.evaluation.baselines import Chance
+    from fedssl.protocol.chance import Chance
 
 DIRECTORY = Path(".fedssl-demo")
 SPEC, FALLBACK = "demo.toml", "digits.toml"
@@ -183,9 +183,9 @@ def _compare(trained: Trained, device: str) -> Compared:
 
     from fedssl.artifacts.tensors import load_tensors
     from fedssl.evaluation import extract_features, labels_of, plot_neighbours
-    from fedssl.evaluation.baselines import chance_of
     from fedssl.evaluation.neighbour_plot import choose_queries
     from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
+    from fedssl.protocol.chance import chance_of
 
     torch.set_num_threads(1)  # more threads are hardly faster for so little work, and much slower on shared cores
     spec, where = trained.run.spec, "cpu" if device == "auto" else device

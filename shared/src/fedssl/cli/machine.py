@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
+from fedssl.cores import num_usable_cores
 from fedssl.errors import DataError, DeviceError
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
@@ -87,4 +88,4 @@ def _suitable_jobs(device: str, threads: int) -> int:
         import torch
 
         return torch.cuda.device_count() if device == "cuda" else 1
-    return max(1, len(os.sched_getaffinity(0)) // threads)
+    return max(1, num_usable_cores() // threads)

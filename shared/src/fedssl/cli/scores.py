@@ -9,7 +9,7 @@ import typer
 
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.output import show_table
-from fedssl.evaluation.baselines import Chance
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.initial import InitialConfig
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedssl.data import dicom, nifti
+from fedssl.data import dicom, medical_packages, nifti
 from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, split_name
 from fedssl.errors import DataError
 
@@ -160,8 +160,8 @@ class _Reader:
     def _frames(self, entry: os.DirEntry[str], name: str) -> list[str]:
         """Return the names of a DICOM file's images: its own, or one per frame if it has several."""
         what = _suffix(name) or "DICOM files without a suffix"
-        if not dicom.is_installed():
-            self._leave(what, dicom.MISSING, name, may_be_images=True)
+        if (why := medical_packages.why_unread("DICOM")) is not None:
+            self._leave(what, why, name, may_be_images=True)
             return []
         if split_name(name)[1] is not None:
             self._leave(what, "a name that ends in # and a number means a frame: rename them", name, may_be_images=True)
@@ -177,8 +177,8 @@ class _Reader:
 
     def _slices(self, entry: os.DirEntry[str], name: str) -> list[str]:
         """Return the names of the slices of a NIfTI file."""
-        if not nifti.is_installed():
-            self._leave(_suffix(name), nifti.MISSING, name, may_be_images=True)
+        if (why := medical_packages.why_unread("NIfTI")) is not None:
+            self._leave(_suffix(name), why, name, may_be_images=True)
             return []
         try:
             num_slices, _ = nifti.read_header(Path(entry.path))

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from itertools import islice
 
 import numpy as np
 
+from fedssl.cores import num_usable_cores
 from fedssl.data.contents import readable
 from fedssl.data.decode_file import Damaged, decode_file, size_of
 from fedssl.data.image_files import ImageFiles
@@ -222,7 +222,7 @@ def _num_threads(files: ImageFiles) -> int:
     else:
         return 1  # decoding reports it, together with others
     small = width * height < _THREADS_FROM_PIXELS
-    return 1 if small else min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    return 1 if small else min(_MAX_THREADS, num_usable_cores())
 
 
 def _decode_some(files: ImageFiles, names: tuple[str, ...], channels: int, size: int) -> Decoded:

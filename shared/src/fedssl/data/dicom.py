@@ -11,7 +11,6 @@ header has the size that the file declares.
 
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
 import secrets
@@ -24,11 +23,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.data import medical_packages
 from fedssl.data.rasters import Raster, require_size
 from fedssl.data.windowing import Range, range_of, window
-
-MISSING = "DICOM is not read without its packages: pip install 'fedssl[dicom]'"
-"""Why DICOM files are left out if the extra is not installed."""
 
 _NO_PIXELS = "it has no pixels"
 _DECODED = (
@@ -68,16 +65,9 @@ class Header:
     patient: bytes | None
 
 
-@functools.cache
-def is_installed() -> bool:
-    """Return whether the package that reads DICOM is installed."""
-    return importlib.util.find_spec("pydicom") is not None
-
-
 def read_header(path: Path) -> Header:
     """Read a file's header. Raises ValueError if it cannot be read."""
-    if not is_installed():
-        raise ValueError(MISSING)
+    medical_packages.require("DICOM")
     try:
         with path.open("rb") as file:
             found = _dataset(path, file, _LISTED)
@@ -99,8 +89,7 @@ def read_frame(path: Path, number: int | None) -> Raster:
 
     `number` counts from 1, as in DICOM; None is for a file that has only one.
     """
-    if not is_installed():
-        raise ValueError(MISSING)
+    medical_packages.require("DICOM")
     try:
         return _read_frame(path, number)
     except _errors() as error:

@@ -6,7 +6,6 @@ The slices of a volume are images along its third axis, as it is stored: row y a
 
 import functools
 import gzip
-import importlib.util
 import math
 import struct
 import threading
@@ -18,11 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.data import medical_packages
 from fedssl.data.rasters import Raster
 from fedssl.data.windowing import range_of
-
-MISSING = "NIfTI is not read without its package: pip install 'fedssl[nifti]'"
-"""Why NIfTI files are left out if the extra is not installed."""
 
 MAX_VOLUME_BYTES = 1 << 30
 """The largest size of a file's values. It is compared with what the file declares, before anything is read."""
@@ -41,16 +38,9 @@ class _Volumes:
     intercept: float
 
 
-@functools.cache
-def is_installed() -> bool:
-    """Return whether the package that reads NIfTI is installed."""
-    return importlib.util.find_spec("nibabel") is not None
-
-
 def read_header(path: Path) -> tuple[int, tuple[int, int]]:
     """Return the number of slices, and their (width, height). Raises ValueError if the file cannot be read."""
-    if not is_installed():
-        raise ValueError(MISSING)
+    medical_packages.require("NIfTI")
     try:
         width, height, *others = _image(path).shape
     except _errors() as error:
@@ -63,8 +53,7 @@ def read_slice(path: Path, number: int | None) -> Raster:
 
     `number` counts from 1; None is for a file that has only one.
     """
-    if not is_installed():
-        raise ValueError(MISSING)
+    medical_packages.require("NIfTI")
     try:
         status = path.stat()
         with _LOADING:

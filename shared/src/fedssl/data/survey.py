@@ -4,7 +4,6 @@ Every image is decoded once. Nothing is kept of it but its shape, a few of its v
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.cores import num_usable_cores
 from fedssl.data.contents import readable
 from fedssl.data.decode_file import Damaged, examine, read_values
 from fedssl.data.image_cache.build import expected_bytes
@@ -175,7 +175,7 @@ def _each(files: ImageFiles, names: Sequence[str]) -> Iterator[_Seen | str]:
         except Damaged as error:
             return error.why
 
-    threads = len(os.sched_getaffinity(0))
+    threads = num_usable_cores()
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(names), 64 * threads):
             yield from pool.map(see, names[start : start + 64 * threads])

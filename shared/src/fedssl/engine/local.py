@@ -73,19 +73,26 @@ def run_local_round(
         algorithm, modules = trainer.algorithm, trainer.modules
         algorithm.merge(modules, received, kept, data, ctx)
         metrics = algorithm.judge(modules, data, ctx)
-        metrics |= _train(trainer, data, received, ctx, on_progress)
+        trained = algorithm.trained(data)
+        schedule = algorithm.schedule(len(trained), ctx)
+        metrics |= _train(trainer, trained, schedule, received, ctx, on_progress)
         metrics |= observe(modules, data, received, ctx)
-        update, next_state = algorithm.finish(modules, data, ctx)
+        update, next_state = algorithm.finish(modules, data, schedule, ctx)
         check_tensors(update, trainer.plan.update, "update")
-        result = LocalResult(_copied(update), _copied(next_state), algorithm.num_trained(data), metrics)
+        result = LocalResult(_copied(update), _copied(next_state), len(trained), metrics)
     _require_finite(result, received)
     return result
 
 
-def _train(trainer: Trainer, data: ClientData, received: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
+def _train(
+    trainer: Trainer,
+    data: ClientData,
+    schedule: Schedule,
+    received: Tensors,
+    ctx: Context,
+    on_progress: OnProgress,
+) -> Metrics:
     algorithm, modules = trainer.algorithm, trainer.modules
-    data = algorithm.trained(data)
-    schedule = algorithm.schedule(len(data), ctx)
     algorithm.start_steps(modules, schedule, ctx)
     take_step = trainer.start_round(schedule, ctx)
     report = _Report(schedule, on_progress)

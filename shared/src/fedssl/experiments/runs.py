@@ -10,11 +10,11 @@ from typing import Any
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.errors import ResultsError, SpecError
-from fedssl.evaluation.baselines import CHANCE_KEY, Chance
 from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, dumped_sites, parse_sites, run_key
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned
+from fedssl.protocol.chance import CHANCE_KEY, Chance
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.run_files import (

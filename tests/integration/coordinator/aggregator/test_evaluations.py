@@ -66,8 +66,9 @@ def _pause_over(cast: DistillingCast) -> None:
 
 
 def _assert_simulated(cast: DistillingCast) -> None:
-    simulated = simulate(cast.spec, shards(cast.spec)).evaluations_by_round
-    assert {row.round_number: row.results for row in _listed(cast)} == simulated
+    simulated = simulate(cast.spec, shards(cast.spec))
+    assert {row.round_number: row.results for row in _listed(cast)} == simulated.evaluations_by_round
+    assert {row.chance for row in _listed(cast)} == {simulated.chance}
 
 
 def test_every_round_is_evaluated_like_its_simulation(cast: DistillingCast) -> None:

@@ -136,7 +136,9 @@ def test_dictionaries_are_declared_as_such_and_the_base_model_is_kept() -> None:
 def test_a_client_with_few_images_repeats_them() -> None:
     client = training(_spec())
     few = type(client.data)(client.data.images[:3])
-    update, state = client.algorithm.finish(client.modules, few, client.ctx)
+    update, state = client.algorithm.finish(
+        client.modules, few, client.algorithm.schedule(len(few), client.ctx), client.ctx
+    )
     assert update["client_dictionary"].shape == (64, 8)
     assert state == {}
 

@@ -129,7 +129,9 @@ def test_a_client_with_few_images_fills_its_memory_with_several_views() -> None:
     _memory(client).is_filled.zero_()
     client.algorithm.merge(client.modules, client.broadcast, None, few, client.ctx)
     assert bool((_memory(client).embeddings.norm(dim=1) > 0.99).all())
-    update, _ = client.algorithm.finish(client.modules, few, client.ctx)
+    update, _ = client.algorithm.finish(
+        client.modules, few, client.algorithm.schedule(len(few), client.ctx), client.ctx
+    )
     assert update["local_centroids"].shape == (4, 8)
 
 

@@ -98,7 +98,8 @@ def test_the_data_owner_sees_what_each_packing_sends(
 def test_they_are_similarities_of_plain_images_in_eval_mode(packing: Packing) -> None:
     spec = _spec(reducer={"packing": packing}, training={"local_epochs": 0, "batch_size": 32})
     state = training(spec)
-    update, _ = state.algorithm.finish(state.modules, state.data, state.ctx)
+    schedule = state.algorithm.schedule(len(state.data), state.ctx)
+    update, _ = state.algorithm.finish(state.modules, state.data, schedule, state.ctx)
     networks = copy.deepcopy(state.modules).double().eval()
     with torch.no_grad():
         z = networks["projector"](networks["encoder"](_public_values(spec))).numpy()

@@ -20,6 +20,7 @@ from fedssl.data.images import prepare
 from fedssl.errors import Cancelled, DataError, SpecError
 from fedssl.evaluation import aligned_map, labels_of
 from fedssl.evaluation.suite import RESULTS, Labelled, detailed_evaluation, load_encoder
+from fedssl.protocol.chance import Chance, chance_of
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
@@ -56,7 +57,7 @@ def evaluate(connection: Connection, evaluation_id: UUID) -> None:
     say_about(run=str(run.id), round=evaluation.round_number)
     try:
         with tracing.round_span("evaluate", run.id, evaluation.round_number):
-            embedding_map = _evaluate(run, evaluation, map_before, progress)
+            chance, embedding_map = _evaluate(run, evaluation, map_before, progress)
     except Cancelled as error:
         log.info("evaluation.left", evaluation=str(evaluation_id), reason=str(error))
         if progress.is_leaving:
@@ -67,20 +68,24 @@ def evaluate(connection: Connection, evaluation_id: UUID) -> None:
             service.fail(session, evaluation_id, str(error))
     else:
         with transaction(connection) as session:
-            service.complete(session, evaluation_id, progress.results, embedding_map)
+            service.complete(session, evaluation_id, progress.results, chance, embedding_map)
 
 
 def _evaluate(
     run: Run, evaluation: Evaluation, map_before: dict[str, Any] | None, progress: "_Progress"
-) -> dict[str, Any] | None:
-    """Measure what is left. The map is made last, and lost if this process ends before it is stored."""
+) -> tuple[Chance | None, dict[str, Any] | None]:
+    """Measure what is left, and return chance and the map.
+
+    The map is made last, and lost if this process ends before it is stored.
+    """
     config, spec = JudgingConfig.model_validate(evaluation.config), RunSpec.model_validate(run.spec)
     left = tuple(measure for measure in config.measures if not progress.results.keys() >= set(RESULTS[measure]))
-    if not left and config.embedding_map is None:
-        return None
     set_threads()
     try:
         labelled = _labelled(evaluation, config, spec)
+        chance = chance_of(labels_of(labelled.test).tolist())
+        if not left and config.embedding_map is None:
+            return chance, None
         found = detailed_evaluation(
             load_encoder(stored_tensors(evaluation.model, f"model after round {evaluation.round_number}"), spec),
             labelled,
@@ -91,9 +96,9 @@ def _evaluate(
             on_results=progress.on_results,
         )
         if config.embedding_map is None or len(labelled.test) < 2 or not bool(found.test_features.isfinite().all()):
-            return None
+            return chance, None
         progress.on_progress(f"map by {config.embedding_map}", None)
-        return _embedding_map(config, found.test_features, labelled.test, map_before, spec.seed)
+        return chance, _embedding_map(config, found.test_features, labelled.test, map_before, spec.seed)
     finally:
         free_cached()
 

@@ -428,6 +428,8 @@ class Evaluation(_JobColumns, Base):
     progress: Mapped[Json | None]
     # By name; null if not a finite number, because the encoder's training diverged.
     results: Mapped[Json | None]
+    # `fedssl.protocol.chance.Chance`; null if an older version evaluated.
+    chance: Mapped[Json | None]
     # Method, labels and points, tens of kilobytes: read only when it is asked for.
     embedding_map: Mapped[Json | None] = mapped_column(deferred=True)
 

@@ -14,6 +14,7 @@ from fedssl.cli.doctor.findings import Check, Found
 from fedssl.client import ApiError, Client, ClientError, Retry
 from fedssl.client.base import BaseClient
 from fedssl.client.environment import Target
+from fedssl.cores import num_usable_cores
 from fedssl.errors import FedSSLError
 from fedssl.protocol.data import KNOWN_DATASETS
 from fedssl.protocol.methods import METHOD_CONFIGS
@@ -85,7 +86,7 @@ def torch_and_gpu() -> Check:
     if Path("/proc/driver/nvidia").exists():
         todo = "install a CUDA build of torch, and check the driver with nvidia-smi"
         return Check("torch and GPU", Found.WRONG, f"{what} cannot use this machine's GPU", todo)
-    return Check("torch and GPU", Found.OK, f"{what}, no GPU: training runs on {os.cpu_count()} CPU cores")
+    return Check("torch and GPU", Found.OK, f"{what}, no GPU: training runs on {num_usable_cores()} CPU cores")
 
 
 def _servers() -> Check:

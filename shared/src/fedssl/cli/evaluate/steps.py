@@ -32,8 +32,8 @@ from fedssl.evaluation import (
     semi_supervised,
     transfer,
 )
-from fedssl.evaluation.baselines import Chance, chance_of
 from fedssl.evaluation.suite import Labelled, detailed_evaluation, evaluate_encoder, load_labelled
+from fedssl.protocol.chance import Chance, chance_of
 from fedssl.protocol.evaluation import EvaluationConfig, MapMethod, Measure, Settings
 from fedssl.protocol.initial import InitialConfig
 

@@ -13,7 +13,6 @@ from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.cli.run import site_evaluations
-from fedssl.cli.run.run_scores import chance_on
 from fedssl.evaluation.selection import choose_best
 from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
 from fedssl.protocol.runs import RunSpec
@@ -147,15 +146,14 @@ def list_evaluations(
     """
     with connect(url, token_file) as client:
         rows = list(client.evaluations(find_run(client, run)))
-        judged = sorted({row.dataset for row in rows if (row.results or {}).keys() & {*_ACCURACIES}})
-        chances = {name: chance_on(client, name) for name in judged if output is Format.TABLE}
     if output is Format.JSON:
         show_json(rows)
         return
     _show(rows)
-    if chances:
+    judged = [row for row in rows if (row.results or {}).keys() & {*_ACCURACIES}]
+    if judged:
         note("round 0 is the encoder before training")
-    for name, chance in chances.items():
+    for name, chance in dict.fromkeys((row.dataset, row.chance) for row in judged):
         if chance is not None:
             note(f"chance on {name} is {100 * chance.accuracy:.2f} %: {chance.how}")
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
-from fedssl.evaluation.baselines import Chance
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView
 
@@ -34,18 +34,7 @@ def find_scores(client: "Client", run_id: UUID) -> list[RunScores]:
     for row in client.evaluations(run_id):
         if row.state == "completed" and row.results and any(name in row.results for name in ACCURACIES):
             groups.setdefault(row.config.model_dump_json(exclude={"embedding_map"}), []).append(row)
-    return [_scores(rows, chance_on(client, rows[0].dataset)) for rows in groups.values()]
-
-
-def chance_on(client: "Client", dataset: str) -> Chance | None:
-    """Return the chance on an evaluation data set; None if it is not registered under this name any more."""
-    from fedssl.client import NotFound
-
-    try:
-        num_classes = client.evaluation_dataset(dataset).num_classes
-    except NotFound:
-        return None
-    return Chance(1 / num_classes, num_classes)
+    return [_scores(rows) for rows in groups.values()]
 
 
 def show_run_scores(found: Sequence[RunScores], initial: InitialConfig | None) -> None:
@@ -69,8 +58,9 @@ def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:
     ]
 
 
-def _scores(rows: Sequence[EvaluationView], chance: Chance | None) -> RunScores:
-    by_round = {row.round_number: _accuracies(row) for row in sorted(rows, key=lambda row: row.round_number)}
+def _scores(rows: Sequence[EvaluationView]) -> RunScores:
+    in_order = sorted(rows, key=lambda row: row.round_number)
+    by_round = {row.round_number: _accuracies(row) for row in in_order}
     last = max(by_round)
     best: dict[str, tuple[int, float] | None] = {}
     for name in by_round[last]:
@@ -78,7 +68,7 @@ def _scores(rows: Sequence[EvaluationView], chance: Chance | None) -> RunScores:
             (at, found[name]) for at, found in by_round.items() if at > 0 and math.isfinite(found.get(name, math.nan))
         ]
         best[name] = max(values, key=lambda each: each[1], default=None)
-    return RunScores(rows[0].dataset, last, by_round[last], by_round.get(0, {}), best, chance)
+    return RunScores(rows[0].dataset, last, by_round[last], by_round.get(0, {}), best, in_order[-1].chance)
 
 
 def _accuracies(row: EvaluationView) -> dict[str, float]:

@@ -5,7 +5,6 @@ answers with a line of JSON and the pixels' bytes.
 """
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.cores import num_usable_cores
 from fedssl.data.image_cache.entries import Entry, decode_entry
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.reading import Reading
@@ -37,7 +37,7 @@ _MOST_PROCESSES = 16
 
 def num_decoders(num_files: int) -> int:
     """Return how many processes decode so many files on this machine."""
-    return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), num_files // _FEWEST_PER_PROCESS))
+    return max(1, min(_MOST_PROCESSES, num_usable_cores(), num_files // _FEWEST_PER_PROCESS))
 
 
 def decode_entries(

@@ -110,12 +110,8 @@ class ClientAlgorithm:
         """Return the factor of the learning rate of each module that has another one."""
         return {}
 
-    def num_trained(self, data: ClientData) -> int:
-        """Return how many of the client's images it trains on: its weight in a mean."""
-        return len(data)
-
     def trained(self, data: ClientData) -> ClientData:
-        """Return the images that it trains on."""
+        """Return the images that it trains on. Their number is its weight in a mean."""
         return data
 
     def judge(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Metrics:
@@ -223,9 +219,10 @@ class ClientAlgorithm:
         for part in (*self.add_ons, self.host, self.merge_rule):
             part.after_step(modules, ctx)
 
-    def finish(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> tuple[Tensors, ClientState]:
+    def finish(
+        self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context
+    ) -> tuple[Tensors, ClientState]:
         """Return the update to send and the state to keep."""
-        schedule = self.schedule(self.num_trained(data), ctx)
         for part in self.parts:
             part.end(modules, data, schedule, ctx)
         update = self._module_update(modules, ctx) if self.sends_modules else {}

@@ -113,9 +113,6 @@ class ClassifierClient(ClientAlgorithm):
         own = self.config.encoder_learning_rate
         return {} if own is None else {ENCODER: own / ctx.spec.training.optimizer.learning_rate}
 
-    def num_trained(self, data: ClientData) -> int:
-        return data.num_trained
-
     def trained(self, data: ClientData) -> ClientData:
         return data.trained()
 

@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import Digest, RegisteredName
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.evaluation import JudgingConfig, MapMethod
 from fedssl.protocol.states import JobState
 from fedssl.protocol.views.base import View
@@ -50,6 +51,11 @@ class EvaluationView(View):
     reason: str | None = Field(description="Why the job was retried, failed or was cancelled.")
     progress: EvaluationProgress | None
     results: Results | None = Field(description="Null until the evaluation is completed.")
+    chance: Chance | None = Field(
+        default=None,
+        description="The accuracy of always answering the largest class of the test images. Null until the evaluation "
+        "is completed, and for evaluations by an older coordinator.",
+    )
     num_tries: int
     created_at: datetime
     started_at: datetime | None

@@ -114,7 +114,7 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
     return [
         *judged,
         *before,
-        baselines.chance,
+        None if baselines.chance is None else baselines.chance.accuracy,
         float(run.rounds_closed),
         full,
         float(moved.up),

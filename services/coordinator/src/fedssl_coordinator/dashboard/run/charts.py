@@ -34,7 +34,9 @@ def curves(session: Session, run_id: UUID) -> dict[str, Any]:
     scores = overview_queries.scores(session, [run_id]).get(run_id, [])
     names = sorted({name for score in scores for name in score.results})
     letters = [(number, _letter(verdict)) for number, verdict in run_queries.verdicts(session, run_id)]
+    chance = scores[-1].chance if scores else None
     return {
+        "chance": None if chance is None else chance.accuracy,
         "rounds": [score.round_number for score in scores],
         "results": {name: [score.results.get(name) for score in scores] for name in names},
         "verdicts": "".join(letter for _, letter in letters),

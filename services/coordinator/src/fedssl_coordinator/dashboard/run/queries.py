@@ -18,7 +18,6 @@ from fedssl_coordinator.core.models import (
     Client,
     DistillationJob,
     Evaluation,
-    EvaluationDataset,
     Event,
     Metric,
     Round,
@@ -306,11 +305,6 @@ def newest_events(
     if but:
         statement = statement.where(Event.kind.not_in(but))
     return session.scalars(statement).all()
-
-
-def num_classes(session: Session, dataset: str) -> int | None:
-    """Return the number of classes of an evaluation data set, or None if none is registered under this name."""
-    return session.scalar(select(EvaluationDataset.num_classes).where(EvaluationDataset.name == dataset))
 
 
 def last_event_id(session: Session, run_id: UUID) -> int:

@@ -81,7 +81,6 @@ class RunPage:
     last_event_id: int
     dimensions: list[tuple[str, int, int]]
     width: int
-    num_classes: int | None
     names: list[str]
     is_judged: bool
     site_progress: Progress | None
@@ -141,7 +140,6 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         last_event_id=run_queries.last_event_id(session, run_id),
         dimensions=stretches(owned),
         width=wanted.width if wanted is not None else 0,
-        num_classes=run_queries.num_classes(session, config.dataset) if (config := spec.central_evaluation) else None,
         names=_names(session, run_id, current),
         is_judged=run_queries.is_judged(session, run_id),
         site_progress=site_queries.progress(session, run_id) if spec.site_evaluation is not None else None,

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.states import RoundState
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.paging import encode_cursor
@@ -24,22 +25,16 @@ _BACK = 10  # rounds over which a change of the score is shown
 class Baselines:
     """The baselines of the newest accuracies: the same of the encoder before the first round, and chance.
 
-    `before` is "start" if the run started from given weights, else "untrained". `num_classes` are those of the data
-    set, or None if it is not registered any more.
+    `before` is "start" if the run started from given weights, else "untrained". `chance` is None if it is not known.
     """
 
     before: str
     results: Mapping[str, float | None]
-    num_classes: int | None
-
-    @property
-    def chance(self) -> float | None:
-        """The accuracy of guessing among equally frequent classes; the coordinator does not count the labels."""
-        return 1 / self.num_classes if self.num_classes else None
+    chance: Chance | None
 
     def next_to(self, measure: str) -> str:
         """Return the baselines of "probe" or "knn" as text: `untrained 81.4%, chance 10.0%`."""
-        found = [(self.before, self.results.get(measure)), ("chance", self.chance)]
+        found = [(self.before, self.results.get(measure)), ("chance", self.chance and self.chance.accuracy)]
         return ", ".join(f"{name} {formats.percent(value)}" for name, value in found if value is not None)
 
 
@@ -127,7 +122,7 @@ def baselines(run: Run, scores: Sequence[queries.Score]) -> Baselines:
     """Return the baselines of a run's scores, which are of one data set and in the order of the rounds."""
     first = scores[0].results if scores and scores[0].round_number == 0 else {}
     before = "untrained" if (run.spec.get("model") or {}).get("initial") is None else "start"
-    return Baselines(before, first, scores[-1].num_classes if scores else None)
+    return Baselines(before, first, scores[-1].chance if scores else None)
 
 
 def _newest(scores: Sequence[queries.Score], name: str) -> float | None:

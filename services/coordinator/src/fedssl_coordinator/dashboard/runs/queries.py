@@ -11,13 +11,13 @@ from sqlalchemy import ColumnElement, String, cast, func, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
 from fedssl_coordinator.core.models import (
     Assignment,
     Client,
     DistillationJob,
     Evaluation,
-    EvaluationDataset,
     Round,
     Run,
 )
@@ -42,14 +42,14 @@ GROUPS: dict[str, tuple[str, ColumnElement[bool]]] = {
 class Score(NamedTuple):
     """The results of one round's encoder. Scores with different `judge` cannot be compared.
 
-    `num_classes` is None if the data set is no longer registered under its name.
+    `chance` is None if an older version evaluated.
     """
 
     round_number: int
     results: dict[str, float | None]
     dataset: str
     judge: str
-    num_classes: int | None
+    chance: Chance | None
 
 
 class Missing(NamedTuple):
@@ -145,18 +145,15 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
     """
     columns = (Evaluation.run_id, Evaluation.round_number, Evaluation.results, Evaluation.dataset)
     statement = (
-        select(*columns, Evaluation.dataset_digest, Evaluation.config, EvaluationDataset.num_classes)
-        .outerjoin(
-            EvaluationDataset,
-            (EvaluationDataset.name == Evaluation.dataset) & (EvaluationDataset.digest == Evaluation.dataset_digest),
-        )
+        select(*columns, Evaluation.dataset_digest, Evaluation.config, Evaluation.chance)
         .where(Evaluation.run_id.in_(run_ids), Evaluation.state == JobState.COMPLETED)
         .order_by(Evaluation.created_at, Evaluation.id)
     )
     found: defaultdict[UUID, list[Score]] = defaultdict(list)
-    for run_id, number, results, dataset, digest, config, num_classes in session.execute(statement):
+    for run_id, number, results, dataset, digest, config, chance in session.execute(statement):
         judge = f"{digest} {_setting(config)}"
-        found[run_id].append(Score(number, results or {}, dataset, judge, num_classes))
+        known = None if chance is None else Chance(**chance)
+        found[run_id].append(Score(number, results or {}, dataset, judge, known))
     asked = select(Run.id, Run.spec["evaluation"]).where(Run.id.in_(found))
     own = {run_id: _setting(config or {}) for run_id, config in session.execute(asked)}
     return {run_id: thinned(_of_one_judge(rows, own[run_id]), _CURVE) for run_id, rows in found.items()}

@@ -44,24 +44,13 @@ key.addEventListener("click", (event) => {
 });
 
 /* accuracy and geometry, from evaluations */
-const chance =
-  +root.dataset.classes > 1
-    ? [
-        {
-          y: 1 / root.dataset.classes,
-          text: `chance ${percent(1 / root.dataset.classes, 0)}`,
-          color: "text-3",
-          right: true,
-        },
-      ]
-    : [];
 let accuracy = null;
 let drawPlane = null;
 let track = [];
 let scores = "";
 async function showCurves() {
   const found = await load("curves.json");
-  const { rounds, results } = found;
+  const { rounds, results, chance } = found;
   timeline.verdicts(found.verdicts);
   if (JSON.stringify([rounds, results]) === scores) return; /* no new scores: leave the charts as they are */
   scores = JSON.stringify([rounds, results]);
@@ -80,7 +69,8 @@ async function showCurves() {
         y: [0, 1],
         tick: (value) => percent(value, 0),
         value: percent,
-        marks: chance,
+        marks:
+          chance == null ? [] : [{ y: chance, text: `chance ${percent(chance, 0)}`, color: "text-3", right: true }],
       });
   }
   if (results.alignment && results.uniformity) {

@@ -5,12 +5,14 @@ An evaluation's state changes under the lock of its own row, never its run's: no
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, get_args
 from uuid import UUID
 
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.chance import Chance
 from fedssl.protocol.evaluation import JudgingConfig, Measure
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import JobState
@@ -102,7 +104,11 @@ def results_so_far(row: Evaluation) -> Results:
 
 
 def complete(
-    session: Session, evaluation_id: UUID, results: Results, embedding_map: Mapping[str, Any] | None = None
+    session: Session,
+    evaluation_id: UUID,
+    results: Results,
+    chance: Chance | None = None,
+    embedding_map: Mapping[str, Any] | None = None,
 ) -> None:
     """End an evaluation with its results, unless it was cancelled, and add them to the metrics of the round.
 
@@ -112,7 +118,8 @@ def complete(
     if row is None:
         return
     message, data = f"{_where(row)}: {_summary(results)}", {"dataset": row.dataset, "results": results}
-    kept = {} if embedding_map is None else {"embedding_map": dict(embedding_map)}
+    kept: dict[str, Any] = {} if embedding_map is None else {"embedding_map": dict(embedding_map)}
+    kept["chance"] = None if chance is None else asdict(chance)
     jobs.end(session, row, JobState.COMPLETED, message, data, results=results, reason=None, **kept)
     spec = RunSpec.model_validate(run_rows.get_one(session, row.run_id).spec)
     is_own = spec.central_evaluation is not None and row.config == _dumped(_own_config(spec))

@@ -1,6 +1,6 @@
 """The chance of being right without an encoder."""
 
-from fedssl.evaluation.baselines import Chance, chance_of
+from fedssl.protocol.chance import Chance, chance_of
 
 
 def test_equally_frequent_classes_give_one_of_them() -> None:

@@ -1,4 +1,7 @@
-"""The baselines of an accuracy: the chance of being right without an encoder."""
+"""Chance: the accuracy of being right without an encoder, the baseline of `probe` and `knn`.
+
+Balanced accuracy has another one, 1 / classes: a constant answer has a recall of 1 in one class and of 0 in the others.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
