@@ -100,11 +100,11 @@ class RoundRecord:
 class Result:
     """A simulation, finished or as far as it has come.
 
-    `model`: the last round's weights, with the averaged encoder if the spec has one; `initial`: those before training. `evaluations`: what `spec.evaluation` asked for, of
-    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training. `chance`: the accuracy
-    without an encoder on the same test images. `site_evaluations`: by round, each client's counts on its own labelled
-    images, or why it has none. `loaded`: the tensors that were loaded if the encoder did not start from random weights;
-    empty after a simulation was resumed.
+    `model`: the last round's weights, with the averaged encoder if the spec has one; `initial`: those before training.
+    `evaluations`: what `spec.evaluation` asked for, of the last round that was judged; `evaluations_by_round`: of all
+    of them, 0 is before training. `chance`: the accuracy without an encoder on the same test images.
+    `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none. `loaded`: the
+    tensors that were loaded if the encoder did not start from random weights; empty after a simulation was resumed.
     """
 
     spec: RunSpec

@@ -236,7 +236,7 @@ class Executor:
         return {**received, **self._fetch(item.frozen, item.plan.frozen, on_bytes, kept=_FROZEN_KEPT)}
 
     def _fetch(
-        self, digest: str, tensors: Sequence[TensorSpec], on_bytes: Callable[[int], None], *, kept: int = 1
+        self, digest: str, tensors: tuple[TensorSpec, ...], on_bytes: Callable[[int], None], *, kept: int = 1
     ) -> Tensors:
         """Return an artifact that the coordinator sends, from the cache if it is complete there.
 

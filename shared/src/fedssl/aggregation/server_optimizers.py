@@ -121,7 +121,8 @@ def moving_average(average: Tensor, new: Tensor, *, decay: float) -> Tensor:
         >>> moving_average(torch.tensor([1.0, 2.0]), torch.tensor([5.0, 2.0]), decay=0.75)
         tensor([2., 2.])
 
-    Reference: Polyak and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging, with exponential weights.
+    Reference: Polyak and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging;
+    here with exponential weights.
     """
     _check(average, new, what="a moving average")
     return rounded(decay * average.double() + (1 - decay) * new.double(), average.dtype)

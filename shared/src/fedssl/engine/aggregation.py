@@ -25,10 +25,13 @@ from fedssl.protocol.measures import WEIGHT_SHARE
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `frozen`: tensors that clients receive once, as they stay
-    those of the start. `model`: what is evaluated and exported: both together, with the averaged encoder if there is
-    one, or the broadcast itself. `norms` are the measurements of the updates. `loaded` describes the weights that a run started from; it is
-    empty if these were random."""
+    """The state to keep and the broadcast of the next round.
+
+    `frozen`: tensors that clients receive once, as they stay those of the start. `model`: what is evaluated and
+    exported: both together, with the averaged encoder if there is one, or the broadcast itself. `norms` are the
+    measurements of the updates. `loaded` describes the weights that a run started from; it is empty if these were
+    random.
+    """
 
     state: ServerState
     broadcast: Tensors
@@ -40,7 +43,7 @@ class ServerResult:
 
     @property
     def received(self) -> Tensors:
-        """What a client has when it begins the next round: the broadcast and the frozen tensors."""
+        """The tensors that a client has when it begins the next round: the broadcast and the frozen tensors."""
         return in_name_order({**self.broadcast, **self.frozen})
 
 

@@ -31,8 +31,8 @@ def server_step(
 ) -> tuple[Tensors, Tensors]:
     """Return the next state of the method, and the optimiser's.
 
-    `before` and `after`: the state that the round began with, and the one with the clients' means. `kept`: has what this
-    function or `first_optimizer_state` returned before.
+    `before` and `after`: the state that the round began with, and the one with the clients' means. `kept`: has
+    what this function or `first_optimizer_state` returned before.
     """
     config = ctx.spec.aggregation.server_optimizer
     if config is None:

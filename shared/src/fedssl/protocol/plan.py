@@ -50,7 +50,7 @@ class ArtifactPlan(StrictModel):
 
     @property
     def received(self) -> tuple[TensorSpec, ...]:
-        """What a client has when it begins a round: the broadcast and the frozen tensors."""
+        """The tensors that a client has when it begins a round: the broadcast and the frozen tensors."""
         return self.broadcast + self.frozen
 
     @model_validator(mode="after")
