@@ -109,7 +109,7 @@ def trained_embeddings() -> Tensor:
     public = ClientData(torch.from_numpy(load_public(spec.public_data, spec.data).images))
     ctx = Context(spec=spec, round_number=1, client_id=name, public=public)
     method = METHODS["flesd"]
-    broadcast = start_run(method, dataclasses.replace(ctx, round_number=0, client_id="")).broadcast
+    broadcast = start_run(method, dataclasses.replace(ctx, round_number=0, client_id="")).received
     data = ClientData(torch.from_numpy(own.images))
     return run_local_round(method, broadcast, None, data, ctx).update["representations"]
 

@@ -93,7 +93,7 @@ class Stepper:
         dimensions = client_dimensions(spec, ["client-0"]).get("client-0")
         public = ClientData(images.flip(0)) if spec.public_data is not None else None
         self._ctx = Context(spec=spec, round_number=2, client_id="client-0", dimensions=dimensions, public=public)
-        self._broadcast = start_run(METHODS[spec.method.name], dataclasses.replace(self._ctx, round_number=0)).broadcast
+        self._broadcast = start_run(METHODS[spec.method.name], dataclasses.replace(self._ctx, round_number=0)).received
         self.modules = algorithm.build(self._ctx)
         self.modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         algorithm.merge(self.modules, self._broadcast, None, data, self._ctx)

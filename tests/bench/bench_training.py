@@ -173,7 +173,7 @@ def bare_loop(case: Case) -> Callable[[], None]:
 
 def engine_round(case: Case, device: torch.device, progress: list[LocalProgress]) -> Callable[[], None]:
     """A round as clients take it."""
-    broadcast = start_run(case.method, case.context(device, 0, "")).broadcast
+    broadcast = start_run(case.method, case.context(device, 0, "")).received
     data = case.images(device)
 
     def work() -> None:
@@ -279,7 +279,7 @@ def measure_clients(device: torch.device, num_clients: int = 8) -> tuple[float, 
     """Images a second of small clients one after the other: sharing their modules, and building their own."""
     spec = spec_of("fedbyol", {} if device.type == "cpu" else {"name": "resnet18"}, 3, 32, 64)
     case = Case("FedBYOL", METHODS["fedbyol"], contrast, spec, 8)
-    broadcast = start_run(case.method, case.context(device, 0, "")).broadcast
+    broadcast = start_run(case.method, case.context(device, 0, "")).received
     data = case.images(device)
 
     def clients(*, shared: bool) -> None:

@@ -84,7 +84,7 @@ def knn(spec: RunSpec, model: Tensors) -> float:
 def measure(width: int, clustering: dict[str, Any], seed: int, num_rounds: int) -> str:
     """Return one row."""
     spec = spec_of(width, clustering, seed, num_rounds)
-    first = start_run(METHODS[spec.method.name], Context(spec=spec, round_number=0)).broadcast
+    first = start_run(METHODS[spec.method.name], Context(spec=spec, round_number=0)).received
     before = gradients(spec, first, None, 1)
     result = simulate(spec, data_root=data_folder())
     after = gradients(spec, result.model, result.client_states.get(CLIENT), num_rounds + 1)

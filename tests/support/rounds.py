@@ -95,7 +95,7 @@ def training(
     algorithm = METHODS[spec.method.name].bind(spec).client
     modules = algorithm.build(ctx)
     modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    received = start(spec).broadcast if broadcast is None else broadcast
+    received = start(spec).received if broadcast is None else broadcast
     data = client_data(spec, client)
     algorithm.merge(modules, received, state, data, ctx)
     return Training(algorithm, modules, data, received, ctx)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from fedssl.artifacts.header import file_bytes
+from fedssl.artifacts.header import file_bytes, frozen_bytes
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
@@ -30,7 +30,7 @@ from fedssl.engine import (
     run_local_round,
     start_run,
 )
-from fedssl.engine.aggregation import ValueOutOfRange
+from fedssl.engine.aggregation import ValueOutOfRange, split_state
 from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
@@ -100,11 +100,11 @@ class RoundRecord:
 class Result:
     """A simulation, finished or as far as it has come.
 
-    `model`: the last broadcast; `initial`: the one before training. `evaluations`: what `spec.evaluation` asked for, of
-    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training. `chance`: the accuracy
-    without an encoder on the same test images. `site_evaluations`: by round, each client's counts on its own labelled
-    images, or why it has none. `loaded`: the tensors that were loaded if the encoder did not start from random weights;
-    empty after a simulation was resumed.
+    `model`: the last round's weights, with the averaged encoder if the spec has one; `initial`: those before training.
+    `evaluations`: what `spec.evaluation` asked for, of the last round that was judged; `evaluations_by_round`: of all
+    of them, 0 is before training. `chance`: the accuracy without an encoder on the same test images.
+    `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none. `loaded`: the
+    tensors that were loaded if the encoder did not start from random weights; empty after a simulation was resumed.
     """
 
     spec: RunSpec
@@ -290,6 +290,7 @@ class _Federation:
         self._bound = self._method.bind(self._spec)
         plan = self._bound.plan
         self._bytes_down, self._bytes_up = file_bytes(plan.broadcast), file_bytes(plan.update)
+        self._frozen_bytes = frozen_bytes(plan)
 
     def start(self, start: Start | None) -> Result:
         """Everything as it is before the first round."""
@@ -301,8 +302,8 @@ class _Federation:
         )
         return Result(
             spec=self._spec,
-            initial=first.broadcast,
-            model=first.broadcast,
+            initial=first.model,
+            model=first.model,
             server_state=first.state,
             loaded=first.loaded,
         )
@@ -325,10 +326,11 @@ class _Federation:
             for name in cohort
         ]
         kept = {name: state for name, state in result.client_states.items() if name not in lost}
-        trained = self._train_clients(result.model, kept, contexts, functools.partial(self._on_progress, number))
+        received, _ = split_state(result.server_state)
+        trained = self._train_clients(received, kept, contexts, functools.partial(self._on_progress, number))
         if self._on_trained is not None:
             for name, local in trained.items():
-                self._on_trained(number, name, self._trained_model(result.model, local))
+                self._on_trained(number, name, self._trained_model(received, local))
         clients = {name: local.metrics for name, local in trained.items()}
         updates = [
             Update(name, local.num_examples, lambda tensors=local.update: tensors)  # type: ignore[misc]
@@ -341,7 +343,7 @@ class _Federation:
             clients=clients,
             num_examples=num_examples,
             num_images=sum(map(self._num_images, contexts)),
-            bytes_down=len(cohort) * self._bytes_down,
+            bytes_down=len(cohort) * self._bytes_down + self._num_new(result, cohort) * self._frozen_bytes,
             bytes_up=len(cohort) * self._bytes_up,
         )
         ctx = dataclasses.replace(self._everywhere, round_number=number)
@@ -375,7 +377,7 @@ class _Federation:
                 clients[name] = {**clients[name], UPDATE_NORM: norm}
         used = {name: local.state for name, local in trained.items() if name not in norms.rejected}
         result.client_states = {} if restart else {**result.client_states, **used}
-        result.server_state, result.model = aggregated.state, aggregated.broadcast
+        result.server_state, result.model = aggregated.state, aggregated.model
         record = make_record(
             server=aggregated.metrics,
             seconds=time.perf_counter() - started,
@@ -404,7 +406,13 @@ class _Federation:
         make_record = functools.partial(make_record, bytes_up=len(updates) * num_vector_bytes(self._method, ctx))
         try:
             secure = run_secure_round(
-                self._method, result.server_state, result.model, updates, ctx, lost=lost, restart=restart
+                self._method,
+                result.server_state,
+                split_state(result.server_state)[0],
+                updates,
+                ctx,
+                lost=lost,
+                restart=restart,
             )
         except (NoSecureSum, ValueOutOfRange) as error:
             rejected = sorted(error.rejected) if isinstance(error, NoSecureSum) else []
@@ -414,7 +422,7 @@ class _Federation:
         clients = {name: trained[name].metrics for name in secure.survivors}
         used = {name: trained[name].state for name in secure.survivors}
         result.client_states = {} if restart else {**result.client_states, **used}
-        result.server_state, result.model = secure.result.state, secure.result.broadcast
+        result.server_state, result.model = secure.result.state, secure.result.model
         record = make_record(
             clients=clients,
             num_examples={name: trained[name].num_examples for name in secure.survivors},
@@ -431,6 +439,11 @@ class _Federation:
         names = {tensor.name for tensor in update if tensor.kind == "weights"} if update else broadcast.keys()
         own = local.update if update else local.state
         return {**broadcast, **{name: tensor for name, tensor in own.items() if name in names}}
+
+    @staticmethod
+    def _num_new(result: Result, cohort: Sequence[str]) -> int:
+        """Return how many clients of the cohort have not taken part before, and so lack the frozen tensors."""
+        return len(set(cohort).difference(*(record.num_examples for record in result.history)))
 
     def _num_images(self, ctx: Context) -> int:
         training, size = self._spec.training, self._sizes[ctx.client_id]

@@ -100,5 +100,5 @@ def test_tensors_that_differ_are_refused(mean: Tensor) -> None:
 
 def test_integers_are_refused() -> None:
     x = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AggregationError, match="a server optimiser moves floating-point weights"):
+    with pytest.raises(AggregationError, match="a server optimiser takes floating-point weights"):
         fedavgm_step(x, x, x, learning_rate=1, beta=0.9)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors, serialised
 from fedssl.backoff import Backoff
 from fedssl.client import Retry, WorkerClient
 from fedssl.data import save_npz
@@ -88,8 +88,12 @@ class Setting:
     client: WorkerClient
 
     def item(self, spec: RunSpec, round_number: int, broadcast: Tensors | None = None, **changes: Any) -> WorkItem:
-        if broadcast is None:
-            broadcast = start_run(METHODS[spec.method.name], Context(spec=spec, round_number=0)).broadcast
+        method = METHODS[spec.method.name]
+        if broadcast is None or method.bind(spec).plan.frozen:
+            first = start_run(method, Context(spec=spec, round_number=0))
+            broadcast = broadcast or first.broadcast
+            if first.frozen:
+                changes = {"frozen": self.coordinator.put(serialised(first.frozen)), **changes}
         path = self.folder / "made.safetensors"
         save_tensors(broadcast, path)
         return make_item(spec, round_number, broadcast=self.coordinator.put(path.read_bytes()), **changes)
@@ -151,7 +155,7 @@ class Setting:
     def train_directly(self, spec: RunSpec, num_rounds: int) -> list[Tensors]:
         """Return the updates of an undisturbed client, whose last update is each round's broadcast."""
         method = METHODS[spec.method.name]
-        broadcast = start_run(method, Context(spec=spec, round_number=0)).broadcast
+        broadcast = start_run(method, Context(spec=spec, round_number=0)).received
         updates: list[Tensors] = []
         state: Tensors | None = None
         for number in range(1, num_rounds + 1):
@@ -163,7 +167,7 @@ class Setting:
 
 
 def good_update() -> Tensors:
-    return start_run(METHODS["fedbyol"], Context(spec=make_spec(), round_number=0)).broadcast
+    return start_run(METHODS["fedbyol"], Context(spec=make_spec(), round_number=0)).received
 
 
 def write_images(path: Path, num_images: int = 32, size: int = 16) -> Path:

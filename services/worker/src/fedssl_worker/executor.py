@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from fedssl_worker.settings import SettingsError
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
 
 log = structlog.get_logger()
+
+_FROZEN_KEPT = 4
+"""The number of runs whose frozen tensors stay on this machine."""
 
 OnProgress = Callable[[Progress], None]
 
@@ -88,11 +92,11 @@ class Executor:
         on_progress(downloading)
         with from_coordinator():
             context = self._context(item, lambda _: on_progress(downloading))
-            broadcast = self._fetch(item, lambda _: on_progress(downloading))
+            received = self._received(item, lambda _: on_progress(downloading))
         state, lost = self._state_of(item, keeps_state=method.bind(item.spec).client.keeps_state(context))
         try:
             result = run_local_round(
-                method, broadcast, state, images.data, context, lambda local: on_progress(_progress(local))
+                method, received, state, images.data, context, lambda local: on_progress(_progress(local))
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(item) from error
@@ -107,11 +111,11 @@ class Executor:
 
     def weights_of(self, item: SiteEvaluationItem) -> Tensors:
         """Return the weights that this site is to evaluate. Raises CannotTrain, ArtifactError and ClientError."""
-        if (why := self._too_large("weights", item.plan.broadcast)) is not None:
+        if (why := self._too_large("weights", item.plan.received)) is not None:
             raise CannotTrain(why)
         self._method_of(item)
         with from_coordinator():
-            return self._fetch(item, lambda _: None)
+            return self._fetch(item.broadcast, item.plan.received, lambda _: None)
 
     def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
         """Return the images with the labels that the run's method trains on. Raises DataError.
@@ -174,7 +178,7 @@ class Executor:
 
     def _check_sizes(self, item: WorkItem) -> None:
         """Raise CannotTrain if the broadcast or the update is too large for this machine."""
-        for name, tensors in (("broadcast", item.plan.broadcast), ("update", item.plan.update)):
+        for name, tensors in (("weights", item.plan.received), ("update", item.plan.update)):
             if (why := self._too_large(name, tensors)) is not None:
                 raise CannotTrain(why)
 
@@ -222,20 +226,37 @@ class Executor:
                 Cause.SPEC,
             )
 
-    def _fetch(self, item: WorkItem | SiteEvaluationItem, on_bytes: Callable[[int], None]) -> Tensors:
-        """Return the broadcast, from the cache if it is complete there. The cache has one file, or a part of one."""
-        self._broadcasts.mkdir(exist_ok=True)
-        path = self._broadcasts / f"{item.broadcast}.safetensors"
-        for other in self._broadcasts.iterdir():
-            if item.broadcast not in other.name:
-                other.unlink()
+    def _received(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Tensors:
+        """Return the broadcast with the run's frozen tensors, which this worker fetches only once."""
+        received = self._fetch(item.broadcast, item.plan.broadcast, on_bytes)
+        if not item.plan.frozen:
+            return received
+        if item.frozen is None:
+            raise CannotTrain("the coordinator names no frozen tensors, and the plan has some", Cause.COORDINATOR)
+        return {**received, **self._fetch(item.frozen, item.plan.frozen, on_bytes, kept=_FROZEN_KEPT)}
+
+    def _fetch(
+        self, digest: str, tensors: tuple[TensorSpec, ...], on_bytes: Callable[[int], None], *, kept: int = 1
+    ) -> Tensors:
+        """Return an artifact that the coordinator sends, from the cache if it is complete there.
+
+        The cache has `kept` files of its kind, or parts of them: the last used ones.
+        """
+        folder = self._broadcasts if kept == 1 else self._broadcasts / "frozen"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{digest}.safetensors"
+        others = [other for other in folder.iterdir() if digest not in other.name and other.is_file()]
+        others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+        for other in others[kept - 1 :]:
+            other.unlink()
         try:
-            tensors = read_tensors(path, item.broadcast)
+            found = read_tensors(path, digest)
         except (FileNotFoundError, ArtifactDamaged):
-            self._client.download(item.broadcast, path, max_file_bytes(item.plan.broadcast), on_bytes)
-            tensors = read_tensors(path, item.broadcast)
-        check_file(path, item.plan.broadcast, "broadcast")
-        return tensors
+            self._client.download(digest, path, max_file_bytes(tensors), on_bytes)
+            found = read_tensors(path, digest)
+        os.utime(path)
+        check_file(path, tensors, "broadcast" if kept == 1 else "frozen tensors")
+        return found
 
     def _out_of_memory(self, item: WorkItem) -> CannotTrain:
         if self._device.type == "cuda":

@@ -81,6 +81,7 @@ def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
         "spec",
         "method_version",
         "broadcast",
+        "frozen",
         "last_accepted",
         "dimensions",
     }

@@ -18,7 +18,7 @@ from fedssl.aggregation.layerwise import is_batch_norm_buffer, layerwise_diverge
 from fedssl.aggregation.mean import AggregationError, weighted_mean
 from fedssl.aggregation.min_norm import min_norm_weights, min_norm_weights_from_gram
 from fedssl.aggregation.robust import coordinate_median, geometric_median, multi_krum, trimmed_mean
-from fedssl.aggregation.server_optimizers import fedadam_step, fedavgm_step
+from fedssl.aggregation.server_optimizers import fedadam_step, fedavgm_step, moving_average
 from fedssl.aggregation.similarity import ensemble_similarity
 from fedssl.aggregation.unified import efficient_unified_aggregation
 from fedssl.aggregation.weights import capped_at_median, capped_weights
@@ -42,6 +42,7 @@ __all__ = [
     "layerwise_divergence_aware",
     "min_norm_weights",
     "min_norm_weights_from_gram",
+    "moving_average",
     "multi_krum",
     "sinkhorn_assignment",
     "spherical_kmeans",

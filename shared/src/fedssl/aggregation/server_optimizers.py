@@ -1,4 +1,5 @@
-"""Optimisers of the coordinator: the clients' mean gives a direction, and not the next weights themselves.
+"""Optimisers of the coordinator: the clients' mean gives a direction, and not the next weights themselves. And an
+average of the weights over the rounds.
 
 The pseudo-gradient of a round is g = x - mean_k x_k, where x are the weights that the clients received. SGD with the
 learning rate 1 and without momentum on g is FedAvg.
@@ -99,8 +100,36 @@ def fedadam_step(
     return rounded(after, previous.dtype), rounded(m, previous.dtype), rounded(v, previous.dtype)
 
 
-def _check(previous: Tensor, *others: Tensor) -> None:
+def moving_average(average: Tensor, new: Tensor, *, decay: float) -> Tensor:
+    """Return the next exponential moving average of a tensor over the rounds: decay average + (1 - decay) new.
+
+    It is computed in float64, and rounded once to the tensor's dtype.
+
+    Args:
+        average: of the rounds before, floating-point, of any shape.
+        new: the tensor after this round, of the same shape and dtype.
+        decay: the factor of the average, in 0..1.
+
+    Returns:
+        The next average, of their shape and dtype.
+
+    Raises:
+        AggregationError: the tensors differ in shape or dtype, or are not floating-point.
+
+    Example:
+        >>> import torch
+        >>> moving_average(torch.tensor([1.0, 2.0]), torch.tensor([5.0, 2.0]), decay=0.75)
+        tensor([2., 2.])
+
+    Reference: Polyak and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging;
+    here with exponential weights.
+    """
+    _check(average, new, what="a moving average")
+    return rounded(decay * average.double() + (1 - decay) * new.double(), average.dtype)
+
+
+def _check(previous: Tensor, *others: Tensor, what: str = "a server optimiser") -> None:
     if not previous.is_floating_point():
-        raise AggregationError(f"a server optimiser moves floating-point weights, and these are {previous.dtype}")
+        raise AggregationError(f"{what} takes floating-point weights, and these are {previous.dtype}")
     for other in others:
-        check_like("the weights", previous, other, "a server optimiser")
+        check_like("the weights", previous, other, what)

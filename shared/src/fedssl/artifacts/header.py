@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from fedssl.artifacts.dtypes import FILE_ORDER, ITEM_SIZES
 from fedssl.errors import ArtifactError, ArtifactTooLarge, PlanMismatch
-from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 
 LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -68,6 +68,11 @@ def max_file_bytes(tensors: Sequence[TensorSpec]) -> int:
 def file_bytes(tensors: Sequence[TensorSpec]) -> int:
     """Return the size of the file that holds exactly these tensors, as the safetensors library writes it."""
     return len(header_bytes(in_file_order(tensors))) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
+
+
+def frozen_bytes(plan: ArtifactPlan) -> int:
+    """Return the size of the file of frozen tensors, which each client receives once; 0 if there are none."""
+    return file_bytes(plan.frozen) if plan.frozen else 0
 
 
 def header_length(prefix: bytes, limit: int) -> int:

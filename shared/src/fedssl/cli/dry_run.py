@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.artifacts.header import file_bytes, num_bytes
+from fedssl.artifacts.header import file_bytes, frozen_bytes, num_bytes
 from fedssl.cli.output import Format, duration, note, show_json, show_pairs, show_table, size
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import ClientView
@@ -28,10 +28,12 @@ DryRunOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes per client and round: of the artifact that it receives and of the one that it sends."""
+    """Bytes per client and round: of the artifact that it receives and of the one that it sends. `once`: of the frozen
+    tensors, which it receives before its first round."""
 
     down: int
     up: int
+    once: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def traffic_of(spec: RunSpec) -> Traffic | None:
     plan = plan_of(spec)
     if plan is None:
         return None
-    return Traffic(file_bytes(plan.broadcast), _masked_bytes(spec) or file_bytes(plan.update))
+    return Traffic(file_bytes(plan.broadcast), _masked_bytes(spec) or file_bytes(plan.update), frozen_bytes(plan))
 
 
 def _masked_bytes(spec: RunSpec) -> int | None:
@@ -72,13 +74,9 @@ def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
 
 
 def frozen_bytes_of(spec: RunSpec) -> int | None:
-    """Return the bytes of the encoder's frozen tensors, which no update has; None without torch."""
+    """Return the bytes of the encoder's frozen tensors, which each client receives once; None without torch."""
     plan = plan_of(spec)
-    if plan is None or not spec.model.freezes:
-        return None if plan is None else 0
-    sent = {tensor.name for tensor in plan.update}
-    frozen = [each for each in plan.broadcast if each.name.startswith("encoder.") and each.name not in sent]
-    return sum(num_bytes(tensor.dtype, tensor.shape) for tensor in frozen)
+    return None if plan is None else sum(num_bytes(tensor.dtype, tensor.shape) for tensor in plan.frozen)
 
 
 def estimate_of(client: "Client", spec: RunSpec, project: str | None = None) -> "EstimateView | None":
@@ -146,7 +144,7 @@ def document_of(spec: RunSpec, participants: list[Participant]) -> dict[str, Any
         "clients_per_round": asked,
         "bytes_down_per_client_and_round": None if traffic is None else traffic.down,
         "bytes_up_per_client_and_round": None if traffic is None else traffic.up,
-        "bytes_in_total": None if traffic is None else spec.num_rounds * asked * (traffic.down + traffic.up),
+        "bytes_in_total": None if traffic is None else _total(spec, traffic, asked, len(taking)),
         "evaluations": due,
         **(_frozen(spec) if spec.model.freezes else {}),
     }
@@ -191,6 +189,12 @@ def _participant(name: str, view: ClientView | None, spec: RunSpec, plan: "Artif
     return Participant(name, view.num_images)
 
 
+def _total(spec: RunSpec, traffic: Traffic, asked: int, num_clients: int) -> int:
+    """Return the most bytes of the whole run. Each client receives the frozen tensors once."""
+    num_assignments = spec.num_rounds * asked
+    return num_assignments * (traffic.down + traffic.up) + min(num_clients, num_assignments) * traffic.once
+
+
 def _per_round(num_bytes: int | None) -> str:
     return _size(num_bytes) if num_bytes is None else f"{size(num_bytes)} per round"
 
@@ -205,7 +209,7 @@ def _trained(document: Mapping[str, Any]) -> str:
     frozen, parts = _size(document["frozen_bytes"]), list(document["trainable"])
     if (lora := document.get("lora")) is not None:
         parts.append(f"adapters of rank {lora['rank']} of {', '.join(lora['layers'])}")
-    return f"of the encoder {', '.join(parts)}; the frozen rest, {frozen}, is not sent"
+    return f"of the encoder {', '.join(parts)}; the frozen rest, {frozen}, is received once and never sent"
 
 
 def _time(document: Mapping[str, Any]) -> dict[str, str]:

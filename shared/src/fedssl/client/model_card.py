@@ -93,6 +93,7 @@ def card(
                 ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
                 ("seed", str(spec.seed)),
                 *([("trained of the encoder", _trained(spec.model))] if spec.model.freezes else []),
+                *_average(spec),
                 ("left the clients", info.leaves_the_client),
                 ("stayed on the clients", info.stays_on_the_client),
             ],
@@ -134,6 +135,14 @@ def _made(spec: RunSpec, num_owners: int) -> str:
         )
     how = "with" if "labels" in getattr(method, "traits", ()) else "without"
     return f"An encoder, {encoder}, trained {how} labels by {owners} who shared no images."
+
+
+def _average(spec: RunSpec) -> list[tuple[str, str]]:
+    """Return the row about the average that the encoder is; nothing if it is that of the last round."""
+    config = spec.aggregation.encoder_average
+    if config is None:
+        return []
+    return [("encoder", f"an exponential moving average over the rounds, decay {config.decay:g}")]
 
 
 def _trained(model: ModelConfig) -> str:

@@ -9,9 +9,11 @@ import torch
 
 from fedssl.aggregation import AggregationError, OutOfRange
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.engine import encoder_average, server_optimizer
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
+from fedssl.engine.encoder_average import averaged_encoder, first_average, next_average
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
-from fedssl.engine.server_optimizer import first_optimizer_state, server_step, split_state
+from fedssl.engine.server_optimizer import first_optimizer_state, server_step
 from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
@@ -23,14 +25,26 @@ from fedssl.protocol.measures import WEIGHT_SHARE
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `norms` are the measurements of the updates. `loaded`
-    describes the weights that a run started from; it is empty if these were random."""
+    """The state to keep and the broadcast of the next round.
+
+    `frozen`: tensors that clients receive once, as they stay those of the start. `model`: what is evaluated and
+    exported: both together, with the averaged encoder if there is one, or the broadcast itself. `norms` are the
+    measurements of the updates. `loaded` describes the weights that a run started from; it is empty if these were
+    random.
+    """
 
     state: ServerState
     broadcast: Tensors
     metrics: Metrics
+    frozen: Tensors
+    model: Tensors
     norms: Norms = NO_NORMS
     loaded: str = ""
+
+    @property
+    def received(self) -> Tensors:
+        """The tensors that a client has when it begins the next round: the broadcast and the frozen tensors."""
+        return in_name_order({**self.broadcast, **self.frozen})
 
 
 class ValueOutOfRange(MethodError):
@@ -62,7 +76,7 @@ def start_run(
     modules = bound.client.build(ctx)
     loaded = load_start(modules, bound.client.parts, initial, ctx)
     state = bound.server.initial_state(modules, ctx)
-    kept = first_optimizer_state(bound, state, ctx)
+    kept = first_optimizer_state(bound, state, ctx) | first_average(bound, state, ctx)
     return dataclasses.replace(published(bound, state, kept, {}, ctx), loaded=loaded)
 
 
@@ -127,18 +141,18 @@ def _aggregated(
     *,
     restart: bool,
 ) -> ServerResult:
-    """Return the result of the updates `within`, and measurements of all of them. `before`: what clients received;
-    `kept`: the state of the coordinator's optimiser."""
+    """Return the result of the updates `within`, and measurements of all of them. `before`: the broadcast that
+    clients received; `kept`: the engine's own part of the state."""
     try:
         state, metrics = bound.server.aggregate(known, within, ctx)
-        state, kept = server_step(bound, known, state, kept, ctx)
+        state, moments = server_step(bound, known, state, kept, ctx)
     except OutOfRange as error:
         raise ValueOutOfRange(f"out of range: {error}", norms) from error
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     if restart:
         state = bound.server.restarted(state)
-    result = published(bound, state, kept, metrics, ctx)
+    result = published(bound, state, moments | next_average(bound, state, kept, ctx), metrics, ctx)
     layout, shares = Layout.of(bound.plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
@@ -166,9 +180,11 @@ def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Dis
 
 
 def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Metrics, ctx: Context) -> ServerResult:
-    """Return the result of a round. `kept`: the state of the coordinator's optimiser. Raises MethodError if a tensor of
-    it is not finite."""
-    broadcast = bound.server.broadcast(state, ctx)
+    """Return the result of a round. `kept`: the engine's own part of the state, besides the method's.
+
+    Raises MethodError if a tensor is not finite.
+    """
+    broadcast, frozen = bound.server.broadcast(state, ctx), bound.server.frozen(state, ctx)
     check_tensors(broadcast, bound.plan.broadcast, "broadcast")
     for name, tensor in {**state, **kept, **broadcast}.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -177,4 +193,13 @@ def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Me
                 "the cause, so lower training.optimizer.learning_rate, or the step of the reducer or of "
                 "aggregation.server_optimizer"
             )
-    return ServerResult(in_name_order({**state, **kept}), in_name_order(broadcast), metrics)
+    broadcast, others = in_name_order(broadcast), {**frozen, **averaged_encoder(kept)}
+    model = in_name_order({**broadcast, **others}) if others else broadcast
+    return ServerResult(in_name_order({**state, **kept}), broadcast, metrics, frozen, model)
+
+
+def split_state(state: ServerState) -> tuple[Tensors, Tensors]:
+    """Return the method's own tensors of a stored state, which clients receive, and those that the engine keeps."""
+    prefixes = (server_optimizer.PREFIX, encoder_average.PREFIX)
+    own = {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
+    return own, {name: tensor for name, tensor in state.items() if name.startswith(prefixes)}

@@ -57,7 +57,7 @@ def run_local_round(
     ctx: Context,
     on_progress: OnProgress = lambda progress: None,
 ) -> LocalResult:
-    """Train one client for one round.
+    """Train one client for one round. `broadcast` also has the frozen tensors, if the encoder has some.
 
     `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch if the
     broadcast or the update is not what the method declares, and MethodError if the loss, the update or the state is no
@@ -67,7 +67,7 @@ def run_local_round(
     distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))
     ctx = dataclasses.replace(ctx, distil=distil)
     with borrow_trainer(method, ctx) as trainer, exact_float32(ctx.device), on_own_stream(ctx.device):
-        check_tensors(broadcast, trainer.plan.broadcast, "broadcast")
+        check_tensors(broadcast, trainer.plan.received, "broadcast")
         received = in_name_order(broadcast)
         kept = None if state is None else in_name_order(state)
         algorithm, modules = trainer.algorithm, trainer.modules

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedssl.aggregation import AggregationError, OutOfRange
 from fedssl.aggregation.fixed_point import Factor, FixedPointSum, whole_weights
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
-from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, split_state
+from fedssl.engine.encoder_average import next_average
 from fedssl.engine.norm_bounding import NO_NORMS, screened
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
@@ -61,7 +62,7 @@ def num_client_words(method: Method, ctx: Context) -> int:
     """Return N, the number of words that `client_words` returns for each client. No tensor is computed."""
     bound = method.bind(ctx.spec)
     counted = _Counted()
-    bound.server.aggregate(_shapes(bound.plan.broadcast), _any_updates(bound, 1), _with(ctx, counted))
+    bound.server.aggregate(_shapes(bound.plan.received), _any_updates(bound, 1), _with(ctx, counted))
     return counted.total
 
 
@@ -86,15 +87,15 @@ def run_secure_aggregation(
     Raises MethodError if the words are not such a sum, or the result is not finite.
     """
     bound, summed = method.bind(ctx.spec), _Summed(words, num_clients)
+    known, kept = split_state(in_name_order(state))
     try:
-        found, metrics = bound.server.aggregate(
-            in_name_order(state), _any_updates(bound, num_clients), _with(ctx, summed)
-        )
+        found, metrics = bound.server.aggregate(known, _any_updates(bound, num_clients), _with(ctx, summed))
     except AggregationError as error:
         raise MethodError(f"the sum cannot be decoded: {error}") from error
     if summed.rest.numel():
         raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
-    return published(bound, bound.server.restarted(found) if restart else found, {}, metrics, ctx)
+    found = bound.server.restarted(found) if restart else found
+    return published(bound, found, next_average(bound, found, kept, ctx), metrics, ctx)
 
 
 class _Recorded:

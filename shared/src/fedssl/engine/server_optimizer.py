@@ -10,14 +10,8 @@ from fedssl.methods import BoundMethod
 from fedssl.methods.api import Context, ServerState
 from fedssl.protocol.aggregation import ServerOptimizerConfig
 
-_PREFIX = "server_optimizer."
-_FIRST, _SECOND = f"{_PREFIX}first.", f"{_PREFIX}second."
-
-
-def split_state(state: ServerState) -> tuple[Tensors, Tensors]:
-    """Return the method's own tensors of a stored state, and those of the optimiser."""
-    own = {name: tensor for name, tensor in state.items() if not name.startswith(_PREFIX)}
-    return own, {name: tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
+PREFIX = "server_optimizer."
+_FIRST, _SECOND = f"{PREFIX}first.", f"{PREFIX}second."
 
 
 def first_optimizer_state(bound: BoundMethod, state: ServerState, ctx: Context) -> Tensors:
@@ -37,13 +31,13 @@ def server_step(
 ) -> tuple[Tensors, Tensors]:
     """Return the next state of the method, and the optimiser's.
 
-    `before` and `after`: the state that the round began with, and the one with the clients' means. `kept`: what this
-    function or `first_optimizer_state` returned before.
+    `before` and `after`: the state that the round began with, and the one with the clients' means. `kept`: has
+    what this function or `first_optimizer_state` returned before.
     """
     config = ctx.spec.aggregation.server_optimizer
     if config is None:
         return dict(after), {}
-    moved, state = dict(after), dict(kept)
+    moved, state = dict(after), {name: tensor for name, tensor in kept.items() if name.startswith(PREFIX)}
     for name in _moved(bound):
         first = kept[f"{_FIRST}{name}"]
         if config.name == "fedavgm":

@@ -44,7 +44,7 @@ def training_speed(spec: RunSpec, device: str = "cpu", seconds: float = SECONDS)
         public=public,
     )
     method = METHODS[spec.method.name]
-    broadcast = start_run(method, Context(spec=spec, round_number=0, device=ctx.device, public=public)).broadcast
+    broadcast = start_run(method, Context(spec=spec, round_number=0, device=ctx.device, public=public)).received
     cut = (count, spec.training.batch_size, spec.training.drop_last)
     watch = _Stopwatch(seconds, num_trained(*cut) / num_batches(*cut), 0 if device == "cpu" else _NUM_WARM)
     with contextlib.suppress(Cancelled):

@@ -34,6 +34,21 @@ class ServerOptimizerConfig(StrictModel):
     )
 
 
+class EncoderAverageConfig(StrictModel):
+    """An exponential moving average of the global encoder over the rounds: a <- decay a + (1 - decay) x.
+
+    Clients train on from x as without it. The average is the encoder that is evaluated, pulled and exported, and from
+    which other runs start.
+    """
+
+    decay: float = Field(
+        gt=0,
+        lt=1,
+        description="How much of the average stays in each round. About the last 1 / (1 - decay) rounds count: 0.9 for "
+        "runs of some ten rounds, 0.99 for some hundred.",
+    )
+
+
 class AggregationConfig(StrictModel):
     """How the coordinator computes its weighted means."""
 
@@ -49,4 +64,10 @@ class AggregationConfig(StrictModel):
         exclude_if=lambda it: it is None,
         description="How the coordinator moves the weights. Null: they become the clients' mean. Only for "
         "methods whose coordinator computes weighted sums.",
+    )
+    encoder_average: EncoderAverageConfig | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="A moving average of the global encoder, which is evaluated and exported in its place. Null: the "
+        "encoder of the last round is.",
     )

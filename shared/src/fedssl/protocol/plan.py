@@ -41,10 +41,21 @@ class ArtifactPlan(StrictModel):
         max_length=MOST_TENSORS, description="Coordinator to clients, the same for the whole cohort."
     )
     update: tuple[TensorSpec, ...] = Field(max_length=MOST_TENSORS, description="One client to the coordinator.")
+    frozen: tuple[TensorSpec, ...] = Field(
+        default=(),
+        max_length=MOST_TENSORS,
+        exclude_if=lambda it: not it,
+        description="Coordinator to clients, once per run: the encoder's tensors that no round changes.",
+    )
+
+    @property
+    def received(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a client has when it begins a round: the broadcast and the frozen tensors."""
+        return self.broadcast + self.frozen
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "ArtifactPlan":
-        for direction, tensors in (("broadcast", self.broadcast), ("update", self.update)):
+        for direction, tensors in (("broadcast", self.received), ("update", self.update)):
             names = [t.name for t in tensors]
             if len(set(names)) != len(names):
                 raise ValueError(f"the plan's {direction} declares a tensor twice")

@@ -118,6 +118,15 @@ class RunSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _encoder_average_changes(self) -> "RunSpec":
+        if self.aggregation.encoder_average is not None and self.method.sends_nothing:
+            raise ValueError(
+                f"aggregation.encoder_average is of the global encoder, and {self.method.name} sends nothing that "
+                "changes it: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _secure_aggregation_is_possible(self) -> "RunSpec":
         if self.secure_aggregation is not None and (why := self._why_not_secure(self.secure_aggregation)) is not None:
             raise ValueError(f"secure_aggregation is impossible here: {why}")

@@ -122,6 +122,11 @@ class WorkItem(StrictModel):
     method_version: Count
     plan: ArtifactPlan
     broadcast: Digest
+    frozen: Digest | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The plan's frozen tensors, which are the same in every round. Null: there are none.",
+    )
     last_accepted: AcceptedUpdate | None = Field(
         description="Null if the run has not accepted an update of this client yet: any stored state is then invalid."
     )

@@ -1,13 +1,23 @@
-"""Runs whose `model.trainable` names parameters that the encoder does not have.
+"""Runs with `model.trainable`: what is on the line, and patterns that match nothing.
 
 The API has no torch and cannot know the names, so the aggregator ends such a run before it offers any work.
 """
 
-import pytest
+from collections import Counter
+from pathlib import Path
 
+import pytest
+import torch
+
+from fedssl.artifacts.header import file_bytes
+from fedssl.client import WorkerClient
+from fedssl.methods import METHODS
 from fedssl.protocol.states import Outcome, RunState
+from fedssl.simulation import simulate
+from support.agents import Workers
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.methods import method_spec, shards
 
 pytestmark = pytest.mark.integration
 
@@ -30,3 +40,35 @@ def test_a_pattern_that_matches_nothing_ends_the_run_before_any_work(
     )
     assert ended.current_round is None
     assert worker.claim(0) is None
+
+
+def test_the_bytes_on_the_line_are_those_of_the_formula(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client receives the frozen tensors once, and the others in each of two rounds."""
+    model = {"encoder": {"widths": [8, 16]}, "trainable": ["blocks.1.*"]}
+    spec = method_spec("fedsimclr", model=model)
+    plan, sizes = METHODS["fedsimclr"].bind(spec).plan, list[int]()
+    download = WorkerClient.download
+
+    def measured(client: WorkerClient, digest: str, path: Path, *args: object) -> None:
+        download(client, digest, path, *args)  # type: ignore[arg-type]
+        sizes.append(path.stat().st_size)
+
+    monkeypatch.setattr(WorkerClient, "download", measured)
+    workers = Workers(coordinator, tmp_path, spec)
+    workers.train()
+    workers.train()
+    result = simulate(spec, shards(spec))
+    workers.assert_simulated(result)
+    down, once, up = file_bytes(plan.broadcast), file_bytes(plan.frozen), file_bytes(plan.update)
+    assert Counter(sizes) == {down: 3 * 2, once: 3}
+    assert sum(sizes) == sum(record.bytes_down for record in result.history) == 3 * (2 * down + once)
+    assert [record.bytes_up for record in result.history] == [3 * up] * 2
+    run = coordinator.client.run(workers.id)
+    assert run.model is not None
+    assert run.initial_model is not None
+    before, after = coordinator.tensors(run.initial_model), coordinator.tensors(run.model)
+    assert before.keys() == after.keys() == {each.name for each in plan.received}
+    assert all(torch.equal(before[each.name], after[each.name]) for each in plan.frozen)
+    assert coordinator.client.estimate(spec).bytes_in_total in (None, 3 * (2 * (down + up) + once))

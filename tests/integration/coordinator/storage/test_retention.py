@@ -301,6 +301,6 @@ def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends() -> 
     from fedssl_coordinator.storage.retention import repository
 
     ends = {str(column) for column in repository._conditions(repository.RetentionPeriods(0, 0, 0))}
-    of_runs = {"assignments.update_digest", "uploads.digest", "rounds.broadcast"}
+    of_runs = {"assignments.update_digest", "uploads.digest", "rounds.broadcast", "rounds.model"}
     assert ends == of_runs | {"evaluations.model", "site_evaluations.model"}
     assert ends < {str(column) for column in repository.references()}

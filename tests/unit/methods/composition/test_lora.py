@@ -42,9 +42,8 @@ def test_the_plan_sends_only_adapters_and_heads() -> None:
     sent = {each.name for each in plan.update}
     assert {name for name in sent if name.startswith("encoder.")} == ADAPTERS
     assert {name.split(".")[0] for name in sent} == {"encoder", "projector", "predictor"}
-    kept = {each.name for each in plan.broadcast if each.reduce == "keep"}
-    assert kept == {each.name for each in plan.broadcast} - sent
-    assert "encoder.blocks.0.attn.qkv.lora_scale" in kept
+    assert {each.name for each in plan.broadcast} == sent
+    assert "encoder.blocks.0.attn.qkv.lora_scale" in {each.name for each in plan.frozen if each.reduce == "keep"}
 
 
 def test_an_update_has_the_bytes_of_the_formula() -> None:
@@ -86,14 +85,14 @@ def test_flesd_refuses_adapters() -> None:
 def test_only_adapters_move(name: str, method: dict[str, Any]) -> None:
     spec = lora_spec(name, method)
     first = start(spec)
-    locals_ = [local_round(spec, first.broadcast, client) for client in ("client-0", "client-1")]
+    locals_ = [local_round(spec, first.received, client) for client in ("client-0", "client-1")]
     assert {key for key in locals_[0].update if key.startswith("encoder.")} == ADAPTERS
     second = aggregate(spec, first.state, [(local.num_examples, local.update) for local in locals_])
-    encoder = [key for key in first.broadcast if key.startswith("encoder.")]
-    moved = {key for key in encoder if not torch.equal(first.broadcast[key], second.broadcast[key])}
+    encoder = [key for key in first.received if key.startswith("encoder.")]
+    moved = {key for key in encoder if not torch.equal(first.received[key], second.received[key])}
     # The second factor starts from 0 and moves with the first step, the first one with the second.
     assert {key for key in ADAPTERS if key.endswith("lora_b")} <= moved <= ADAPTERS
-    third = local_round(spec, second.broadcast, "client-0", number=2, state=locals_[0].state)
+    third = local_round(spec, second.received, "client-0", number=2, state=locals_[0].state)
     assert third.update.keys() == locals_[0].update.keys()
 
 

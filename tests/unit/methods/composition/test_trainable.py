@@ -42,17 +42,17 @@ METHODS_OF_CONVNETS = [name for name in TRAINED_METHODS if name not in ("fedmae"
 def test_frozen_tensors_stay_those_of_the_start_and_are_not_sent(name: str) -> None:
     spec = frozen_spec(name)
     first = start(spec)
-    locals_ = [local_round(spec, first.broadcast, client) for client in ("client-0", "client-1")]
+    locals_ = [local_round(spec, first.received, client) for client in ("client-0", "client-1")]
     if spec.method.name == "single":  # sends nothing at all
         assert all(not local.update for local in locals_)
         return
     assert all(local.update.keys().isdisjoint(FROZEN) for local in locals_)
     second = aggregate(spec, first.state, [(local.num_examples, local.update) for local in locals_])
-    assert all(torch.equal(second.broadcast[key], first.broadcast[key]) for key in FROZEN)
-    third = local_round(spec, second.broadcast, "client-0", number=2, state=locals_[0].state)
+    assert all(torch.equal(second.received[key], first.received[key]) for key in FROZEN)
+    third = local_round(spec, second.received, "client-0", number=2, state=locals_[0].state)
     trained = [key for key in third.update if key.startswith("encoder.")]  # Orchestra only clusters in round 1
     assert trained
-    assert all(not torch.equal(third.update[key], second.broadcast[key]) for key in trained)
+    assert all(not torch.equal(third.update[key], second.received[key]) for key in trained)
     assert third.update.keys() == locals_[0].update.keys()
 
 
@@ -61,8 +61,9 @@ def test_the_plan_is_that_of_all_parameters_without_the_frozen_ones(name: str) -
     whole, frozen = plan_of(method_spec(name)), plan_of(frozen_spec(name))
     controls = {f"{prefix}.{key}" for prefix in ("control", "control_delta") for key in FROZEN}
     assert [each for each in whole.update if each.name not in FROZEN | controls] == list(frozen.update)
-    assert {each.name for each in frozen.broadcast} == {each.name for each in whole.broadcast} - controls
-    assert {each.name for each in frozen.broadcast if each.reduce == "keep"} == FROZEN
+    assert {each.name for each in frozen.broadcast} == {each.name for each in whole.broadcast} - controls - FROZEN
+    assert {each.name for each in frozen.frozen if each.reduce == "keep"} == FROZEN
+    assert whole.frozen == ()
 
 
 def test_an_update_has_the_bytes_of_the_trained_parameters() -> None:
@@ -70,26 +71,32 @@ def test_an_update_has_the_bytes_of_the_trained_parameters() -> None:
     whole, frozen = method_spec("fedsimclr"), frozen_spec("fedsimclr")
     sizes = []
     for spec in (whole, frozen):
-        update, plan = local_round(spec, start(spec).broadcast).update, plan_of(spec)
+        update, plan = local_round(spec, start(spec).received).update, plan_of(spec)
         assert len(serialised(update)) == file_bytes(plan.update)
         sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in update.values()))
         assert sizes[-1] == sum(math.prod(each.shape) * (8 if each.dtype == "I64" else 4) for each in plan.update)
     assert sizes[0] - sizes[1] == 4 * (9 * 8 + 4 * 8) + 8
-    assert simulate(frozen, shards(frozen)).history[0].bytes_up == 3 * file_bytes(plan_of(frozen).update)
+    plan, history = plan_of(frozen), simulate(frozen, shards(frozen)).history
+    assert [record.bytes_up for record in history] == [3 * file_bytes(plan.update)] * 2
+    down = 3 * file_bytes(plan.broadcast)  # the frozen tensors are received once
+    assert [record.bytes_down for record in history] == [down + 3 * file_bytes(plan.frozen), down]
+    first = start(frozen)
+    assert len(serialised(first.broadcast)) == file_bytes(plan.broadcast)
+    assert len(serialised(first.frozen)) == file_bytes(plan.frozen)
 
 
 def test_the_target_network_is_frozen_too() -> None:
     spec = frozen_spec("fedbyol")
     first = start(spec)
-    state = local_round(spec, first.broadcast).state
+    state = local_round(spec, first.received).state
     for name in FROZEN:
-        assert torch.equal(state[name.replace("encoder.", "target_encoder.", 1)], first.broadcast[name]), name
+        assert torch.equal(state[name.replace("encoder.", "target_encoder.", 1)], first.received[name]), name
 
 
 def test_a_scheme_without_heads_still_trains_what_is_left() -> None:
     model = {"encoder": {"widths": [8, 16]}, "projector": None}
     spec = frozen_spec("fedsimclr", model=model)
-    assert {name.split(".")[2] for name in local_round(spec, start(spec).broadcast).update} == {"1"}
+    assert {name.split(".")[2] for name in local_round(spec, start(spec).received).update} == {"1"}
 
 
 def test_fixed_point_sums_leave_frozen_tensors_alone() -> None:

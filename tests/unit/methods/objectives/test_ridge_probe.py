@@ -141,7 +141,7 @@ def test_the_encoder_stays_as_it_is() -> None:
     assert all(torch.equal(result.initial[name], result.model[name]) for name in encoder)
     plan = METHOD.bind(spec).plan
     assert {tensor.kind for tensor in plan.update} == {"probe-sums"}
-    assert {tensor.reduce for tensor in plan.broadcast if tensor.name in encoder} == {"keep"}
+    assert sorted(tensor.name for tensor in plan.frozen) == encoder
 
 
 @pytest.mark.full
@@ -159,7 +159,7 @@ def test_unlabelled_images_are_in_no_sum() -> None:
     assert whole.held_out is not None
     unlabelled = whole.labels.clone()
     unlabelled[whole.held_out | (torch.arange(len(unlabelled)) < 20)] = -1
-    broadcast = start_run(METHOD, context(spec, 0)).broadcast
+    broadcast = start_run(METHOD, context(spec, 0)).received
     sent = run_local_round(
         METHOD, broadcast, None, dataclasses.replace(whole, labels=unlabelled), context(spec, 1, "client-0")
     ).update
@@ -180,7 +180,7 @@ def test_several_labels_per_image_count_in_pairs() -> None:
 def test_a_site_with_too_few_images_takes_no_part() -> None:
     spec = _spec()
     few = shards(spec)["client-0"].subset(np.arange(30))
-    broadcast = start_run(METHOD, context(spec, 0)).broadcast
+    broadcast = start_run(METHOD, context(spec, 0)).received
     with pytest.raises(DataError, match=r"client-0 has \d+ labelled training images, and sums of fewer than 32 do not"):
         run_local_round(METHOD, broadcast, None, client_data(few, spec, "client-0"), context(spec, 1, "client-0"))
     unlabelled = dataclasses.replace(client_data(few, spec, "client-0"), labels=None)
@@ -196,7 +196,7 @@ def test_classes_of_a_site_that_the_run_does_not_have_are_named() -> None:
 
 def test_representations_that_are_not_finite_end_the_round() -> None:
     spec = _spec()
-    broadcast = start_run(METHOD, context(spec, 0)).broadcast
+    broadcast = start_run(METHOD, context(spec, 0)).received
     name = next(name for name in broadcast if name.startswith("encoder.") and name.endswith("weight"))
     broken = {**broadcast, name: torch.full_like(broadcast[name], math.inf)}
     with pytest.raises(MethodError, match="the run's encoder cannot be probed: the features must be finite"):
@@ -209,7 +209,7 @@ def _first_round(spec: RunSpec) -> tuple[Tensors, dict[str, tuple[Tensors, int]]
     first = start_run(METHOD, context(spec, 0))
     found = {}
     for name, images in shards(spec).items():
-        local = run_local_round(METHOD, first.broadcast, None, client_data(images, spec, name), context(spec, 1, name))
+        local = run_local_round(METHOD, first.received, None, client_data(images, spec, name), context(spec, 1, name))
         found[name] = (local.update, local.num_examples)
     return first.state, found
 
@@ -269,7 +269,7 @@ def test_hostile_counts_are_left_out(changes: Tensors, words: str) -> None:
     second = _aggregate(spec, state, sent)
     counted = {}
     for name, images in shards(spec).items():
-        local = run_local_round(METHOD, second.broadcast, None, client_data(images, spec, name), context(spec, 2, name))
+        local = run_local_round(METHOD, second.received, None, client_data(images, spec, name), context(spec, 2, name))
         counted[name] = (local.update, local.num_examples)
     update, size = counted["client-0"]
     result = _aggregate(spec, second.state, {**counted, "client-0": ({**update, **changes}, size)}, 2)

@@ -122,7 +122,7 @@ def test_the_encoder_has_a_learning_rate_of_its_own() -> None:
     for rate in (RATE, RATE / 10):
         spec = _spec(encoder_learning_rate=rate)
         # From a classifier of zeros the encoder has no gradient.
-        first = start_run(METHOD, context(spec, 0)).broadcast
+        first = start_run(METHOD, context(spec, 0)).received
         generator = torch.Generator().manual_seed(0)
         broadcast = {**first, WEIGHT: torch.randn(first[WEIGHT].shape, generator=generator)}
         data = client_data(shards(spec)["client-0"], spec, "client-0")
@@ -172,7 +172,7 @@ def _few(images: ImageData, spec: RunSpec, name: str, num_labelled: int) -> Clie
 def test_a_site_with_three_labels_counts_three_times() -> None:
     spec = _spec()
     images = shards(spec)["client-0"]
-    broadcast = start_run(METHOD, context(spec, 0)).broadcast
+    broadcast = start_run(METHOD, context(spec, 0)).received
     data = _few(images, spec, "client-0", 3)
     result = run_local_round(METHOD, broadcast, None, data, context(spec, 1, "client-0"))
     assert result.num_examples == 3
@@ -186,7 +186,7 @@ def test_a_site_with_three_labels_counts_three_times() -> None:
 
 def test_a_site_without_labels_takes_no_part() -> None:
     spec = _spec()
-    broadcast = start_run(METHOD, context(spec, 0)).broadcast
+    broadcast = start_run(METHOD, context(spec, 0)).received
     ctx = context(spec, 1, "client-0")
     whole = client_data(shards(spec)["client-0"], spec, "client-0")
     with pytest.raises(DataError, match="client-0 has no labels, which classifier needs"):
@@ -202,7 +202,7 @@ def test_several_labels_per_image_are_binary() -> None:
     presence = np.stack([images.labels % 2, images.labels >= 5], axis=1).astype(np.int64)
     own = SiteLabels(presence, ("odd", "large"), ("a", "b"), fixed_test=np.zeros(len(presence), np.bool_))
     data = with_site_labels(torch.from_numpy(images.images), own, spec, "client-0")
-    broadcast = start_run(METHOD, context(spec, 0)).broadcast
+    broadcast = start_run(METHOD, context(spec, 0)).received
     found = run_local_round(METHOD, broadcast, None, data, context(spec, 1, "client-0")).update
     h = extract_features(load_encoder(broadcast, spec), images, spec.data).double().numpy()
     error = (0.5 - presence) / presence.size  # every probability is 1/2

@@ -26,6 +26,8 @@ def check_inputs(run_id: UUID) -> CheckedInputs | None:
     faults = []
     if (fault := fault_of(current.broadcast) or _fault_in_numbers(current.broadcast)) is not None:
         faults.append(f"the broadcast {current.broadcast} {fault}")
+    if run.frozen is not None and (fault := fault_of(run.frozen)) is not None:
+        faults.append(f"the frozen tensors {run.frozen} {fault}")
     digest = None if spec.public_data is None else spec.public_data.digest
     if digest is not None and (fault := fault_of(digest)) is not None:
         faults.append(f"the public images {digest} {fault}")

@@ -37,6 +37,7 @@ from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.rounds import collapse_alerts, repository, service
+from fedssl_coordinator.federation.run_rows import WeightDigests
 from fedssl_coordinator.storage.artifacts import service as artifacts
 
 
@@ -59,14 +60,24 @@ class UpdateLost(ArtifactError):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The result of a round: the server's state and the next broadcast, which are in the store, and metrics. `loaded`:
-    the weights that the run started from, if these are the first."""
+    """The result of a round: the server's state and the next broadcast, which are in the store, and metrics. `model`:
+    what is evaluated, if it is not the broadcast. `frozen`: what clients receive once, if these are the first weights
+    and some are frozen. `loaded`: the weights that the run started from, if these are the first."""
 
     state: StoredArtifact
     broadcast: StoredArtifact
+    model: StoredArtifact | None
+    frozen: StoredArtifact | None
     metrics: Metrics
     norms: Norms
     loaded: str = ""
+
+    @property
+    def digests(self) -> WeightDigests:
+        """The digests that a run's row has."""
+        return WeightDigests(
+            self.state.digest, self.broadcast.digest, None if self.model is None else self.model.digest
+        )
 
 
 def prepare(run_id: UUID) -> None:
@@ -132,7 +143,7 @@ def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weig
     """
     spec = RunSpec.model_validate(run.spec)
     method, ctx = METHODS[spec.method.name], _context(spec, 0, device)
-    return _stored(start_run(method, ctx, initial=_start(run, spec), **training))
+    return _stored(start_run(method, ctx, initial=_start(run, spec), **training), is_first=True)
 
 
 def next_weights(
@@ -157,9 +168,8 @@ def publish_first(session: Session, run: Run, weights: Weights) -> None:
     spec = RunSpec.model_validate(run.spec)
     plan = METHODS[spec.method.name].bind(spec).plan
     _record_artifacts(session, weights)
-    run_rows.set_first_weights(
-        session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest
-    )
+    frozen = None if weights.frozen is None else weights.frozen.digest
+    run_rows.set_first_weights(session, run, plan.model_dump(mode="json"), weights.digests, frozen)
     message, data = f"initial weights made from seed {spec.seed}", {"broadcast": weights.broadcast.digest}
     if (initial := spec.model.initial) is not None and run.initial_weights is not None:
         message = f"encoder from {initial.source}: {weights.loaded}; heads made from seed {spec.seed}"
@@ -180,7 +190,7 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     update_norms.record_norms(session, run, current.number, accepted, weights.norms)
     reason = f"{len(used)} of {cohort_size} updates"
     service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
-    run_rows.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
+    run_rows.set_next_weights(session, run, weights.digests)
     metrics = {**weights.metrics, **_mean_loss(session, current, used)}
     repository.replace_metrics(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
@@ -303,10 +313,19 @@ def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> 
     return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}
 
 
-def _stored(result: ServerResult) -> Weights:
-    return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms, result.loaded)
+def _stored(result: ServerResult, *, is_first: bool = False) -> Weights:
+    return Weights(
+        put(result.state),
+        put(result.broadcast),
+        None if result.model is result.broadcast else put(result.model),
+        put(result.frozen) if is_first and result.frozen else None,
+        result.metrics,
+        result.norms,
+        result.loaded,
+    )
 
 
 def _record_artifacts(session: Session, weights: Weights) -> None:
-    for artifact in (weights.state, weights.broadcast):
-        artifacts.record_stored(session, artifact.digest, artifact.num_bytes)
+    for artifact in (weights.state, weights.broadcast, weights.model, weights.frozen):
+        if artifact is not None:
+            artifacts.record_stored(session, artifact.digest, artifact.num_bytes)

@@ -161,6 +161,11 @@ class Run(Base):
     plan: Mapped[Json | None]
     num_rounds: Mapped[int]
     rounds_closed: Mapped[int] = mapped_column(server_default=text("0"))
+    # A model is what is evaluated and exported. Null: the broadcast, if that holds the same tensors.
+    initial_model: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    model: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    # The encoder's tensors that no round changes, which each client fetches once. Null: there are none.
+    frozen: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     initial_broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     server_state: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
@@ -192,6 +197,7 @@ class Round(Base):
         CheckConstraint("(state = 'closed') = (verdict IS NOT NULL)", name="verdict_when_closed"),
         Index("uq_rounds_one_unclosed", "run_id", unique=True, postgresql_where=text("state <> 'closed'")),
         Index("ix_rounds_broadcast", "broadcast"),
+        Index("ix_rounds_model", "model", postgresql_where=text("model IS NOT NULL")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -202,6 +208,8 @@ class Round(Base):
     verdict: Mapped[str | None]
     reason: Mapped[str | None]
     broadcast: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    # The run's model while the round is open. Null: the broadcast.
+    model: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     # How many updates close the round if its cohort is larger than needed. None if all of the cohort's are wanted.
     num_wanted: Mapped[int | None]
     opened_at: Mapped[datetime] = mapped_column(server_default=func.now())

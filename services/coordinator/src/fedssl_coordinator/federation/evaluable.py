@@ -43,6 +43,7 @@ def why_impossible(run: Run) -> str | None:
             f"{run.method} sends nothing to the coordinator, so its encoder stays as it was before training: evaluate "
             "the clients' own encoders at the clients"
         )
-    if not any(tensor["name"].startswith(_ENCODER) for tensor in run.plan["broadcast"]):
+    received = [*run.plan["broadcast"], *run.plan.get("frozen", ())]
+    if not any(tensor["name"].startswith(_ENCODER) for tensor in received):
         return f"the broadcasts of {run.method} hold no encoder: there is nothing to evaluate"
     return None

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -82,13 +82,13 @@ def not_found(run_id: UUID) -> ProblemError:
 
 
 def weights_after(session: Session, run: Run, round_number: int) -> str:
-    """Return the digest of the weights after a closed round: what the next round's clients get, or will get."""
+    """Return the digest of the model after a closed round, which is evaluated, exported, and what other runs start
+    from."""
     if round_number == run.rounds_closed:
         assert run.broadcast is not None, "a prepared run has a broadcast"
-        return run.broadcast
-    return session.scalars(
-        select(Round.broadcast).where(Round.run_id == run.id, Round.number == round_number + 1)
-    ).one()
+        return run.model or run.broadcast
+    found = func.coalesce(Round.model, Round.broadcast)
+    return session.scalars(select(found).where(Round.run_id == run.id, Round.number == round_number + 1)).one()
 
 
 def by_idempotency_key(session: Session, project: str, key: str) -> Run | None:
@@ -137,17 +137,27 @@ def awaiting_clients(session: Session, num_eligible: ColumnElement[int]) -> Sequ
     return session.scalars(statement).all()
 
 
-def set_first_weights(session: Session, run: Run, plan: dict[str, Any], state: str, broadcast: str) -> None:
-    """Set the plan, and the weights that the run starts from."""
-    run.plan = plan
-    run.initial_broadcast = broadcast
-    _set_weights(session, run, state, broadcast)
+class WeightDigests(NamedTuple):
+    """The coordinator's state, what clients receive in the next round, and what is evaluated if that differs."""
+
+    state: str
+    broadcast: str
+    model: str | None
 
 
-def set_next_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
+def set_first_weights(
+    session: Session, run: Run, plan: dict[str, Any], weights: WeightDigests, frozen: str | None
+) -> None:
+    """Set the plan, and the weights that the run starts from. `frozen`: those that each client fetches once."""
+    run.plan, run.frozen = plan, frozen
+    run.initial_broadcast, run.initial_model = weights.broadcast, weights.model
+    _set_weights(session, run, weights)
+
+
+def set_next_weights(session: Session, run: Run, weights: WeightDigests) -> None:
     """Set the new global weights, and count one more closed round."""
     run.rounds_closed += 1
-    _set_weights(session, run, state, broadcast)
+    _set_weights(session, run, weights)
 
 
 def count_round(session: Session, run: Run) -> None:
@@ -191,7 +201,7 @@ def delete_all(session: Session, run_id: UUID) -> None:
     session.execute(delete(Run).where(Run.id == run_id))
 
 
-def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
-    run.server_state, run.broadcast = state, broadcast
+def _set_weights(session: Session, run: Run, weights: WeightDigests) -> None:
+    run.server_state, run.broadcast, run.model = weights
     run.num_tries, run.num_deaths, run.retry_at, run.reason = 0, 0, None, None
     session.flush()

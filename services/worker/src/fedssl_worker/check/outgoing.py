@@ -74,7 +74,7 @@ def check_outgoing(settings: Settings, spec: RunSpec, outgoing: Outgoing | None)
 
 def _fits(settings: Settings, plan: ArtifactPlan, what: str) -> Check:
     most = settings.max_artifact_bytes or total_memory_bytes() // 4
-    largest = max(max_file_bytes(tensors) for tensors in (plan.update, plan.broadcast))
+    largest = max(max_file_bytes(tensors) for tensors in (plan.update, plan.received))
     if largest > most:
         todo = "use a smaller model, or raise --max-artifact-bytes"
         return Check("what a round sends", Found.WRONG, f"{what}; this worker accepts {size(most)}", todo)

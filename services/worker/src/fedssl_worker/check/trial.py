@@ -120,7 +120,7 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
     method = METHODS[spec.method.name]
     short = dataclasses.replace(ctx, spec=_shortened(spec, _schedule(len(data), ctx)))
     start = Context(spec=short.spec, round_number=0, device=ctx.device, public=ctx.public)
-    broadcast = start_run(method, start).broadcast
+    broadcast = start_run(method, start).received
     clock = StepClock(min(batch_size, len(data)))
     try:
         return run_local_round(method, broadcast, None, data, short, clock.on_progress).metrics, clock

@@ -81,7 +81,7 @@ class ClientAlgorithm:
 
     def modules(self, ctx: Context) -> nn.ModuleDict:
         """Return all modules with fresh weights, drawn from torch's default generator, on torch's default device."""
-        model, encoder = ctx.spec.model, self._fresh_encoder(ctx)
+        model, encoder = ctx.spec.model, self.fresh_encoder(ctx)
         modules = nn.ModuleDict({ENCODER: encoder})
         if PROJECTOR in self.host.shared and model.projector is not None:
             modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
@@ -92,7 +92,7 @@ class ClientAlgorithm:
                 modules[name] = module
         return modules
 
-    def _fresh_encoder(self, ctx: Context) -> Encoder:
+    def fresh_encoder(self, ctx: Context) -> Encoder:
         """Return a new encoder, partly frozen and with adapters if the spec asks for it."""
         data, model = ctx.spec.data, ctx.spec.model
         encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
@@ -240,15 +240,15 @@ class ClientAlgorithm:
         }
 
     def frozen(self, ctx: Context) -> frozenset[str]:
-        """Return the names of the encoder's tensors that no client changes or sends. They are broadcast as they are."""
+        """Return the names of the encoder's tensors that no client changes or sends. Clients receive them once."""
         if not self.freezes(ctx):
             return frozenset()
         with torch.device("meta"):
-            encoder = self._fresh_encoder(ctx)
+            encoder = self.fresh_encoder(ctx)
         return frozenset(f"{ENCODER}.{name}" for name in frozen_tensors(encoder))
 
     def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
-        """Return the names of the shared modules: they are always broadcast, and sent back if `sends_modules`."""
+        """Return the names of the shared modules: clients receive them, and send them back if `sends_modules`."""
         return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
 
     def reduced(self, ctx: Context) -> frozenset[str]:
@@ -275,11 +275,11 @@ class ClientAlgorithm:
             for name, tensor in sorted(modules[module].state_dict().items())
         )
         frozen, extra = self.frozen(ctx), [wire.plan(modules, ctx) for wire in self.wires]
-        weights = tuple(each.model_copy(update={"reduce": "keep"}) if each.name in frozen else each for each in weights)
+        trained = tuple(each for each in weights if each.name not in frozen)
         if not self.merge_rule.sends and any(plan.update for plan in extra):
             raise MethodError("a merge rule that sends nothing cannot be combined with a part that must send tensors")
         return ArtifactPlan(
-            broadcast=weights + tuple(spec for plan in extra for spec in plan.broadcast),
-            update=tuple(each for each in weights if self.sends_modules and each.name not in frozen)
-            + tuple(spec for plan in extra for spec in plan.update),
+            broadcast=trained + tuple(spec for plan in extra for spec in plan.broadcast),
+            update=(trained if self.sends_modules else ()) + tuple(spec for plan in extra for spec in plan.update),
+            frozen=tuple(each.model_copy(update={"reduce": "keep"}) for each in weights if each.name in frozen),
         )

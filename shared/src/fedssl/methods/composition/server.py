@@ -44,18 +44,15 @@ class ServerAlgorithm:
         plan, rule = self.client.plan(self.spec), self.reducer.declares
         if rule is None:
             return plan
-        frozen = self.client.frozen(Context(spec=self.spec, round_number=0))
         apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
         def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
-                tensor
-                if tensor.name.startswith(apart) or tensor.name in frozen
-                else tensor.model_copy(update={"reduce": rule})
+                tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
                 for tensor in tensors
             )
 
-        return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update))
+        return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update), frozen=plan.frozen)
 
     def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
         """Return the state before the first round, from freshly built client modules."""
@@ -65,20 +62,25 @@ class ServerAlgorithm:
         return state
 
     def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
-        """Return what every client of the round receives."""
-        return state
+        """Return what every client of the round receives, besides the frozen tensors, which it has already."""
+        frozen = {each.name for each in self.plan.frozen}
+        return {name: tensor for name, tensor in state.items() if name not in frozen}
+
+    def frozen(self, state: ServerState, ctx: Context) -> Tensors:
+        """Return the encoder's tensors that stay those of the start: a client receives them once."""
+        return {each.name: state[each.name] for each in self.plan.frozen}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
         """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
-        weights, metrics = self.reducer.combine([_only(update, self._reduced) for update in updates], state, ctx)
+        weights, metrics = self.reducer.combine([_only(update, self._reduced_names) for update in updates], state, ctx)
         next_state = dict(weights)
         for wire in self.client.wires:
             next_state.update(wire.aggregate(state, updates, ctx))
-        next_state |= {spec.name: state[spec.name] for spec in self.plan.broadcast if spec.reduce == "keep"}
+        next_state |= {spec.name: state[spec.name] for spec in self.plan.received if spec.reduce == "keep"}
         return next_state, metrics
 
     @functools.cached_property
-    def _reduced(self) -> frozenset[str]:
+    def _reduced_names(self) -> frozenset[str]:
         return self.client.reduced(Context(spec=self.spec, round_number=0))
 
     @property

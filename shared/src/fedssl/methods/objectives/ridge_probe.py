@@ -32,7 +32,6 @@ from fedssl.methods.composition.server import Reducer
 from fedssl.models.classifier import BIAS, CLASSES, WEIGHT, classes_digest
 from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.runs import RunSpec
 
 PROBE = "probe"
 GRAM, MOMENT, RIGHT, HELD_OUT = (f"{PROBE}.{name}" for name in ("gram", "moment", "right", "held_out"))
@@ -169,16 +168,13 @@ class ProbeClient(ClientAlgorithm):
     def sends_modules(self) -> bool:
         return False
 
+    def frozen(self, ctx: Context) -> frozenset[str]:
+        with torch.device("meta"):
+            encoder = self.fresh_encoder(ctx)
+        return frozenset(f"{ENCODER}.{name}" for name in encoder.state_dict())
+
     def reduced(self, ctx: Context) -> frozenset[str]:
         return frozenset((GRAM, MOMENT, RIGHT, HELD_OUT, CROSS_ENTROPY))
-
-    def plan(self, spec: RunSpec) -> ArtifactPlan:
-        plan = super().plan(spec)
-        down = tuple(
-            each.model_copy(update={"reduce": "keep"}) if each.name.startswith(f"{ENCODER}.") else each
-            for each in plan.broadcast
-        )
-        return plan.model_copy(update={"broadcast": down})
 
 
 def fewest_images(config: RidgeProbeConfig, width: int) -> int:

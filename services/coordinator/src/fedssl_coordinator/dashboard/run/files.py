@@ -48,7 +48,7 @@ def list_files(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Show everything of the run that can be downloaded."""
     page = run_view.run_page(session, run_id)
     run = page.run
-    named = [run.broadcast, run.initial_broadcast, run.server_state]
+    named = [run.broadcast, run.initial_broadcast, run.server_state, run.model, run.initial_model]
     sizes = run_queries.sizes(session, [digest for digest in named if digest])
     kept = run_queries.kept_weights(session, run_id)
     return render("run_files.html", visitor, page=page, tab="files", sizes=sizes, kept=kept)

@@ -244,8 +244,8 @@ class KeptWeights(NamedTuple):
 def kept_weights(session: Session, run_id: UUID, limit: int = 100) -> list[KeptWeights]:
     """Return the weights with which the newest rounds began, newest first."""
     statement = (
-        select(Round.number - 1, Round.broadcast, Artifact.num_bytes, Round.opened_at)
-        .join(Artifact, Artifact.digest == Round.broadcast)
+        select(Round.number - 1, Artifact.digest, Artifact.num_bytes, Round.opened_at)
+        .join(Artifact, Artifact.digest == func.coalesce(Round.model, Round.broadcast))
         .where(Round.run_id == run_id, Round.number > 1, Artifact.collected_at.is_(None))
         .order_by(Round.number.desc())
         .limit(limit)
@@ -255,8 +255,9 @@ def kept_weights(session: Session, run_id: UUID, limit: int = 100) -> list[KeptW
 
 def has_weights(session: Session, run_id: UUID, digest: str) -> bool:
     """Return whether these are weights that the run began with, has now, or sent in a round."""
-    own = select(Run.id).where(Run.id == run_id, or_(Run.initial_broadcast == digest, Run.broadcast == digest))
-    sent = select(Round.id).where(Round.run_id == run_id, Round.broadcast == digest)
+    named = (Run.initial_broadcast, Run.broadcast, Run.initial_model, Run.model)
+    own = select(Run.id).where(Run.id == run_id, or_(*(column == digest for column in named)))
+    sent = select(Round.id).where(Round.run_id == run_id, or_(Round.broadcast == digest, Round.model == digest))
     return bool(session.scalar(select(own.exists() | sent.exists())))
 
 

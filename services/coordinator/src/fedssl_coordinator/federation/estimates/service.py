@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from fedssl.artifacts.header import file_bytes
+from fedssl.artifacts.header import file_bytes, frozen_bytes
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import EstimateView
@@ -39,7 +39,7 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
         clients_per_round=asked,
         bytes_down_per_client=down,
         bytes_up_per_client=up,
-        bytes_in_total=_total(spec, asked, plan),
+        bytes_in_total=None if plan is None else _total(spec.num_rounds * asked, len(taking), plan),
         is_measuring=plan is None and plan_cache.is_answering(),
         seconds_per_round=per_round,
         seconds_in_total=None if per_round is None else per_round * spec.num_rounds,
@@ -47,10 +47,10 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
     )
 
 
-def _total(spec: RunSpec, asked: int, plan: ArtifactPlan | None) -> int | None:
-    if plan is None:
-        return None
-    return spec.num_rounds * asked * (file_bytes(plan.broadcast) + file_bytes(plan.update))
+def _total(num_assignments: int, num_clients: int, plan: ArtifactPlan) -> int:
+    """Return the most bytes of the whole run: each client receives the frozen tensors once."""
+    per_assignment = file_bytes(plan.broadcast) + file_bytes(plan.update)
+    return num_assignments * per_assignment + min(num_clients, num_assignments) * frozen_bytes(plan)
 
 
 def _seconds(session: Session, spec: RunSpec, names: Sequence[str]) -> tuple[float | None, int]:

@@ -95,6 +95,7 @@ def open_round(
         number=run.rounds_closed + 1,
         state=RoundState.OPEN,
         broadcast=broadcast,
+        model=run.model,
         num_wanted=num_wanted,
         deadline=_in(deadline_seconds),
     )

@@ -86,7 +86,7 @@ def take_up(session: Session, run: Run) -> None:
     The round in which it failed is open again: its accepted updates count, and the other clients are asked again.
     Raises ProblemError if the run's weights were removed.
     """
-    for digest in (run.broadcast, run.server_state):
+    for digest in (run.broadcast, run.server_state, run.frozen):
         if digest is not None and not artifacts.hold(session, digest):
             detail = f"run {run.id} cannot be resumed: its weights, artifact {digest}, were removed from the store"
             raise ProblemError("conflict", detail)

@@ -33,7 +33,7 @@ def continue_run(session: Session, run: Run, num_rounds: int) -> None:
         spec = RunSpec.model_validate(run.spec).continued(num_rounds)
     except ValueError as error:
         raise ProblemError("conflict", f"run {run.id} cannot be continued: {error}; {_INSTEAD}") from error
-    for digest in (run.broadcast, run.server_state):
+    for digest in (run.broadcast, run.server_state, run.frozen):
         if digest is not None and not (artifacts.hold(session, digest) and digest in store()):
             detail = (
                 f"run {run.id} cannot be continued: artifact {digest}, which it ended with, is no longer in the store; "

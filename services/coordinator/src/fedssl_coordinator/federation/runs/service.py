@@ -156,8 +156,8 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
         **summary(run, derived_reasons(session, [run])).model_dump(),
         spec=spec,
         notes=run.notes,
-        initial_model=run.initial_broadcast,
-        model=run.broadcast,
+        initial_model=run.initial_model or run.initial_broadcast,
+        model=run.model or run.broadcast,
         server_state=run.server_state,
         current_round=round_views(session, [current], assignments=assignments)[0] if current else None,
         distillation=None if job is None else distillation.view(job),
@@ -235,7 +235,7 @@ def fitting(session: Session, rows: Sequence[Round]) -> Sequence[Round]:
 def model_digest(session: Session, run_id: UUID, *, initial: bool) -> str:
     """Return the digest of a run's weights. Raises ProblemError if it has none yet."""
     run = run_rows.require(session, run_id)
-    digest = run.initial_broadcast if initial else run.broadcast
+    digest = (run.initial_model or run.initial_broadcast) if initial else (run.model or run.broadcast)
     if digest is None:
         raise ProblemError("conflict", f"run {run_id} has no weights yet: start it, and wait for its first round")
     return digest

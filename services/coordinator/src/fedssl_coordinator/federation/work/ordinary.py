@@ -117,6 +117,7 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
         method_version=definition.method_version,
         plan=definition.plan,
         broadcast=offer.broadcast,
+        frozen=offer.frozen,
         last_accepted=newest,
         dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
         lease_seconds=spec.cohort.lease_seconds,

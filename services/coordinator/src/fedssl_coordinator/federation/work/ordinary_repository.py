@@ -41,6 +41,7 @@ class Offer(NamedTuple):
     run_id: UUID
     round_number: int
     broadcast: str
+    frozen: str | None
     deadline: datetime
     was_offered: bool
     num_rounds: int
@@ -128,7 +129,7 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, 
 def _lease() -> Any:
     found = (
         select(
-            _a.id, _a.run_id, _a.round_number, _a.state, _r.broadcast, _r.deadline, _run.num_rounds,
+            _a.id, _a.run_id, _a.round_number, _a.state, _r.broadcast, _r.deadline, _run.num_rounds, _run.frozen,
             func.coalesce(_run.restart_round, 0).label("restart_round"),
         )
         .select_from(_assignments)
@@ -163,7 +164,7 @@ def _lease() -> Any:
         .limit(1)
         .lateral("newest")
     )
-    columns = (found.c.id, found.c.run_id, found.c.round_number, found.c.broadcast, found.c.deadline)
+    columns = (found.c.id, found.c.run_id, found.c.round_number, found.c.broadcast, found.c.frozen, found.c.deadline)
     theirs = (found.c.num_rounds, newest.c.round_number, newest.c.update_digest)
     return select(*columns, leased.c.id.is_not(None), *theirs).select_from(
         found.outerjoin(leased, true()).outerjoin(newest, true())

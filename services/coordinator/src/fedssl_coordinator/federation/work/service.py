@@ -299,6 +299,7 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         method_version=run.method_version,
         plan=ArtifactPlan.model_validate(run.plan),
         broadcast=current.broadcast,
+        frozen=run.frozen,
         last_accepted=AcceptedUpdate(round_number=newest.round_number, update=newest.update_digest)
         if newest is not None and newest.update_digest is not None
         else None,

@@ -135,6 +135,7 @@ def is_referred_to(session: Session, digest: str) -> bool:
     """Return whether a run or a data set that the caller may see refers to an artifact."""
     columns = (
         Run.initial_broadcast, Run.server_state, Run.broadcast, Round.broadcast, Assignment.update_digest,
+        Run.initial_model, Run.model, Run.frozen, Round.model,
         Run.initial_weights, Evaluation.model, DistillationJob.checkpoint, PublicDataset.digest,
         EvaluationDataset.digest, RegisteredWeights.digest,
     )  # fmt: skip
@@ -149,6 +150,7 @@ def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:
     needed = or_(
         Run.server_state == digest,
         Run.broadcast == digest,
+        Run.frozen == digest,
         Run.spec["public_data"]["digest"].astext == digest,
         (Run.initial_weights == digest) & Run.plan.is_(None),
         current.where(Round.broadcast == digest).exists(),
@@ -165,12 +167,13 @@ def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:
 
 
 def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
-    """Return whether a round has sent these weights to this client."""
+    """Return whether a round has sent these weights to this client, or they are the frozen ones of its run."""
     statement = select(
         exists(
             select(Assignment.id)
             .join(Round, Round.id == Assignment.round_id)
-            .where(Assignment.client_id == client_id, Round.broadcast == digest)
+            .join(Run, Run.id == Assignment.run_id)
+            .where(Assignment.client_id == client_id, or_(Round.broadcast == digest, Run.frozen == digest))
         )
     )
     return bool(session.scalar(statement))
@@ -198,7 +201,9 @@ def _worker_of_artifact() -> Any:
         runs.c.spec["public_data"]["digest"].astext == wanted,
         is_registered.exists(),
     )
-    return select(token.id, client.id).where(is_workers, or_(is_broadcast.exists(), is_public.exists()))
+    is_frozen = own.where(runs.c.id == assignments.c.run_id, runs.c.frozen == wanted)
+    may_fetch = or_(is_broadcast.exists(), is_public.exists(), is_frozen.exists())
+    return select(token.id, client.id).where(is_workers, may_fetch)
 
 
 _WORKER_OF_ARTIFACT = _worker_of_artifact()

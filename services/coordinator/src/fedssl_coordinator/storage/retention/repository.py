@@ -44,11 +44,15 @@ class RemovableArtifact:
 def removable(session: Session, keep: RetentionPeriods) -> Sequence[RemovableArtifact]:
     """Return all artifacts that may be removed, ordered by run and kind."""
     kind = case((_names(Assignment.update_digest) | _names(Upload.digest), UPDATE), else_=UNREFERENCED)
-    kind = case((_names(Round.broadcast), BROADCAST), else_=kind)
+    kind = case((_names(Round.broadcast) | _names(Round.model), BROADCAST), else_=kind)
     uploaded = select(Assignment.run_id).join(Upload).where(Upload.digest == Artifact.digest).limit(1)
     owners = [
         select(table.run_id).where(column == Artifact.digest).limit(1).scalar_subquery()
-        for table, column in ((Round, Round.broadcast), (Assignment, Assignment.update_digest))
+        for table, column in (
+            (Round, Round.broadcast),
+            (Round, Round.model),
+            (Assignment, Assignment.update_digest),
+        )
     ]
     run_id = func.coalesce(*owners, uploaded.scalar_subquery())
     found = select(Artifact.digest, Artifact.num_bytes, kind, run_id).where(_may_go(keep))
@@ -130,6 +134,7 @@ def _conditions(keep: RetentionPeriods) -> dict[Column[Any], ColumnElement[bool]
     by_round = {
         Assignment.update_digest: _round_is_of(Assignment.round_id, keep.updates),
         Round.broadcast: _is_recent(keep.broadcasts),
+        Round.model: _is_recent(keep.broadcasts),
     }
     delivering = select(Assignment.id).where(Assignment.id == Upload.assignment_id, Assignment.state.in_(_DELIVERING))
     unfinished = Evaluation.state.in_((JobState.QUEUED, JobState.RUNNING))
