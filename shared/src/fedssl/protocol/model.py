@@ -25,16 +25,24 @@ class EncoderKind:
     `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig`, the number of image
     channels and the image size, which is None if it is not known. `settings` are the fields of `EncoderConfig` that it
     reads. `feature_dim` is the width of its representation; None if that is the last of `widths`. `is_convolutional`:
-    whether its layers are convolutions, over which FedU and FedEMA can measure how far it moved.
+    whether its layers are convolutions, over which FedU and FedEMA can measure how far it moved. `has_linear_layers`:
+    whether it has linear layers, which low-rank adapters need. `smallest_image` is the height and width in pixels of the
+    smallest images that it can take.
     """
 
     builder: str
     settings: tuple[Setting, ...] = ()
     feature_dim: int | None = None
     is_convolutional: bool = True
+    has_linear_layers: bool = False
+    smallest_image: int = 1
 
 
+_CONVNEXT = EncoderKind(
+    "fedssl.models.convnext:build_convnext", feature_dim=768, has_linear_layers=True, smallest_image=32
+)
 _VIT = "fedssl.models.vision_transformer:build_vision_transformer"
+_VIT_SETTINGS: tuple[Setting, ...] = ("patch_size", "pooling")
 
 ENCODERS = {
     "convnet": EncoderKind("fedssl.models.convnet:build_convnet", ("widths", "norm")),
@@ -42,9 +50,11 @@ ENCODERS = {
     "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 512),
     "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
     "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
-    "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling"), 192, is_convolutional=False),
-    "vit-small": EncoderKind(_VIT, ("patch_size", "pooling"), 384, is_convolutional=False),
-    "vit-base": EncoderKind(_VIT, ("patch_size", "pooling"), 768, is_convolutional=False),
+    "convnext-tiny": _CONVNEXT,
+    "convnext-small": _CONVNEXT,
+    "vit-tiny": EncoderKind(_VIT, _VIT_SETTINGS, 192, is_convolutional=False, has_linear_layers=True),
+    "vit-small": EncoderKind(_VIT, _VIT_SETTINGS, 384, is_convolutional=False, has_linear_layers=True),
+    "vit-base": EncoderKind(_VIT, _VIT_SETTINGS, 768, is_convolutional=False, has_linear_layers=True),
 }
 """The encoders that a spec can name."""
 
@@ -59,7 +69,7 @@ class EncoderConfig(StrictModel):
 
     name: EncoderName = Field(
         default="convnet",
-        description="`convnet` is the small one for CPUs; the ResNets are torchvision's, the ViTs timm's.",
+        description="`convnet` is the small one for CPUs; the ResNets are torchvision's, the ConvNeXts and ViTs timm's.",
     )
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",
@@ -108,6 +118,11 @@ class EncoderConfig(StrictModel):
 
     def check_image_size(self, image_size: int) -> None:
         """Raise ValueError, with what to change, if the encoder cannot take images of this height and width."""
+        if image_size < (smallest := ENCODERS[self.name].smallest_image):
+            raise ValueError(
+                f"{self.name} halves images five times, and {image_size} pixels are too few: set data.image_size to "
+                f"{smallest} or more, or choose another encoder"
+            )
         if self.has_patches and image_size % self.patch_size:
             larger = -(-image_size // self.patch_size) * self.patch_size
             raise ValueError(
@@ -195,7 +210,7 @@ class LoRAConfig(StrictModel):
         min_length=1,
         max_length=64,
         description="The linear layers that have an adapter, by name, where `*` stands for any characters: those of "
-        "the attention by default; `blocks.*.mlp.*` are the others.",
+        "the attention by default; `blocks.*.mlp.*` are the others, and `stages.*.mlp.*` those of a ConvNeXt.",
     )
 
     @property
@@ -245,10 +260,10 @@ class ModelConfig(StrictModel):
     def _can_adapt(self) -> "ModelConfig":
         if self.lora is None:
             return self
-        if self.encoder.is_convolutional:
+        if not ENCODERS[self.encoder.name].has_linear_layers:
             raise ValueError(
-                f"model.lora adapts linear layers, and {self.encoder.name} has none: choose a ViT, or name the layers "
-                "that are trained in model.trainable"
+                f"model.lora adapts linear layers, and {self.encoder.name} has none: choose a ViT or a ConvNeXt, or "
+                "name the layers that are trained in model.trainable"
             )
         if self.lora.rank > self.encoder.feature_dim:
             raise ValueError(
