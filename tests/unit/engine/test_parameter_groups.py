@@ -12,6 +12,7 @@ from fedssl.models import build_encoder
 from fedssl.protocol.model import ENCODERS, EncoderConfig
 from fedssl.protocol.training import OptimizerConfig
 
+NAMES = sorted(ENCODERS.keys() - {"timm"})
 NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -38,7 +39,7 @@ def test_without_options_there_is_one_group_of_all_parameters_in_order() -> None
     assert [id(each) for each in group["params"]] == [id(each) for each in modules.parameters()]
 
 
-@pytest.mark.parametrize("name", sorted(ENCODERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     modules = _modules(_encoder(name))
     found = _rates(modules, decay_norms_and_biases=False)
@@ -50,11 +51,36 @@ def test_norms_and_biases_do_not_decay(name: str) -> None:
         assert rates == (0.25, 0.0 if is_kept else 0.1), parameter
 
 
-@pytest.mark.parametrize("name", sorted(ENCODERS))
+def test_layers_of_a_vision_transformer_have_the_rates_of_maes_code() -> None:
+    """12 blocks: layer numbers 0 (patches) to 12, and 13 for the last LayerNorm and the heads (`util/lr_decay.py`)."""
+    found = _rates(_modules(_encoder("vit-tiny")), layer_decay=0.5)
+    expected = {
+        "encoder.cls_token": 0.25 * 0.5**13,
+        "encoder.pos_embed": 0.25 * 0.5**13,
+        "encoder.patch_embed.proj.bias": 0.25 * 0.5**13,
+        "encoder.blocks.0.attn.qkv.weight": 0.25 * 0.5**12,
+        "encoder.blocks.1.norm1.bias": 0.25 * 0.5**11,
+        "encoder.blocks.11.mlp.fc2.weight": 0.125,
+        "encoder.norm.weight": 0.25,
+        "projector.weight": 0.25,
+    }
+    assert {name: found[name] for name in expected} == {name: (rate, 0.1) for name, rate in expected.items()}
+
+
+def test_layers_of_convolutional_encoders() -> None:
+    found = _rates(_modules(_encoder("resnet18")), layer_decay=0.5)
+    names = ["conv1.weight", "bn1.bias", "layer1.0.conv1.weight", "layer3.0.downsample.0.weight", "layer4.1.bn2.weight"]
+    assert [found[f"encoder.{name}"][0] / 0.25 for name in names] == [1 / 32, 1 / 32, 1 / 16, 1 / 4, 1 / 2]
+    assert found["projector.bias"] == (0.25, 0.1)
+    small = _rates(_modules(_encoder("convnet")), layer_decay=0.5)
+    assert [small[f"encoder.blocks.{number}.conv.weight"][0] for number in range(4)] == [1 / 64, 1 / 32, 1 / 16, 1 / 8]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_is_of_one_layer_or_the_last_norm(name: str) -> None:
     encoder = _modules(_encoder(name))["encoder"]
     for parameter, _ in encoder.named_parameters():
-        layers = [prefixes for prefixes in encoder.layers() if parameter.startswith(prefixes)]
+        layers = [prefixes for prefixes in encoder.layer_prefixes() if parameter.startswith(prefixes)]
         assert len(layers) == (0 if parameter.startswith(("norm.", "head.norm.")) else 1), parameter
 
 

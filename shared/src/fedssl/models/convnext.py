@@ -54,10 +54,6 @@ class Stage(nn.Module):
         self.downsample = nn.Sequential(*(halve if before != width else ()))
         self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.blocks(self.downsample(x))
-        return features
-
 
 class ConvNeXt(Encoder):
     """The ConvNeXt of Liu et al. 2022 (Section 2), as timm has it, without stochastic depth.
@@ -82,7 +78,7 @@ class ConvNeXt(Encoder):
                 assert module.bias is not None, "all of them have one"
                 nn.init.zeros_(module.bias)
 
-    def layers(self) -> list[tuple[str, ...]]:
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return the stem, and one layer per stage. The last LayerNorm has the rate of the heads."""
         return [("stem.",), *((f"stages.{number}.",) for number in range(len(self.stages)))]
 
@@ -91,7 +87,11 @@ class ConvNeXt(Encoder):
         return [f"{name}.weight" for name, each in self.named_modules() if isinstance(each, nn.Conv2d | nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.head["norm"](self.stages(self.stem(x)).mean(dim=(2, 3)))
+        x = self.stem(x)
+        for stage in self.stages:
+            assert isinstance(stage, Stage)
+            x = self.run_blocks(stage.blocks, stage.downsample(x))
+        pooled: Tensor = self.head["norm"](x.mean(dim=(2, 3)))
         return pooled
 
 

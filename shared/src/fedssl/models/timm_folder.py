@@ -50,10 +50,12 @@ def require_timm(encoder: PretrainedEncoder) -> None:
     config = encoder.config
     if _LIBRARY not in encoder.encoder.libraries:
         raise ExportError(f"timm has no {config}: export it with --to onnx or --to monai")
-    if _kind(config) == "resnet" and config.stem != "imagenet":
+    if _kind(config) == "resnet" and config.name != "timm" and config.stem != "imagenet":
         raise ExportError(
             f"timm has no {config}, only ResNets with the imagenet stem: export it with --to onnx or --to monai"
         )
+    if config.name == "timm":
+        raise ExportError(f"a folder of {config} is not written yet: export its weights with --to timm")
     if encoder.data.window is not None:
         raise ExportError(
             "the run maps values of more than 8 bits to 0..1 (data.window), which timm's preprocessing cannot do: "

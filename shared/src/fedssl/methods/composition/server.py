@@ -40,13 +40,15 @@ class ServerAlgorithm:
         plan, rule = self.client.plan(spec), self.reducer.declares
         if rule is None:
             return plan
-        frozen = self.client.frozen(Context(spec=spec, round_number=0))
+        ctx = Context(spec=spec, round_number=0)
+        with torch.device("meta"):
+            unsent = self.client.unsent(self.client.modules(ctx), ctx)
         apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
         def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
                 tensor
-                if tensor.name.startswith(apart) or tensor.name in frozen
+                if tensor.name.startswith(apart) or tensor.name in unsent
                 else tensor.model_copy(update={"reduce": rule})
                 for tensor in tensors
             )
