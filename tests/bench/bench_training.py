@@ -1,6 +1,7 @@
 """How much of the machine local training uses: a bare loop's rate on a CPU, the matrix units' on a GPU.
 
     python tests/bench/bench_training.py                what applies to this machine
+    python tests/bench/bench_training.py encoders       each family of encoders, on a CPU
     make bench ARGS="-k training -s"                    the same, asserted
 
 On a CPU a whole round of the engine (indexing, augmentation, objective, optimiser, progress, its start and its end)
@@ -10,7 +11,9 @@ Either way, clients that share modules take turns with clients that build their 
 """
 
 import dataclasses
+import importlib.metadata
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -136,6 +139,17 @@ def cpu_cases() -> list[Case]:
         Case("ConvNet 28x28x1, FedAlignUniform", METHODS["fedalignuniform"], align_and_spread, uniform, 20),
         Case("narrow ResNet-18 32x32x3, FedSimCLR", narrow_method(), contrast, narrow, 16),
     ]
+
+
+def encoder_cases() -> list[Case]:
+    """Each family of encoders on colour images of 32 pixels, in a few steps of small batches."""
+    timm = {"name": "timm:resnet10t", "timm_version": importlib.metadata.version("timm"), "width": 512}
+    encoders = [{"name": name} for name in ("convnet", "resnet18", "resnet50", "convnext-tiny")]
+    cases = []
+    for encoder in (*encoders, {"name": "vit-tiny", "patch_size": 4}, timm):
+        spec = spec_of("fedsimclr", encoder, 3, 32, 32)
+        cases.append(Case(f"{spec.model.encoder.name} 32x32x3", METHODS["fedsimclr"], contrast, spec, 3))
+    return cases
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -335,5 +349,6 @@ if __name__ == "__main__":
         print("\n".join([title, *map(str, found)]), flush=True)  # noqa: T201
     else:
         torch.set_num_threads(THREADS)
-        print(cpu_table(map(measure_cpu, cpu_cases())), flush=True)  # noqa: T201
+        cases = encoder_cases() if "encoders" in sys.argv else cpu_cases()
+        print(cpu_table(map(measure_cpu, cases)), flush=True)  # noqa: T201
     print("clients one after the other: {:,.0f} images/s, building anew {:,.0f}".format(*measure_clients(chosen)))  # noqa: T201

@@ -2,6 +2,7 @@
 
 FedSSLError
 ├── SpecError            a run spec that cannot be read or makes no sense
+│   └── LibraryMissing   a library that the spec needs is not installed here, or in another version
 ├── DataError            images that cannot be found or read
 ├── ArtifactError        an artifact that is not what was declared
 │   ├── PlanMismatch     names, shapes or dtypes differ from the plan
@@ -32,6 +33,10 @@ class FedSSLError(Exception):
 
 class SpecError(FedSSLError):
     """The run spec cannot be read or makes no sense."""
+
+
+class LibraryMissing(SpecError):
+    """A library that the spec needs is not installed on this machine, or in another version."""
 
 
 class DataError(FedSSLError):

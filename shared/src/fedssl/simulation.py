@@ -38,11 +38,12 @@ from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusua
 from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
 from fedssl.evaluation.monitoring import find_collapse_alerts
-from fedssl.evaluation.site import evaluate_at_site
+from fedssl.evaluation.site import evaluate_at_site, weights_at_site
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
 from fedssl.methods.site_data import client_data
+from fedssl.models.pretrained import encoder_of
 from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
 from fedssl.protocol.chance import Chance, chance_of
@@ -434,11 +435,10 @@ class _Federation:
         result.history.append(record)
 
     def _trained_model(self, broadcast: Tensors, local: LocalResult) -> Tensors:
-        """Return the broadcast with the values that a client has trained: it sends them, or keeps them all."""
-        update = self._bound.plan.update
-        names = {tensor.name for tensor in update if tensor.kind == "weights"} if update else broadcast.keys()
-        own = local.update if update else local.state
-        return {**broadcast, **{name: tensor for name, tensor in own.items() if name in names}}
+        """Return the broadcast with the values that a client has trained: it sends them, or keeps them."""
+        weights = {tensor.name for tensor in self._bound.plan.broadcast if tensor.kind == "weights"}
+        own = {**local.state, **local.update}
+        return {**broadcast, **{name: tensor for name, tensor in own.items() if name in weights}}
 
     @staticmethod
     def _num_new(result: Result, cohort: Sequence[str]) -> int:
@@ -521,14 +521,16 @@ class _Sites:
         if self._config.is_due(number, self._spec.num_rounds):
             models = judged_models(result)
             result.site_evaluations[number] = {
-                name: self._counts(models.get(name, models.get("", {})), name, number) for name in self._shards
+                name: self._counts(models.get(name, models.get("", {})), result.client_states.get(name), name, number)
+                for name in self._shards
             }
 
-    def _counts(self, model: Tensors, name: str, number: int) -> SiteCounts | str:
+    def _counts(self, model: Tensors, state: Tensors | None, name: str, number: int) -> SiteCounts | str:
         images = self._shards[name]
         try:
+            own = weights_at_site(model, state, self._spec, number)
             return evaluate_at_site(
-                load_encoder(model, self._spec).to(self._device),
+                encoder_of(own, self._spec.model.encoder, self._spec.data).to(self._device),
                 images.squares if isinstance(images, CachedData) else images.subset,
                 self._labels[name],
                 self._spec,

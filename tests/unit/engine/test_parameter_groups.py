@@ -12,6 +12,9 @@ from fedssl.models import build_encoder
 from fedssl.protocol.model import ENCODERS, EncoderConfig
 from fedssl.protocol.training import OptimizerConfig
 
+NAMES = sorted(ENCODERS.keys() - {"timm"})
+NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+
 
 def _modules(encoder: EncoderConfig) -> nn.ModuleDict:
     with torch.device("meta"):
@@ -36,16 +39,16 @@ def test_without_options_there_is_one_group_of_all_parameters_in_order() -> None
     assert [id(each) for each in group["params"]] == [id(each) for each in modules.parameters()]
 
 
-@pytest.mark.parametrize("name", sorted(ENCODERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     modules = _modules(_encoder(name))
     found = _rates(modules, decay_norms_and_biases=False)
     assert found.keys() == dict(modules.named_parameters()).keys()
     for parameter, rates in found.items():
-        of_one_dimension = modules.get_parameter(parameter).ndim == 1
-        assert of_one_dimension == (parameter.endswith(".bias") or "norm" in parameter or ".bn" in parameter
-                                    or ".downsample.1." in parameter), parameter  # fmt: skip
-        assert rates == (0.25, 0.0 if of_one_dimension else 0.1), parameter
+        module, _, leaf = parameter.rpartition(".")
+        is_kept = leaf in ("bias", "gamma") or isinstance(modules.get_submodule(module), NORMS)
+        assert (modules.get_parameter(parameter).ndim == 1) == is_kept, parameter
+        assert rates == (0.25, 0.0 if is_kept else 0.1), parameter
 
 
 def test_layers_of_a_vision_transformer_have_the_rates_of_maes_code() -> None:
@@ -73,12 +76,12 @@ def test_layers_of_convolutional_encoders() -> None:
     assert [small[f"encoder.blocks.{number}.conv.weight"][0] for number in range(4)] == [1 / 64, 1 / 32, 1 / 16, 1 / 8]
 
 
-@pytest.mark.parametrize("name", sorted(ENCODERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_is_of_one_layer_or_the_last_norm(name: str) -> None:
     encoder = _modules(_encoder(name))["encoder"]
     for parameter, _ in encoder.named_parameters():
-        layers = [prefixes for prefixes in encoder.layers() if parameter.startswith(prefixes)]
-        assert len(layers) == (0 if parameter.startswith("norm.") else 1), parameter
+        layers = [prefixes for prefixes in encoder.layer_prefixes() if parameter.startswith(prefixes)]
+        assert len(layers) == (0 if parameter.startswith(("norm.", "head.norm.")) else 1), parameter
 
 
 def test_rates_that_change_keep_scales_and_what_does_not_decay() -> None:

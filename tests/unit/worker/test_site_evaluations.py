@@ -14,6 +14,8 @@ from fedssl.errors import DataError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
+from fedssl_worker.agent import Agent
+from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
 from fedssl_worker.labels import OwnLabels, load_own_labels
 from fedssl_worker.site_evaluations import SiteEvaluations
@@ -46,11 +48,14 @@ def _offer(setting: Setting, spec: RunSpec | None = None, **changes: Any) -> Sit
     return item
 
 
-def _evaluations(setting: Setting, policy: Path | None = None, *, labelled: bool = True) -> SiteEvaluations:
+def _evaluations(
+    setting: Setting, policy: Path | None = None, *, labelled: bool = True, egress: Egress | None = None
+) -> SiteEvaluations:
     labels = _labels(setting.folder) if labelled else None
     backoff = Backoff(first=0.01, longest=0.05)
     executor = setting.executor()
-    return SiteEvaluations(setting.client, executor, setting.egress(policy), setting.images, labels, CPU, backoff)
+    egress = egress or setting.egress(policy)
+    return SiteEvaluations(setting.client, executor, egress, setting.images, labels, CPU, backoff)
 
 
 def _refusal(setting: Setting) -> str:
@@ -215,6 +220,39 @@ def test_an_agent_evaluates_when_there_is_no_work(setting: Setting) -> None:
     assert len(setting.coordinator.site_answers) == 1
     agent.step()
     assert setting.coordinator.calls.count("site-evaluations") == 2  # one claim, one answer
+
+
+def test_a_site_with_its_own_norms_evaluates_before_the_training_that_replaces_them(setting: Setting) -> None:
+    values = _spec().model_dump(mode="json")
+    spec = RunSpec.model_validate(values | {"model": {**values["model"], "batch_norm": "local"}})
+    egress = setting.egress()
+    evaluations = _evaluations(setting, egress=egress)
+    agent = Agent(
+        setting.client,
+        setting.executor(),
+        egress,
+        setting.states(),
+        claim_seconds=0.1,
+        evaluate=evaluations.answer_next,
+    )
+    setting.offer(spec, 1)
+    agent.step()
+    newest = setting.coordinator.last_accepted
+    assert newest is not None
+    setting.offer(spec, 2)
+    _offer(setting, spec, last_accepted=newest)
+    agent.step()
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is not None
+    assert setting.coordinator.submissions[0].update == newest.update
+    assert len(setting.coordinator.submissions) == 2
+    _offer(setting, spec, last_accepted=newest.model_copy(update={"update": "0" * 64}))
+    _offer(setting, spec)
+    for _ in range(2):
+        evaluations.answer_next()
+    missing, untrained = (answer.refusal or "" for answer in setting.coordinator.site_answers[1:])
+    assert "the client state of round 1 is missing" in missing
+    assert "has not trained up to round 1" in untrained
 
 
 def test_an_older_coordinator_gets_claims_that_it_understands(setting: Setting) -> None:

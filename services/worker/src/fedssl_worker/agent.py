@@ -82,7 +82,8 @@ class Agent:
             claim_seconds: how long one claim waits for work.
             reregister: registers this worker again, which reports a changed policy to the coordinator.
             on_idle: is called while there is no work.
-            evaluate: answers an evaluation at this site. It is called while there is one, and no work.
+            evaluate: answers an evaluation at this site. It is called while there is one, and no work, and before a
+                training that replaces the BatchNorm which it needs.
             shown: shows claimed work to the data owner until it has ended.
         """
         self._client = client
@@ -207,6 +208,8 @@ class Agent:
             return self._egress.permitted_resources(item, measured_resources())
 
         with Lease(self._client, item, self._egress.anchoring, resources) as lease:
+            if item.spec.model.batch_norm == "local" and item.spec.site_evaluation is not None:
+                self._evaluate()  # the last round's evaluation needs a state that the next claim may remove
             step_timer = StepTimer()
 
             def report(progress: Progress) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedssl.client import NotFound
-from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError, SpecError
+from fedssl.errors import ArtifactError, DataError, FedSSLError, LibraryMissing, MethodError, SpecError
 from fedssl.protocol.states import Cause
 from fedssl_worker.disclosure.policy import NotPermitted
 
@@ -21,6 +21,7 @@ _ATTRIBUTE = "_fedssl_cause"
 _CAUSES: dict[type[Exception], Cause] = {
     NotPermitted: Cause.CLIENT_DATA,
     DataError: Cause.CLIENT_DATA,
+    LibraryMissing: Cause.CLIENT_MACHINE,  # before SpecError, which it is too
     SpecError: Cause.SPEC,
     MethodError: Cause.SPEC,
 }

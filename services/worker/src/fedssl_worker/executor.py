@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -16,6 +16,7 @@ from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
 from fedssl.engine.devices import find_device
 from fedssl.errors import ArtifactDamaged, Cancelled, DataError, MethodError, NotFinite
+from fedssl.evaluation.site import weights_at_site
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.methods.site_data import wants_site_labels, with_site_labels
@@ -109,13 +110,19 @@ class Executor:
             raise
         return self._states.keep(item, work, result, lost)
 
-    def weights_of(self, item: SiteEvaluationItem) -> Tensors:
-        """Return the weights that this site is to evaluate. Raises CannotTrain, ArtifactError and ClientError."""
+    def weights_of(self, item: SiteEvaluationItem) -> Mapping[str, torch.Tensor]:
+        """Return the weights that this site is to evaluate, with its own BatchNorm if it keeps one.
+
+        Raises CannotTrain, ArtifactError and ClientError, and DataError or ClientStateLost without that BatchNorm.
+        """
         if (why := self._too_large("weights", item.plan.received)) is not None:
             raise CannotTrain(why)
         self._method_of(item)
         with from_coordinator():
-            return self._fetch(item.broadcast, item.plan.received, lambda _: None)
+            model = self._fetch(item.broadcast, item.plan.received, lambda _: None)
+        keeps_norms = item.spec.model.batch_norm == "local"
+        state = self._states.accepted(item.run_id, item.last_accepted) if keeps_norms else None
+        return weights_at_site(model, state, item.spec, item.round_number)
 
     def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
         """Return the images with the labels that the run's method trains on. Raises DataError.

@@ -21,7 +21,7 @@ from fedssl.client import (
 from fedssl.data import ImageData
 from fedssl.errors import DataError, FedSSLError
 from fedssl.evaluation.site import Indices, evaluate_at_site
-from fedssl.evaluation.suite import load_encoder
+from fedssl.models import encoder_of
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl_worker.backoff import TEMPORARY
@@ -118,7 +118,8 @@ class SiteEvaluations:
         def take(positions: Indices) -> ImageData:
             return ImageData(images[torch.from_numpy(positions).to(images.device)].cpu().numpy())
 
-        encoder = load_encoder(self._executor.weights_of(item), item.spec).to(self._device)
+        weights, spec = self._executor.weights_of(item), item.spec
+        encoder = encoder_of(weights, spec.model.encoder, spec.data).to(self._device)
         try:
             return evaluate_at_site(
                 encoder, take, labels, item.spec, item.client_id, min_count=fewest, device=self._device

@@ -61,11 +61,11 @@ def export(
     torchvision, timm  safetensors with the names of that library, without a
                        classifier. Load with strict=False, and normalise
                        the images as in [data] of spec.yaml. ResNets; timm
-                       also ViTs
+                       also ConvNeXts and ViTs
     huggingface        a folder for timm and huggingface_hub: config.json,
                        model.safetensors and the model card. Images are
                        normalised by timm. With --head: -> logits. ResNets
-                       with the imagenet stem, and ViTs
+                       with the imagenet stem, ConvNeXts and ViTs
     monai              a MONAI bundle: TorchScript, metadata, inference.json
                        and the model card. Needs --head: -> probabilities
 

@@ -13,6 +13,10 @@ from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundV
 from fedssl.run_files import CARD, LINEAGE, write_json, write_text
 
 _AGGREGATED = ("aggregated", "partial")
+_NORMS = {
+    "local": "each site keeps its own; these weights have that of the start, and are complete only at a site",
+    "recalibrate": "averaged; each site computes its statistics on its own images",
+}
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
@@ -94,6 +98,7 @@ def card(
                 ("seed", str(spec.seed)),
                 *([("trained of the encoder", _trained(spec.model))] if spec.model.freezes else []),
                 *_average(spec),
+                *([("BatchNorm", _NORMS[spec.model.batch_norm])] if spec.model.batch_norm in _NORMS else []),
                 ("left the clients", info.leaves_the_client),
                 ("stayed on the clients", info.stays_on_the_client),
             ],

@@ -3,19 +3,21 @@
 The same function runs in a simulation and at a worker, so that both give the same counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedssl.data import ImageData, choose_images
+from fedssl.data import ImageData, choose_images, normalize, to_float
 from fedssl.data.site_labels import LabelSplit, SiteLabels, split_labels
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features
 from fedssl.evaluation.neighbours import knn_scores
 from fedssl.evaluation.probe import probe_scores
+from fedssl.models.batch_norm import recalibrate
+from fedssl.precision import exact_float32
 from fedssl.protocol.evaluation import SiteMeasure, SitesConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import MeasureCounts, SiteCounts
@@ -39,7 +41,8 @@ def evaluate_at_site(
     """Return the counts of classifiers that are trained on a site's own labels.
 
     Args:
-        encoder: from images to (B, H), already on `device`.
+        encoder: from images to (B, H), already on `device`. With `model.batch_norm = "recalibrate"`, its BatchNorms get
+            the statistics of the site's training images.
         take: returns the site's images at some positions, in the run's shape.
         labels: the labels of the site's images, as numbers of the run's classes.
         spec: the run's spec, whose `evaluation.sites` names what to count.
@@ -58,6 +61,9 @@ def evaluate_at_site(
         images = take(positions)
         return extract_features(encoder, images, spec.data, device, on_progress=lambda share: on_progress())
 
+    if spec.model.batch_norm == "recalibrate":
+        with exact_float32(device):
+            recalibrate(encoder, _plain_batches(take, split.train, spec, device))
     train_NH, test_NH = represent(split.train), represent(split.test)
     measures = {}
     if bool(train_NH.isfinite().all() & test_NH.isfinite().all()):
@@ -72,6 +78,28 @@ def evaluate_at_site(
         num_test=len(split.test),
         measures=measures,
     )
+
+
+def weights_at_site(
+    model: Mapping[str, Tensor], state: Mapping[str, Tensor] | None, spec: RunSpec, round_number: int
+) -> Mapping[str, Tensor]:
+    """Return the weights after a round as a site evaluates them: with its own BatchNorm if each site keeps that.
+
+    Args:
+        model: the weights after the round, which are the start if it is round 0.
+        state: the client state of the site's newest training up to this round.
+
+    Raises DataError if the site has not trained, and therefore has no BatchNorm of its own.
+    """
+    if spec.model.batch_norm != "local" or round_number == 0:
+        return model
+    own = {name: tensor for name, tensor in (state or {}).items() if name in model}
+    if not own:
+        raise DataError(
+            f"this site has not trained up to round {round_number}, so it has no BatchNorm of its own, and the weights "
+            "without one cannot be evaluated"
+        )
+    return {**model, **own}
 
 
 def evaluated_images(
@@ -144,6 +172,15 @@ def _evaluated(labels: SiteLabels, split: LabelSplit, fewest: int) -> tuple[Indi
         return classes, split
     kept = (part[np.isin(labels.labels[part], classes)] for part in (split.train, split.test))
     return classes, LabelSplit(*kept)
+
+
+def _plain_batches(
+    take: Callable[[Indices], ImageData], positions: Indices, spec: RunSpec, device: torch.device | str
+) -> Iterator[Tensor]:
+    """Yield images in order, not augmented, in batches of about the training's size, as the encoder takes them."""
+    num_batches = max(1, len(positions) // spec.training.batch_size)
+    for part in np.array_split(positions, num_batches):
+        yield normalize(to_float(torch.tensor(take(part).images).to(device)), spec.data)
 
 
 def _targets(labels: SiteLabels, positions: Indices, classes: Indices) -> Tensor:

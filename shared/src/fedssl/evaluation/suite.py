@@ -28,6 +28,7 @@ from fedssl.evaluation import (
     uniformity,
 )
 from fedssl.models import build_mlp, encoder_of, initialised, loaded
+from fedssl.models.pretrained import require_batch_norm
 from fedssl.protocol.data import DataConfig
 from fedssl.protocol.evaluation import JudgingConfig, Measure
 from fedssl.protocol.runs import RunSpec
@@ -109,7 +110,11 @@ def load_labelled(
 
 
 def load_encoder(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
-    """Load the encoder from a model's tensors. Raises SpecError if they do not hold the one that the spec describes."""
+    """Load the encoder from the tensors of a global model.
+
+    Raises SpecError if they do not hold the one that the spec describes, or lack a BatchNorm that was trained.
+    """
+    require_batch_norm(spec)
     return encoder_of(tensors, spec.model.encoder, spec.data)
 
 

@@ -33,13 +33,12 @@ class ConvNet(Encoder):
         self.blocks = nn.Sequential(*(ConvBlock(a, b, norm) for a, b in pairwise((channels, *widths))))
         self.feature_dim = widths[-1]
 
-    def layers(self) -> list[tuple[str, ...]]:
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return one layer per block."""
         return [(f"blocks.{number}.",) for number in range(len(self.blocks))]
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.blocks(x)
-        return features.mean(dim=(2, 3))
+        return self.run_blocks(self.blocks, x).mean(dim=(2, 3))
 
 
 def build_convnet(config: EncoderConfig, channels: int, image_size: int | None) -> Encoder:

@@ -1,10 +1,12 @@
 """Encoders: from images x of shape (B, C, S, S) to representations h of shape (B, H). Each family has a module."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
 
+from fedssl.models.checkpointing import recomputed
 from fedssl.protocol.model import ENCODERS, EncoderConfig
 
 
@@ -16,7 +18,16 @@ class Encoder(nn.Module):
     libraries: tuple[str, ...] = ()
     """The libraries, `torchvision` and `timm`, that have this network under these tensor names."""
 
-    def layers(self) -> list[tuple[str, ...]]:
+    recomputes: bool = False
+    """True if training computes the activations inside each block again for its gradients, and does not keep them."""
+
+    def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+        """Return the output of blocks, one after the other: `forward` runs through this what takes most memory."""
+        for block in blocks:
+            x = recomputed(block, x) if self.recomputes and torch.is_grad_enabled() else block(x)
+        return x
+
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return what the names of each layer's parameters begin with, from the input to the output.
 
         Layer-wise learning rates follow this order. What no layer names belongs to the heads.

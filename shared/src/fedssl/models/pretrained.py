@@ -56,23 +56,42 @@ class PretrainedEncoder(Encoder):
         return h
 
 
-def load_encoder(path: Path | str) -> PretrainedEncoder:
+def load_encoder(path: Path | str, client_state: Path | str | None = None) -> PretrainedEncoder:
     """Load the encoder from a folder of `fedssl run pull` or `fedssl simulate`, or from a file in such a folder.
 
     Returns it in eval mode, on the CPU.
 
+    Args:
+        path: the folder or the file.
+        client_state: a worker's `state.safetensors` of the run, for a run whose sites keep their own BatchNorm.
+
     Raises:
-        SpecError: the folder has no weights, or its spec.yaml is missing, invalid, or describes another network.
+        SpecError: the folder has no weights, or its spec.yaml is missing, invalid, or describes another network, or the
+            sites keep their own BatchNorm and there is no `client_state` with one.
         ArtifactDamaged: the file is not the one that lineage.json lists.
     """
     place = weights_file(Path(path))
     spec = read_spec(place.parent / SPEC)
     try:
         tensors = read_listed(place)
+        if client_state is not None:
+            tensors |= {name: tensor for name, tensor in load_tensors(Path(client_state)).items() if name in tensors}
     except (SafetensorError, OSError) as error:
         raise SpecError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
+    if client_state is None:
+        require_batch_norm(spec)
     config = spec.model.encoder
     return PretrainedEncoder(encoder_of(tensors, config, spec.data), config, spec.data).eval()
+
+
+def require_batch_norm(spec: RunSpec) -> None:
+    """Raise SpecError if the global weights lack a trained BatchNorm because each site keeps its own."""
+    if spec.model.batch_norm == "local":
+        raise SpecError(
+            'with model.batch_norm = "local", these weights have the BatchNorm of the start, and each site has its '
+            "own: load the encoder at a site, with fedssl.models.load_encoder(FOLDER, client_state=FILE) and the "
+            "newest runs/RUN/*/state.safetensors in the worker's state folder"
+        )
 
 
 def weights_file(path: Path) -> Path:

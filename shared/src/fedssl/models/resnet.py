@@ -39,7 +39,7 @@ class ResNet(Encoder):
         if config.norm == "batch":
             self.libraries = ("torchvision", "timm")
 
-    def layers(self) -> list[tuple[str, ...]]:
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return the stem, and one layer per stage of residual blocks."""
         return [("conv1.", "bn1."), *((f"layer{number}.",) for number in range(1, 5))]
 
@@ -49,7 +49,7 @@ class ResNet(Encoder):
 
     def forward(self, x: Tensor) -> Tensor:
         for child in self.children():
-            x = child(x)
+            x = self.run_blocks(child, x) if isinstance(child, nn.Sequential) else child(x)
         return torch.flatten(x, 1)
 
 

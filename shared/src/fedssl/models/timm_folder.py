@@ -23,8 +23,8 @@ from fedssl.protocol.model import EncoderConfig
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
 _LIBRARY = "timm"
 _OWN_CODE = re.compile(r"```python\nfrom fedssl.*?```\n+", re.DOTALL)
-_FIRST_CONVOLUTION = {"resnet": "conv1", "vit": "patch_embed.proj"}
-_CLASSIFIER = {"resnet": "fc", "vit": "head"}
+_FIRST_CONVOLUTION = {"resnet": "conv1", "convnext": "stem.0", "vit": "patch_embed.proj"}
+_CLASSIFIER = {"resnet": "fc", "convnext": "head.fc", "vit": "head"}
 
 
 def export_timm_folder(encoder: PretrainedEncoder, head: Head | None, card: str | None, folder: Path) -> None:
@@ -50,10 +50,12 @@ def require_timm(encoder: PretrainedEncoder) -> None:
     config = encoder.config
     if _LIBRARY not in encoder.encoder.libraries:
         raise ExportError(f"timm has no {config}: export it with --to onnx or --to monai")
-    if _kind(config) == "resnet" and config.stem != "imagenet":
+    if _kind(config) == "resnet" and config.name != "timm" and config.stem != "imagenet":
         raise ExportError(
             f"timm has no {config}, only ResNets with the imagenet stem: export it with --to onnx or --to monai"
         )
+    if config.name == "timm":
+        raise ExportError(f"a folder of {config} is not written yet: export its weights with --to timm")
     if encoder.data.window is not None:
         raise ExportError(
             "the run maps values of more than 8 bits to 0..1 (data.window), which timm's preprocessing cannot do: "
@@ -62,7 +64,7 @@ def require_timm(encoder: PretrainedEncoder) -> None:
 
 
 def _kind(config: EncoderConfig) -> str:
-    return "vit" if config.name.startswith("vit") else "resnet"
+    return next((kind for kind in ("vit", "convnext") if config.name.startswith(kind)), "resnet")
 
 
 def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
     num_classes = 0 if head is None else len(head.class_names)
     size = [data.channels, data.image_size, data.image_size]
     return {
-        "architecture": config.name if kind == "resnet" else f"{config.name.replace('-', '_')}_patch16_224",
+        "architecture": config.name.replace("-", "_") + ("_patch16_224" if kind == "vit" else ""),
         "num_classes": num_classes,
         "num_features": encoder.feature_dim,
         "global_pool": arguments.get("global_pool", "avg"),

@@ -120,7 +120,7 @@ class VisionTransformer(Encoder):
                 nn.init.trunc_normal_(module.weight, std=_DEVIATION)
                 nn.init.zeros_(module.bias)
 
-    def layers(self) -> list[tuple[str, ...]]:
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return the embedding of patches, and one layer per block. The last LayerNorm belongs to the heads (MAE)."""
         return [
             ("cls_token", "pos_embed", "patch_embed."),
@@ -134,7 +134,7 @@ class VisionTransformer(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         patches: Tensor = self.patch_embed(x)
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.pos_embed
-        return self._last_norm(self.pooled(self.blocks(tokens)))
+        return self._last_norm(self.pooled(self.run_blocks(self.blocks, tokens)))
 
     def visible_tokens(self, x: Tensor, visible_BK: Tensor) -> Tensor:
         """Return the tokens (B, 1 + K, H) of the class and of K patches of each image, as if there were no others.
@@ -146,7 +146,7 @@ class VisionTransformer(Encoder):
         patches = patches + self.pos_embed[:, 1:]
         patches = patches.gather(1, visible_BK[:, :, None].expand(-1, -1, patches.shape[2]))
         first = (self.cls_token + self.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
-        return self._last_norm(self.blocks(torch.cat([first, patches], dim=1)))
+        return self._last_norm(self.run_blocks(self.blocks, torch.cat([first, patches], dim=1)))
 
     def pooled(self, tokens_BTH: Tensor) -> Tensor:
         """Return one vector (B, H) per image from its tokens: that of the class, or the mean of the patches."""

@@ -15,7 +15,9 @@ NormName = Literal["batch", "group"]
 ParameterPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*]+$", max_length=256)]
 """A parameter's name, in which `*` stands for any characters."""
 
-Setting = Literal["stem", "widths", "norm", "patch_size", "pooling", "depth", "first_weights"]
+BatchNormPolicy = Literal["average", "local", "recalibrate"]
+
+Setting = Literal["stem", "widths", "norm", "patch_size", "pooling", "depth", "first_weights", "timm_model", "width"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +27,25 @@ class EncoderKind:
     `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig`, the number of image
     channels and the image size, which is None if it is not known. `settings` are the fields of `EncoderConfig` that it
     reads. `feature_dim` is the width of its representation; None if that is the last of `widths`. `is_convolutional`:
-    whether its layers are convolutions, over which FedU and FedEMA can measure how far it moved.
+    whether its layers are convolutions, over which FedU and FedEMA can measure how far it moved. `has_linear_layers`:
+    whether it has linear layers, which low-rank adapters need. `smallest_image` is the height and width in pixels of
+    the smallest images that it can take.
     """
 
     builder: str
     settings: tuple[Setting, ...] = ()
     feature_dim: int | None = None
     is_convolutional: bool = True
+    has_linear_layers: bool = False
+    smallest_image: int = 1
 
 
+_TIMM = "timm:"
+_CONVNEXT = EncoderKind(
+    "fedssl.models.convnext:build_convnext", feature_dim=768, has_linear_layers=True, smallest_image=32
+)
 _VIT = "fedssl.models.vision_transformer:build_vision_transformer"
+_VIT_SETTINGS: tuple[Setting, ...] = ("patch_size", "pooling", "depth")
 
 ENCODERS = {
     "convnet": EncoderKind("fedssl.models.convnet:build_convnet", ("widths", "norm")),
@@ -42,9 +53,17 @@ ENCODERS = {
     "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 512),
     "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
     "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
-    "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling", "depth"), 192, is_convolutional=False),
-    "vit-small": EncoderKind(_VIT, ("patch_size", "pooling", "depth"), 384, is_convolutional=False),
-    "vit-base": EncoderKind(_VIT, ("patch_size", "pooling", "depth"), 768, is_convolutional=False),
+    "convnext-tiny": _CONVNEXT,
+    "convnext-small": _CONVNEXT,
+    "vit-tiny": EncoderKind(_VIT, _VIT_SETTINGS, 192, is_convolutional=False, has_linear_layers=True),
+    "vit-small": EncoderKind(_VIT, _VIT_SETTINGS, 384, is_convolutional=False, has_linear_layers=True),
+    "vit-base": EncoderKind(_VIT, _VIT_SETTINGS, 768, is_convolutional=False, has_linear_layers=True),
+    "timm": EncoderKind(
+        "fedssl.models.timm_network:build_timm",
+        ("timm_model", "width"),
+        is_convolutional=False,
+        has_linear_layers=True,
+    ),
 }
 """The encoders that a spec can name."""
 
@@ -59,7 +78,7 @@ class EncoderConfig(StrictModel):
 
     name: EncoderName = Field(
         default="convnet",
-        description="`convnet` is the small one for CPUs; the ResNets are torchvision's, the ViTs timm's.",
+        description="`convnet` is the small one for CPUs; ResNets are torchvision's, ConvNeXts and ViTs timm's.",
     )
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",
@@ -103,6 +122,46 @@ class EncoderConfig(StrictModel):
         "PyTorch's default, uniform with variance 1 / (3 fan_in), as in the code of FedU, FedEMA and SSD.",
     )
 
+    timm_model: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$", max_length=100)] | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description='timm only: the name of its network, such as `regnety_004`. `name = "timm:regnety_004"` sets it.',
+    )
+    timm_version: Annotated[str, StringConstraints(pattern=r"^[0-9a-z.]+$", max_length=30)] | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="timm only: the version that the coordinator and every worker must have installed.",
+    )
+    width: Width | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="timm only: the width of the network's representation, as `num_classes=0` gives it.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_name(cls, given: Any) -> Any:
+        """Read `timm:NAME` as the name timm and the network's name."""
+        name = given.get("name") if isinstance(given, dict) else None
+        if not isinstance(name, str) or not name.startswith(_TIMM):
+            return given
+        return {**given, "name": "timm", "timm_model": name.removeprefix(_TIMM)}
+
+    @model_validator(mode="after")
+    def _pins_timm(self) -> "EncoderConfig":
+        if self.name != "timm":
+            return self
+        if self.timm_model is None:
+            raise ValueError('encoder.name timm needs the name of a network: write name = "timm:regnety_004"')
+        if self.timm_version is None or self.width is None:
+            code = f"import timm; print(timm.__version__, timm.create_model('{self.timm_model}', num_classes=0)"
+            raise ValueError(
+                f"encoder timm:{self.timm_model} needs timm_version, the version that the coordinator and all workers "
+                "have, and width, that of its representation. Where timm is installed, this prints both: "
+                f'python -c "import torch; {code}.eval()(torch.zeros(1, 3, 224, 224)).shape[1])"'
+            )
+        return self
+
     @property
     def has_patches(self) -> bool:
         """True if it cuts images into patches, each with a token of its own."""
@@ -113,8 +172,18 @@ class EncoderConfig(StrictModel):
         """Whether its layers are convolutions."""
         return ENCODERS[self.name].is_convolutional
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """True if it has BatchNorm. A network of timm may have it: only a build shows whether it has."""
+        return self.name == "timm" or ("norm" in ENCODERS[self.name].settings and self.norm == "batch")
+
     def check_image_size(self, image_size: int) -> None:
         """Raise ValueError, with what to change, if the encoder cannot take images of this height and width."""
+        if image_size < (smallest := ENCODERS[self.name].smallest_image):
+            raise ValueError(
+                f"{self.name} halves images five times, and {image_size} pixels are too few: set data.image_size to "
+                f"{smallest} or more, or choose another encoder"
+            )
         if self.has_patches and image_size % self.patch_size:
             larger = -(-image_size // self.patch_size) * self.patch_size
             raise ValueError(
@@ -125,7 +194,8 @@ class EncoderConfig(StrictModel):
     @property
     def feature_dim(self) -> int:
         """H, the width of the representation."""
-        return ENCODERS[self.name].feature_dim or self.widths[-1]
+        own = self.width if self.name == "timm" else None
+        return own or ENCODERS[self.name].feature_dim or self.widths[-1]
 
     def is_same_network(self, other: "EncoderConfig") -> bool:
         """Return whether both describe the same network. Settings that this kind of encoder does not read do not count.
@@ -141,6 +211,8 @@ class EncoderConfig(StrictModel):
         >>> print(EncoderConfig(), "and", EncoderConfig(name="resnet18"))
         convnet 32-64-128-256 and resnet18 (cifar stem)
         """
+        if self.name == "timm":
+            return f"{_TIMM}{self.timm_model} (timm {self.timm_version})"
         settings = ENCODERS[self.name].settings
         widths = f" {'-'.join(map(str, self.widths))}" if "widths" in settings else ""
         details = [f"{self.stem} stem"] if "stem" in settings else []
@@ -204,7 +276,7 @@ class LoRAConfig(StrictModel):
         min_length=1,
         max_length=64,
         description="The linear layers that have an adapter, by name, where `*` stands for any characters: those of "
-        "the attention by default; `blocks.*.mlp.*` are the others.",
+        "the attention by default; `blocks.*.mlp.*` are the others, and `stages.*.mlp.*` those of a ConvNeXt.",
     )
 
     @property
@@ -245,19 +317,36 @@ class ModelConfig(StrictModel):
         exclude_if=lambda it: it is None,
     )
 
+    batch_norm: BatchNormPolicy = Field(
+        default="average",
+        description="What becomes of BatchNorm in the federation. `average`: scales, shifts and statistics are "
+        "averaged like all weights. `local`: each client keeps its own, and sends none (FedBN, Li et al. 2021); the "
+        "global encoder has those of the start. `recalibrate`: averaged, and each client sets the statistics of the "
+        "encoder that it receives to those of its own images, before it trains or evaluates.",
+        exclude_if=lambda it: it == "average",
+    )
+
     @property
     def freezes(self) -> bool:
         """True if some of the encoder's parameters are frozen."""
         return self.trainable is not None or self.lora is not None
 
     @model_validator(mode="after")
+    def _has_batch_norm(self) -> "ModelConfig":
+        if self.batch_norm != "average" and not self.encoder.has_batch_norm:
+            raise ValueError(
+                f'model.batch_norm = "{self.batch_norm}" is about BatchNorm, and {self.encoder} has none: leave it out'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_adapt(self) -> "ModelConfig":
         if self.lora is None:
             return self
-        if self.encoder.is_convolutional:
+        if not ENCODERS[self.encoder.name].has_linear_layers:
             raise ValueError(
-                f"model.lora adapts linear layers, and {self.encoder.name} has none: choose a ViT, or name the layers "
-                "that are trained in model.trainable"
+                f"model.lora adapts linear layers, and {self.encoder.name} has none: choose a ViT or a ConvNeXt, or "
+                "name the layers that are trained in model.trainable"
             )
         if self.lora.rank > self.encoder.feature_dim:
             raise ValueError(

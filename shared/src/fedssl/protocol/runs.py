@@ -101,6 +101,27 @@ class RunSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _fits_networks_of_timm(self) -> "RunSpec":
+        if self.model.encoder.name != "timm":
+            return self
+        for key, is_used, why in (
+            ("training.optimizer.layer_decay", self.training.optimizer.layer_decay != 1, "an order of its layers"),
+            ("training.gradient_checkpointing", self.training.gradient_checkpointing, "the names of its blocks"),
+        ):
+            if is_used:
+                raise ValueError(f"{key} needs {why}, which {self.model.encoder} does not declare: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _own_norms_are_evaluated_at_the_sites(self) -> "RunSpec":
+        if self.model.batch_norm == "local" and self.central_evaluation is not None:
+            raise ValueError(
+                'model.batch_norm = "local" leaves the coordinator an encoder without a trained BatchNorm, which it '
+                'cannot evaluate: set evaluation.at = "sites", or leave evaluation out'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fixed_arithmetic_is_possible(self) -> "RunSpec":
         if self.aggregation.arithmetic == "fixed" and (why := self._why_not_a_sum()) is not None:
             raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')

@@ -13,7 +13,7 @@ from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.states import SiteEvaluationState
-from fedssl.protocol.work import Anchor, Count, Receipt, ShortText
+from fedssl.protocol.work import AcceptedUpdate, Anchor, Count, Receipt, ShortText
 
 EVALUATIONS_HEADER = "Fedssl-Site-Evaluations"
 """The header of a claim's answer: 1 if there is an evaluation for this site, which the claim has asked for with
@@ -36,6 +36,12 @@ class SiteEvaluationItem(StrictModel):
     method_version: Count
     plan: ArtifactPlan
     broadcast: Digest = Field(description="The weights after the round.")
+    last_accepted: AcceptedUpdate | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The client's newest accepted update up to the round, with which it wrote the state that has its "
+        'BatchNorm. Only with `model.batch_norm = "local"`; null if there is none.',
+    )
 
 
 class SiteAnswer(StrictModel):

@@ -136,6 +136,12 @@ class TrainingConfig(StrictModel):
         "step: the memory of a smaller batch. Each part is a batch of its own for BatchNorm and for losses that "
         "compare images with each other: contrastive losses have only the negatives of the part.",
     )
+    gradient_checkpointing: bool = Field(
+        default=False,
+        exclude_if=lambda it: not it,
+        description="Compute the activations inside the encoder's blocks again for their gradients, in place of "
+        "keeping them: less memory, one more forward pass per step, and the same bits.",
+    )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32",
         description="bf16 runs the network in autocast; losses and normalisations stay fp32. fp32 is exact, also on a "
@@ -148,6 +154,15 @@ class TrainingConfig(StrictModel):
         "compiler is installed and all clients share the result, otherwise recorded. A CPU's steps are eager.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _can_recompute(self) -> "TrainingConfig":
+        if self.gradient_checkpointing and self.gpu_steps == "compiled":
+            raise ValueError(
+                "training.gradient_checkpointing cannot be combined with compiled steps: set gpu_steps to recorded or "
+                "eager, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _divides_batches(self) -> "TrainingConfig":

@@ -9,8 +9,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from fedssl.client import Conflict, NotFound, Rejected, WorkerClient
+from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.site_work import ANSWER_BYTES, SiteAnswer, SiteEvaluationItem
 from fedssl.protocol.states import SiteEvaluationState
+from fedssl.protocol.work import AcceptedUpdate
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.site_counts import counts, counts_json, sites_spec
@@ -81,6 +83,27 @@ def test_each_client_of_the_run_is_asked_before_training_and_after_each_round(
         (0, ["a", "b", "c"]),
         (1, ["a", "b", "c"]),
     ]
+
+
+def test_sites_with_their_own_norms_learn_which_state_has_them(coordinator: Coordinator, tmp_path: Path) -> None:
+    model = tiny_spec().model.model_dump(mode="json")
+    run_id, workers = _prepared(coordinator, num_rounds=2, model={**model, "batch_norm": "local"})
+    first = {name: _claimed(worker) for name, worker in workers.items()}
+    assert {item.last_accepted for item in first.values()} == {None}
+    workers["a"].answer_site_evaluation(_answer(first["a"]))
+    _finish(coordinator, run_id, workers, tmp_path)
+    updates = {
+        view.number: {each.client_id: each.update for each in view.assignments}
+        for view in coordinator.client.rounds(run_id)
+    }
+    for number in (1, 2):  # after both rounds, that of the round itself and not the newest
+        item = _claimed(workers["a"])
+        assert item.last_accepted == AcceptedUpdate(round_number=number, update=updates[number]["a"] or "")
+        workers["a"].answer_site_evaluation(_answer(item))
+    with pytest.raises(Conflict, match="only the sites can evaluate it"):
+        coordinator.client.request_evaluation(run_id, JudgingConfig(dataset="digits"), 2)
+    with pytest.raises(Rejected, match="keeps its own BatchNorm, which a start would lack: continue that run"):
+        coordinator.client.create_run(tiny_spec(model={**model, "initial": {"run": str(run_id)}}))
 
 
 def test_results_are_shown_per_site_pooled_and_of_the_worst_site(coordinator: Coordinator) -> None:

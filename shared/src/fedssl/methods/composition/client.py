@@ -7,15 +7,24 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedssl.artifacts.tensors import Tensors
+from fedssl.artifacts.tensors import Tensors, in_name_order
 from fedssl.data.batches import epoch_batches, num_batches, on_device
 from fedssl.data.image_batches import index_device, join, random_views, take_each
-from fedssl.errors import MethodError
+from fedssl.errors import MethodError, SpecError
 from fedssl.methods.api import Batch, ClientData, ClientState, Context, Metrics, Schedule, Terms
-from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
+from fedssl.methods.composition.embedding import plain_batches
+from fedssl.methods.composition.modules import (
+    declare,
+    learning_rate,
+    load_modules,
+    load_tensors,
+    run_online,
+    tensors_of,
+)
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
 from fedssl.models import Encoder, add_adapters, build_encoder, build_mlp, freeze, frozen_tensors, initialised
+from fedssl.models.batch_norm import norm_tensors, recalibrate
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
@@ -60,7 +69,7 @@ class ClientAlgorithm:
 
     def keeps_state(self, ctx: Context) -> bool:
         """Return whether this client keeps anything from round to round."""
-        return self.keeps_modules(ctx) or any(part.kept for part in self.parts)
+        return self.keeps_modules(ctx) or any(part.kept for part in self.parts) or ctx.spec.model.batch_norm == "local"
 
     def encoder(self, ctx: Context) -> EncoderConfig:
         """Return the encoder that this client trains."""
@@ -96,10 +105,16 @@ class ClientAlgorithm:
         """Return a new encoder, partly frozen and with adapters if the spec asks for it."""
         data, model = ctx.spec.data, ctx.spec.model
         encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
+        encoder.recomputes = ctx.spec.training.gradient_checkpointing
         if self.freezes(ctx):
             freeze(encoder, model.trainable or ())
         if model.lora is not None:
             add_adapters(encoder, model.lora)
+        if model.batch_norm != "average" and not norm_tensors(encoder):
+            raise SpecError(
+                f'model.batch_norm = "{model.batch_norm}" would change nothing, because the encoder has no BatchNorm '
+                "that is trained: leave it out"
+            )
         return encoder
 
     def freezes(self, ctx: Context) -> bool:
@@ -145,6 +160,10 @@ class ClientAlgorithm:
         if state is not None:
             load_modules(modules, self._kept(modules, ctx), state, "client state")
         self.receive(modules, broadcast, cold=state is None, ctx=ctx)
+        if state is not None:
+            load_tensors(modules, self.own(modules, ctx), state, "client state")
+        if ctx.spec.model.batch_norm == "recalibrate":
+            recalibrate(modules[ENCODER], plain_batches(data, ctx))
         for part in self.parts if state is None else ():
             part.start_cold(modules, ctx)
         for part in self.parts:
@@ -228,15 +247,20 @@ class ClientAlgorithm:
         update = self._module_update(modules, ctx) if self.sends_modules else {}
         for part in self.parts:
             update.update(part.extra_update(modules, data, ctx))
-        return update, tensors_of(modules, self._kept(modules, ctx))
+        kept, own = tensors_of(modules, self._kept(modules, ctx)), self.own(modules, ctx)
+        if own:
+            shared = tensors_of(modules, self.sent(modules))
+            kept = in_name_order({**kept, **{name: shared[name] for name in own}})
+        return update, kept
 
     def _module_update(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
-        sources, frozen = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}, self.frozen(ctx)
+        sources = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}
+        unsent = self.unsent(modules, ctx)
         return {
             f"{name}.{key}": value
             for name, module in sources.items()
             for key, value in module.state_dict().items()
-            if f"{name}.{key}" not in frozen
+            if f"{name}.{key}" not in unsent
         }
 
     def frozen(self, ctx: Context) -> frozenset[str]:
@@ -246,6 +270,16 @@ class ClientAlgorithm:
         with torch.device("meta"):
             encoder = self.fresh_encoder(ctx)
         return frozenset(f"{ENCODER}.{name}" for name in frozen_tensors(encoder))
+
+    def own(self, modules: nn.ModuleDict, ctx: Context) -> frozenset[str]:
+        """Return the names of the shared modules' tensors that each client keeps: BatchNorm's, or none."""
+        if ctx.spec.model.batch_norm != "local":
+            return frozenset()
+        return frozenset(f"{name}.{key}" for name in self.sent(modules) for key in norm_tensors(modules[name]))
+
+    def unsent(self, modules: nn.ModuleDict, ctx: Context) -> frozenset[str]:
+        """Return the names of the shared modules' tensors that no client sends."""
+        return self.frozen(ctx) | self.own(modules, ctx)
 
     def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
         """Return the names of the shared modules: clients receive them, and send them back if `sends_modules`."""
@@ -257,7 +291,8 @@ class ClientAlgorithm:
             modules = self.modules(ctx)
         apart = {name for wire in self.wires for name in wire.combines}
         names = [name for name in self.sent(modules) if name not in apart]
-        return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict()) - self.frozen(ctx)
+        all_names = frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict())
+        return all_names - self.unsent(modules, ctx)
 
     def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
         kept = tuple(name for part in self.parts for name in part.kept)
@@ -274,12 +309,18 @@ class ClientAlgorithm:
             for module in sorted(self.sent(modules))
             for name, tensor in sorted(modules[module].state_dict().items())
         )
-        frozen, extra = self.frozen(ctx), [wire.plan(modules, ctx) for wire in self.wires]
-        trained = tuple(each for each in weights if each.name not in frozen)
+        frozen, own = self.frozen(ctx), self.own(modules, ctx)
+        extra = [wire.plan(modules, ctx) for wire in self.wires]
+        received = tuple(
+            each.model_copy(update={"reduce": "keep"}) if each.name in own else each
+            for each in weights
+            if each.name not in frozen
+        )
+        sent = tuple(each for each in received if self.sends_modules and each.name not in own)
         if not self.merge_rule.sends and any(plan.update for plan in extra):
             raise MethodError("a merge rule that sends nothing cannot be combined with a part that must send tensors")
         return ArtifactPlan(
-            broadcast=trained + tuple(spec for plan in extra for spec in plan.broadcast),
-            update=(trained if self.sends_modules else ()) + tuple(spec for plan in extra for spec in plan.update),
+            broadcast=received + tuple(spec for plan in extra for spec in plan.broadcast),
+            update=sent + tuple(spec for plan in extra for spec in plan.update),
             frozen=tuple(each.model_copy(update={"reduce": "keep"}) for each in weights if each.name in frozen),
         )

@@ -1,7 +1,7 @@
 """Embeddings for what a part computes from many images at once."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -40,6 +40,17 @@ def embed_stages(networks: Sequence[nn.Module], images: Images, ctx: Context) ->
         for module, flag in training.items():
             module.training = flag
     return [torch.cat(outputs) for outputs in stages]
+
+
+def plain_batches(data: ClientData, ctx: Context) -> Iterator[torch.Tensor]:
+    """Yield all images in order, not augmented, in batches of about the training's size, as the encoder takes them.
+
+    There is no batch of a single image: a client that has no more yields nothing.
+    """
+    if len(data) > 1:
+        num_batches = max(1, len(data) // ctx.spec.training.batch_size)
+        for indices in torch.arange(len(data), device=index_device(data.images)).tensor_split(num_batches):
+            yield normalize(to_float(data.images[indices]), ctx.spec.data)
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def encoder_layers(modules: nn.ModuleDict) -> list[tuple[str, ...]]:
     """Return what the names of the parameters of each of the encoder's layers begin with, from the input on."""
     encoder = modules[ENCODER]
     assert isinstance(encoder, Encoder)
-    return encoder.layers()
+    return encoder.layer_prefixes()
 
 
 def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:
@@ -76,6 +76,16 @@ def load_modules(modules: nn.ModuleDict, names: Iterable[str], tensors: Tensors,
             modules[name].load_state_dict(own)
         except RuntimeError as error:
             raise MethodError(f"the {what} does not fit the module {name!r}: {error}") from error
+
+
+@torch.no_grad()
+def load_tensors(modules: nn.ModuleDict, names: Iterable[str], tensors: Tensors, what: str) -> None:
+    """Overwrite the named tensors `module.tensor`. Raises MethodError if `tensors` lack one, or have another shape."""
+    own = modules.state_dict()
+    for name in sorted(names):
+        if name not in tensors or tensors[name].shape != own[name].shape:
+            raise MethodError(f"the {what} does not fit the modules: {name} is missing, or has another shape")
+        own[name].copy_(tensors[name])
 
 
 def copy_of(module: M) -> M:

@@ -44,11 +44,16 @@ class ServerAlgorithm:
         plan, rule = self.client.plan(self.spec), self.reducer.declares
         if rule is None:
             return plan
+        ctx = Context(spec=self.spec, round_number=0)
+        with torch.device("meta"):
+            own = self.client.own(self.client.modules(ctx), ctx)
         apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
         def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
-                tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
+                tensor
+                if tensor.name.startswith(apart) or tensor.name in own
+                else tensor.model_copy(update={"reduce": rule})
                 for tensor in tensors
             )
 

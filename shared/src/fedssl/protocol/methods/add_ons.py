@@ -78,6 +78,9 @@ class FedXConfig(PartConfig):
     """FedX: two-sided distillation, among a client's images and from the global model (Han et al. 2022)."""
 
     sends: ClassVar[bool] = True
+    why_not_own_norms: ClassVar[str | None] = (
+        "the add-on fedx distils from the global network, which would have no BatchNorm that was trained"
+    )
 
     name: Literal["fedx"] = "fedx"
     local_contrastive: float = Field(
@@ -232,6 +235,9 @@ class ProximalConfig(PartConfig):
     """FedProx: stay close to the global weights (Li et al. 2020, Eq. 2)."""
 
     needs_others: ClassVar[bool] = True
+    why_not_own_norms: ClassVar[str | None] = (
+        "the add-on proximal pulls all weights to the global ones, BatchNorm's scales and shifts included"
+    )
 
     name: Literal["proximal"] = "proximal"
     mu: float = Field(
@@ -246,6 +252,9 @@ class ScaffoldConfig(PartConfig):
     sends: ClassVar[bool] = True
     averaged_apart: ClassVar[str | None] = "control variates"
     restarts_states: ClassVar[bool] = True
+    why_not_own_norms: ClassVar[str | None] = (
+        "the add-on scaffold sends a control variate of every weight, BatchNorm's scales and shifts included"
+    )
 
     name: Literal["scaffold"] = "scaffold"
     step_size: Literal["momentum", "plain"] = Field(

@@ -11,7 +11,7 @@ from fedssl.protocol.methods.base import DimensionsWanted, MethodConfig
 from fedssl.protocol.methods.merges import AnyMerge, OverwriteConfig
 from fedssl.protocol.methods.parts import DimensionedConfig, Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
-from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.model import BatchNormPolicy, ModelConfig
 from fedssl.protocol.plan import Kind
 from fedssl.protocol.training import CohortConfig, TrainingConfig
 
@@ -47,8 +47,19 @@ class ComposedConfig(MethodConfig):
             raise ValueError(f"method.add_ons lists {twice[0]!r} twice: list each add-on once")
         for part in (*self.add_ons, self.merge, self.reducer):
             part.check(self, model)
+        if model.batch_norm != "average" and (why := self._why_no_policy(model.batch_norm)) is not None:
+            raise ValueError(f'model.batch_norm = "{model.batch_norm}" is impossible here: {why}; leave it out')
         if "predictor" in self.traits and model.projector is None:
             raise ValueError(f"{self.name} predicts embeddings: leave model.projector out, or describe one")
+
+    def _why_no_policy(self, policy: BatchNormPolicy) -> str | None:
+        """Return why BatchNorm cannot be treated otherwise than all weights, or None if it can."""
+        if self.sends_nothing:
+            return f"{self.name} averages nothing here, and each client has a network of its own"
+        if policy == "recalibrate":
+            return None
+        reasons = (part.why_not_own_norms for part in (*self.add_ons, self.merge, self.reducer))
+        return next((reason for reason in reasons if reason is not None), None)
 
     def check_training(self, training: TrainingConfig) -> None:
         for part in (*self.add_ons, self.merge, self.reducer):

@@ -124,6 +124,11 @@ class DistillationConfig(PartConfig):
                 "with distillation the coordinator trains the whole encoder, and clients send similarities in place of "
                 "weights: leave model.trainable and model.lora out, or choose another reducer"
             )
+        if model.batch_norm != "average":
+            raise ValueError(
+                "with distillation the coordinator trains the whole encoder, BatchNorm included: leave "
+                "model.batch_norm out, or choose another reducer"
+            )
         if self.client_encoders == "declared" or self.client_encoders:
             self._check_add_ons(host)
             if model.initial is not None:

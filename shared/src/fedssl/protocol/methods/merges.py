@@ -12,8 +12,8 @@ def _check_convolutions(setting: str, model: ModelConfig) -> None:
     """Raise ValueError if the distance of EasyFL's code, a mean over trained convolutions, is undefined."""
     if not model.encoder.is_convolutional:
         raise ValueError(
-            f"method.merge.{setting} reference is a mean over an encoder's convolutions, and {model.encoder.name} has "
-            f"none: set method.merge.{setting} to paper, which takes all weights"
+            f"method.merge.{setting} reference is a mean over an encoder's convolutions, and {model.encoder.name} does "
+            f"not declare any: set method.merge.{setting} to paper, which takes all weights"
         )
     if model.trainable is not None:
         raise ValueError(
@@ -24,6 +24,8 @@ def _check_convolutions(setting: str, model: ModelConfig) -> None:
 
 class DAPUConfig(PartConfig):
     """FedU: the encoder is overwritten, the predictor only if the client drifted little (FedU Eq. 3)."""
+
+    why_not_own_norms: ClassVar[str | None] = "method.merge dapu takes or keeps a whole predictor, BatchNorm included"
 
     name: Literal["dapu"] = "dapu"
     mu: float = Field(
@@ -63,6 +65,11 @@ class DAPUConfig(PartConfig):
 
 class DivergenceAwareConfig(PartConfig):
     """The client's network is mixed into the global one, depending on how far they are apart."""
+
+    why_not_own_norms: ClassVar[str | None] = (
+        "the merge rule measures how far a client's network is from the global one, which would have no BatchNorm that "
+        "was trained"
+    )
 
     tau: float = Field(
         default=0.7,

@@ -67,6 +67,9 @@ class PartConfig(StrictModel):
     sends_nothing: ClassVar[bool] = False
     """True if no client sends a tensor with this part."""
 
+    why_not_own_norms: ClassVar[str | None] = None
+    """Why no client can keep a BatchNorm of its own (`model.batch_norm = "local"`) with this part; None if it can."""
+
     name: str
 
     def check(self, host: Host, model: ModelConfig) -> None:

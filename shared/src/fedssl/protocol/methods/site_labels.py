@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from fedssl.protocol.evaluation import MOST_CLASSES, ClassName, each_once
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.parts import Trait
+from fedssl.protocol.model import ModelConfig
 
 _TEN_NUMBERS = tuple(map(str, range(10)))
 
@@ -28,6 +29,14 @@ class SiteLabelsConfig(ComposedConfig):
         description="Share of a site's labelled images that are not trained on but judge the classifier, drawn by the "
         "seed and by group. A site's own split takes precedence.",
     )
+
+    def check(self, model: ModelConfig) -> None:
+        if model.batch_norm != "average":
+            raise ValueError(
+                f"{self.name} trains one classifier for all sites, on representations of one encoder: leave "
+                "model.batch_norm out"
+            )
+        super().check(model)
 
     @field_validator("classes")
     @classmethod

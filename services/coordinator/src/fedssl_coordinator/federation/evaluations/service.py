@@ -69,6 +69,12 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
     """
     run = run_rows.require(session, run_id)
     number = evaluable.require_closed(run, asked.round_number)
+    if RunSpec.model_validate(run.spec).model.batch_norm == "local":
+        detail = (
+            f"each site of run {run_id} keeps its own BatchNorm, and the coordinator's encoder has that of the start: "
+            "only the sites can evaluate it"
+        )
+        raise ProblemError("conflict", detail)
     row, is_new = _queue(session, run, number, _in_order(asked.config))
     if not is_new and row.state in (JobState.FAILED, JobState.CANCELLED):
         is_new = _queue_again(session, row)

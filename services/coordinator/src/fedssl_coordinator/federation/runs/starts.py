@@ -69,6 +69,12 @@ def _of_run(session: Session, project: str, spec: RunSpec, config: InitialConfig
 
 def _require_same_network(run: Run, spec: RunSpec, config: InitialConfig) -> None:
     theirs = RunSpec.model_validate(run.spec)
+    if theirs.model.batch_norm == "local":
+        raise _invalid(
+            "run",
+            f"each site of run {run.id} keeps its own BatchNorm, which a start would lack: continue that run "
+            "(`fedssl run continue`), or start from another one",
+        )
     if not theirs.model.encoder.is_same_network(spec.model.encoder):
         raise _invalid(
             "run",

@@ -92,7 +92,7 @@ def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
     while (found := repository.oldest_offered(session, client_id)) is not None:
         row, run = found
         if artifacts.hold(session, row.model):
-            return _item(row, run)
+            return _item(session, row, run)
         _expire(session, row, "the weights were removed before this site answered")
     return None
 
@@ -121,17 +121,21 @@ def expire_of_client(session: Session, client_id: str, reason: str) -> None:
         _expire(session, row, reason)
 
 
-def _item(row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
+def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
     say_about(run=str(run.id), round=row.round_number)
+    spec, newest = RunSpec.model_validate(run.spec), None
+    if spec.model.batch_norm == "local":
+        newest = run_rows.newest_accepted(session, run, row.client_id, row.round_number)
     return SiteEvaluationItem(
         evaluation_id=row.id,
         run_id=run.id,
         round_number=row.round_number,
         client_id=row.client_id,
-        spec=RunSpec.model_validate(run.spec),
+        spec=spec,
         method_version=run.method_version,
         plan=ArtifactPlan.model_validate(run.plan),
         broadcast=row.model,
+        last_accepted=newest,
     )
 
 

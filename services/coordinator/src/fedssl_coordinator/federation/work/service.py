@@ -13,7 +13,6 @@ from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl.protocol.work import (
-    AcceptedUpdate,
     Decline,
     EndedQuery,
     EndedRuns,
@@ -167,7 +166,7 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
     A loss that was reported before does not pause the run again: by resuming it, the operator has accepted the loss.
     """
     run = run_rows.locked(session, assignment.run_id)
-    newest = None if run is None else repository.newest_accepted(session, run, assignment.client_id)
+    newest = None if run is None else run_rows.newest_accepted(session, run, assignment.client_id)
     if run is None or newest is None or newest.round_number != lost.round_number:
         return None
     if not repository.set_lost_round(session, assignment.id, lost.round_number):
@@ -289,7 +288,7 @@ def _require_wanted(session: Session, assignment: Assignment, current: Round) ->
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
-    newest = repository.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
+    newest = run_rows.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
     return WorkItem(
         assignment_id=assignment.id,
         run_id=run.id,
@@ -300,9 +299,7 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         plan=ArtifactPlan.model_validate(run.plan),
         broadcast=current.broadcast,
         frozen=run.frozen,
-        last_accepted=AcceptedUpdate(round_number=newest.round_number, update=newest.update_digest)
-        if newest is not None and newest.update_digest is not None
-        else None,
+        last_accepted=newest,
         dimensions=dimensions.of_client(session, run.id, assignment.client_id)
         if spec.method.dimensions_wanted(spec.model) is not None
         else None,

@@ -1,0 +1,102 @@
+"""Any network of timm by its name, `timm:NAME`, with timm's tensor names."""
+
+import difflib
+import importlib.metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.artifacts.tensors import DTYPES
+from fedssl.errors import LibraryMissing, SpecError
+from fedssl.models.encoders import Encoder
+from fedssl.models.torchvision_guard import import_torchvision
+from fedssl.protocol.model import EncoderConfig
+
+_DROP_PATH = "drop_prob"  # of timm's DropPath and DropBlock
+
+
+class TimmNetwork(Encoder):
+    """The part of an Encoder that timm's networks lack: each gets a class that derives from its own and from this."""
+
+    libraries = ("timm",)
+
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
+        """Raise SpecError: timm's networks have no order of layers that holds for all of them."""
+        raise SpecError("training.optimizer.layer_decay needs an order of layers, which networks of timm do not have")
+
+
+def build_timm(config: EncoderConfig, channels: int, image_size: int | None) -> Encoder:
+    """Return timm's network with fresh random weights, without its classifier, and without dropout or random depth.
+
+    Random depth and dropout draw from a generator that depends on the machine's earlier work, so they are switched off.
+    No weights are downloaded. Raises LibraryMissing if timm is not installed in the spec's version, and SpecError if it
+    has no such network, or one that cannot take images of this size, or is not as wide as the spec states.
+    """
+    timm = _import_timm(config)
+    name = config.timm_model or ""
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), 3)
+        hint = f": similar names are {', '.join(near)}" if near else ""
+        raise SpecError(f"timm {config.timm_version} has no network {name!r}{hint}")
+    settings: dict[str, Any] = {"in_chans": channels, "num_classes": 0}
+    if image_size is not None and timm.models.get_pretrained_cfg(name).fixed_input_size:
+        settings["img_size"] = image_size
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=False, **settings)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        what = f"{channels} channels and images of {image_size} pixels"
+        raise SpecError(f"{config} cannot be built for {what}: {error}; change data.image_size") from None
+    _make_deterministic(network)
+    if others := {str(each.dtype) for each in network.state_dict().values() if each.dtype not in DTYPES}:
+        raise SpecError(f"{config} has tensors of {', '.join(sorted(others))}, which cannot be sent: choose another")
+    if clash := sorted(vars(Encoder).keys() & dict(network.named_children()).keys()):
+        raise SpecError(f"{config} has a module {clash[0]}, which is a name of fedssl's encoders: choose another")
+    network.__class__ = type("TimmNetwork", (type(network), TimmNetwork), {})
+    assert isinstance(network, TimmNetwork)
+    network.feature_dim = config.feature_dim
+    if image_size is not None:
+        _require_width(network, config, channels, image_size)
+    return network
+
+
+def _import_timm(config: EncoderConfig) -> Any:
+    wanted = config.timm_version
+    try:
+        found = importlib.metadata.version("timm")
+    except importlib.metadata.PackageNotFoundError:
+        raise LibraryMissing(f"{config} needs timm, which is not installed here: pip install timm=={wanted}") from None
+    if found != wanted:
+        raise LibraryMissing(
+            f"{config} needs timm {wanted}, and {found} is installed here: pip install timm=={wanted}, or create a run "
+            f"with model.encoder.timm_version = {found!r}"
+        )
+    import_torchvision()  # before timm, which imports it without our guard
+    import timm
+
+    return timm
+
+
+def _make_deterministic(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif hasattr(module, _DROP_PATH):
+            setattr(module, _DROP_PATH, 0.0)
+
+
+@torch.no_grad()
+def _require_width(network: Encoder, config: EncoderConfig, channels: int, image_size: int) -> None:
+    device = next(network.parameters()).device
+    try:
+        h: Tensor = network.eval()(torch.zeros(2, channels, image_size, image_size, device=device))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        what = f"images of {image_size} pixels: {str(error).splitlines()[0]}"
+        raise SpecError(f"{config} cannot take {what}; change data.image_size") from None
+    finally:
+        network.train()
+    if h.shape != (2, config.feature_dim):
+        raise SpecError(
+            f"{config} gives representations of the shape {tuple(h.shape[1:])}, and model.encoder.width is "
+            f"{config.feature_dim}: set model.encoder.width to what it gives, or choose a network that gives one vector"
+        )
