@@ -63,28 +63,47 @@ def streamed_mean(
     pairs: Iterable[tuple[Mapping[str, Tensor], float]], factor: Callable[[str, Tensor], float] | None = None
 ) -> dict[str, Tensor]:
     """Return the mean of `factor(name, x) * x` over (update, weight) pairs; the factor of integer tensors is 1."""
-    means: dict[str, _FloatMean | _IntegerMean] = {}
-    count = 0
-    with torch.no_grad():
-        for update, weight in pairs:
-            count += 1  # not by `enumerate`, which keeps an update until it has the next one
-            if count > 1:
-                check_names(means.keys(), update.keys(), f"update {count - 1}")
-            for name in sorted(update):
-                tensor = update[name]
-                if name not in means:
-                    means[name] = _FloatMean(tensor) if averages_as_float(name, tensor) else _IntegerMean(tensor)
-                mean = means[name]
-                check_like(name, mean.like, tensor, f"update {count - 1}")
-                if isinstance(mean, _FloatMean) and factor is not None:
-                    mean.add(tensor, weight, factor(name, tensor))
-                else:
-                    mean.add(tensor, weight)
-                del tensor
-            del update  # before the next one is opened: an update may be as large as memory allows
-        if count == 0:
+    mean = RunningMean()
+    for update, weight in pairs:  # without `enumerate`, which keeps an update until it has the next one
+        mean.add(update, weight, factor)
+        del update  # before the next one is opened: an update may be as large as memory allows
+    return mean.result()
+
+
+class RunningMean:
+    """The mean of the updates that were added so far: what `streamed_mean` computes, one update at a time."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, _FloatMean | _IntegerMean] = {}
+        self._count = 0
+
+    @torch.no_grad()
+    def add(
+        self, update: Mapping[str, Tensor], weight: float, factor: Callable[[str, Tensor], float] | None = None
+    ) -> None:
+        """Move the mean towards an update. After an AggregationError the mean cannot be used any more."""
+        where = f"update {self._count}"
+        if self._count:
+            check_names(self._means.keys(), update.keys(), where)
+        self._count += 1
+        for name in sorted(update):
+            tensor = update[name]
+            if name not in self._means:
+                self._means[name] = _FloatMean(tensor) if averages_as_float(name, tensor) else _IntegerMean(tensor)
+            mean = self._means[name]
+            check_like(name, mean.like, tensor, where)
+            if isinstance(mean, _FloatMean) and factor is not None:
+                mean.add(tensor, weight, factor(name, tensor))
+            else:
+                mean.add(tensor, weight)
+            del tensor
+
+    @torch.no_grad()
+    def result(self) -> dict[str, Tensor]:
+        """Return the mean of each tensor, rounded once. Further updates can be added afterwards."""
+        if not self._count:
             raise AggregationError("there are no updates")
-        return {name: mean.result() for name, mean in means.items()}
+        return {name: mean.result() for name, mean in self._means.items()}
 
 
 def averages_as_float(name: str, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-from .aggregation import run_aggregation, start_run
+from .aggregation import begin_aggregation, run_aggregation, start_run
 from .distillation import DistillationCheckpoint, DistillationProgress, epochs_done, run_distillation
 from .local import LocalProgress, LocalResult, run_local_round
 from .trainer import release_trainer
@@ -8,6 +8,7 @@ __all__ = [
     "DistillationProgress",
     "LocalProgress",
     "LocalResult",
+    "begin_aggregation",
     "epochs_done",
     "release_trainer",
     "run_aggregation",

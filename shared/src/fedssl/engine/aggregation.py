@@ -80,6 +80,17 @@ def start_run(
     return dataclasses.replace(published(bound, state, kept, {}, ctx), loaded=loaded)
 
 
+def begin_aggregation(method: Method, updates: Sequence[Update], ctx: Context) -> None:
+    """Add the first updates of a round, in client-id order, to `ctx.prefix_mean`, from which `run_aggregation` of all
+    updates continues. Does nothing if the method, or the spec, needs all updates at once.
+
+    Equal `load`s of two updates must open equal tensors. Raises AggregationError, and what `load` raises: nothing is
+    kept then, and `run_aggregation` will find out why.
+    """
+    ordered = sorted(updates, key=lambda update: update.client_id)
+    method.bind(ctx.spec).server.begin(ordered, ctx)
+
+
 def run_aggregation(
     method: Method,
     state: Mapping[str, torch.Tensor],

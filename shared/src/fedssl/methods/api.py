@@ -12,6 +12,7 @@ from torch import nn
 
 from fedssl.aggregation import fixed_point_mean
 from fedssl.aggregation.fixed_point import Factor
+from fedssl.aggregation.prefix_mean import PrefixMean
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.image_batches import Images
 from fedssl.errors import MethodError
@@ -121,6 +122,8 @@ class Context:
     fixed_mean: FixedMean = fixed_point_mean
     """Computes the means of a run with `aggregation.arithmetic = "fixed"`. The engine replaces it in a secure round, in
     which a client has only its own update and the coordinator only the sum of all."""
+    prefix_mean: PrefixMean | None = None
+    """The mean of the round's first updates, if the coordinator has begun it before the round closed."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a fresh generator on the device: the same for each call of this client in this round for this

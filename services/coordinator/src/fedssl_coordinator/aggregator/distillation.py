@@ -17,7 +17,8 @@ from fedssl.protocol.states import Outcome, RoundState
 from fedssl_coordinator.aggregator import rounds as rounds_compute
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.aggregator.distillation_checkpoints import Training
-from fedssl_coordinator.aggregator.rounds import UpdateLost, Weights
+from fedssl_coordinator.aggregator.rounds import Weights
+from fedssl_coordinator.aggregator.updates import UpdateLost
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about

@@ -4,6 +4,7 @@ No transaction is open while it computes. The run may have changed in the meanti
 lock, before the result is published.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,16 @@ from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
-from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, DataError, MethodError, SpecError
+from fedssl.errors import DataError, MethodError, SpecError
 from fedssl.methods import METHODS
-from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
+from fedssl.methods.api import CPU, ClientData, Context, Metrics
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl_coordinator.aggregator import update_norms
+from fedssl_coordinator.aggregator.begun_means import take_mean
 from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
+from fedssl_coordinator.aggregator.updates import UpdateLost, stored_update
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
@@ -47,15 +50,6 @@ class StoredArtifact:
 
     digest: str
     num_bytes: int
-
-
-class UpdateLost(ArtifactError):
-    """The store has lost an accepted update of the round that is being aggregated, or had other bytes in its place."""
-
-    def __init__(self, digest: str, reason: str) -> None:
-        super().__init__(f"{digest}: {reason}")
-        self.digest = digest
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +150,8 @@ def next_weights(
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
-    updates = [_update(row) for row in _accepted(rows)]
-    ctx = _context(spec, current.number, device)
+    updates = [stored_update(row) for row in _accepted(rows)]
+    ctx = dataclasses.replace(_context(spec, current.number, device), prefix_mean=take_mean(current.id))
     if _trained_without_state(spec, rows):
         training["restart"] = True
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
@@ -226,7 +220,7 @@ def lost_updates(rows: Sequence[Assignment], first: UpdateLost) -> dict[UUID, st
     for row in _accepted(rows):
         if row.update_digest not in reasons:
             try:
-                _update(row).load()
+                stored_update(row).load()
             except UpdateLost as error:
                 reasons[error.digest] = error.reason
     lost = {digest: reason for digest, reason in reasons.items() if digest not in store()}
@@ -273,22 +267,6 @@ def _trained_without_state(spec: RunSpec, rows: Sequence[Assignment]) -> list[st
     if not spec.method.restarts_states:
         return []
     return [row.client_id for row in _accepted(rows) if row.lost_round is not None]
-
-
-def _update(row: Assignment) -> Update:
-    assert row.update_digest is not None, "a constraint: an accepted assignment has an update"
-    assert row.num_examples is not None, "set together with the update"
-    return Update(row.client_id, row.num_examples, functools.partial(_opened, row.update_digest))
-
-
-def _opened(digest: str) -> Tensors:
-    """Read an update at its turn: neither memory nor a store that has to fetch it has room for those of a cohort."""
-    try:
-        return stored_tensors(digest, "update")
-    except ArtifactDamaged as error:
-        raise UpdateLost(digest, "its update was damaged in the store") from error
-    except ArtifactNotFound as error:
-        raise UpdateLost(digest, "its update is missing from the store") from error
 
 
 def _still_due(session: Session, run_id: UUID, expected: Round, used: set[UUID]) -> tuple[Run, Round] | None:

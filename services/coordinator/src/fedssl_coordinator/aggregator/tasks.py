@@ -11,6 +11,7 @@ from celery.signals import worker_ready
 from redis.exceptions import RedisError
 from sqlalchemy import Connection
 
+from fedssl.errors import FedSSLError
 from fedssl_coordinator.core.celery_app import AGGREGATE, DISTILL, EVALUATE, app
 from fedssl_coordinator.core.db import UNREACHABLE, exclusive, transaction
 from fedssl_coordinator.core.logs import say_about
@@ -44,6 +45,20 @@ def advance_run(run_id: str) -> None:
             pass
 
     _exclusively(f"run/{run_id}", advance)
+
+
+@app.task(name="fedssl.begin_mean")  # type: ignore[untyped-decorator]
+def begin_mean(run_id: str) -> None:
+    """Add the updates that have arrived to the mean of the run's open round. What fails here is left to its close."""
+    from fedssl_coordinator.aggregator.begun_means import begin_mean
+    from fedssl_coordinator.aggregator.device import set_threads
+
+    say_about(run=run_id)
+    set_threads()
+    try:
+        begin_mean(UUID(run_id))
+    except (*UNREACHABLE, FedSSLError, OSError, ValueError) as error:
+        log.warning("mean.not_begun", error=f"{type(error).__name__}: {error}", consequence="the close reads it again")
 
 
 @app.task(name="fedssl.distil")  # type: ignore[untyped-decorator]

@@ -36,6 +36,11 @@ def advance(session: Session, run_id: UUID) -> None:
     after_commit(session, _send_task, "advance_run", str(run_id))
 
 
+def begin_mean(session: Session, run_id: UUID) -> None:
+    """Have an aggregator add the accepted updates of the run's round to their mean after the commit."""
+    after_commit(session, _send_task, "begin_mean", str(run_id))
+
+
 def distil(session: Session, job_id: UUID) -> None:
     """Have a process of the queue `distill` check the job after the commit."""
     after_commit(session, _send_task, "distil", str(job_id))

@@ -22,10 +22,12 @@ class Reducer:
 
     `combine` returns the next global weights and metrics, from the updates (in client-id order) and the state.
     `declares` is what the artifact plan says about every tensor that `combine` returns; None leaves a mean of each.
+    `begin` adds the first updates of a round to `ctx.prefix_mean`, which `combine` continues.
     """
 
     combine: Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
     declares: Reduction | None = "method"
+    begin: Callable[[Sequence[Update], Context], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,20 @@ class ServerAlgorithm:
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
         """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
-        weights, metrics = self.reducer.combine([_only(update, self._reduced_names) for update in updates], state, ctx)
+        weights, metrics = self.reducer.combine(self._reduced(updates), state, ctx)
         next_state = dict(weights)
         for wire in self.client.wires:
             next_state.update(wire.aggregate(state, updates, ctx))
         next_state |= {spec.name: state[spec.name] for spec in self.plan.received if spec.reduce == "keep"}
         return next_state, metrics
+
+    def begin(self, updates: Sequence[Update], ctx: Context) -> None:
+        """Add the first updates of a round, in client-id order, to `ctx.prefix_mean`, if the reducer can use it."""
+        if self.reducer.begin is not None:
+            self.reducer.begin(self._reduced(updates), ctx)
+
+    def _reduced(self, updates: Sequence[Update]) -> list[Update]:
+        return [dataclasses.replace(each, load=_LoadOnly(each.load, self._reduced_names)) for each in updates]
 
     @functools.cached_property
     def _reduced_names(self) -> frozenset[str]:
@@ -106,8 +116,15 @@ class ServerAlgorithm:
         return next_state
 
 
-def _only(update: Update, names: frozenset[str]) -> Update:
-    return dataclasses.replace(update, load=lambda: _Selection(update.load(), names))
+@dataclass(frozen=True, slots=True)
+class _LoadOnly:
+    """Opens some tensors of an update. It is equal to another that opens the same ones of an equal update."""
+
+    load: Callable[[], Mapping[str, torch.Tensor]]
+    names: frozenset[str]
+
+    def __call__(self) -> Mapping[str, torch.Tensor]:
+        return _Selection(self.load(), self.names)
 
 
 class _Selection(Mapping[str, torch.Tensor]):

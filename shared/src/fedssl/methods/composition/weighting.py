@@ -26,6 +26,12 @@ def update_weights(
     return weights if max_share is None else capped_weights(weights, max_share)
 
 
+def has_own_weights(ctx: Context) -> bool:
+    """Return whether each update's weight depends only on its own number of images."""
+    robustness = ctx.spec.robustness
+    return robustness.max_examples_ratio is None and robustness.max_weight_share is None
+
+
 def mean_of(
     tensors: Iterable[Mapping[str, Tensor]], weights: Sequence[float], base: Mapping[str, Tensor], ctx: Context
 ) -> Tensors:

@@ -8,12 +8,13 @@ from fedssl.aggregation import (
     is_batch_norm_buffer,
     layerwise_divergence_aware,
 )
-from fedssl.aggregation.fixed_point import EQUAL_BITS
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS
 from fedssl.aggregation.layerwise import capped_cosines
+from fedssl.aggregation.prefix_mean import PrefixMean
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Metrics, ServerState, Update
 from fedssl.methods.composition.server import Reducer
-from fedssl.methods.composition.weighting import equal_mean_of, is_fixed, mean_of, update_weights
+from fedssl.methods.composition.weighting import equal_mean_of, has_own_weights, is_fixed, update_weights
 from fedssl.protocol.methods.reducers import EUAConfig, LDAWAConfig, MeanConfig, NoReducerConfig
 
 _BY_BATCHES = MeanConfig(weighting="batches")
@@ -52,14 +53,23 @@ def _plain(config: LDAWAConfig) -> Callable[[str], bool]:
 
 def mean(config: MeanConfig) -> Reducer:
     """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
+    is_uniform = config.weighting == "uniform"
+
+    def weights(updates: Sequence[Update], ctx: Context) -> Sequence[float]:
+        return [1] * len(updates) if is_uniform else _counts(config, updates, ctx)
+
+    def begin(updates: Sequence[Update], ctx: Context) -> None:
+        if ctx.prefix_mean is not None and has_own_weights(ctx) and not is_fixed(ctx):
+            ctx.prefix_mean.extend([update.load for update in updates], weights(updates, ctx))
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
-        loaded = (update.load() for update in updates)
-        if config.weighting == "uniform":
-            return equal_mean_of(loaded, len(updates), state, ctx), {}
-        return mean_of(loaded, _counts(config, updates, ctx), state, ctx), {}
+        if not is_fixed(ctx):
+            prefix_mean = PrefixMean() if ctx.prefix_mean is None else ctx.prefix_mean
+            return prefix_mean.of([update.load for update in updates], weights(updates, ctx)), {}
+        loaded, bits = (update.load() for update in updates), EQUAL_BITS if is_uniform else COUNTED_BITS
+        return ctx.fixed_mean(loaded, weights(updates, ctx), state, fraction_bits=bits), {}
 
-    return Reducer(reduce, declares=None)
+    return Reducer(reduce, declares=None, begin=begin)
 
 
 def none(config: NoReducerConfig) -> Reducer:

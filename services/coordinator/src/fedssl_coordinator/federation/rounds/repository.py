@@ -64,6 +64,12 @@ def get_one(session: Session, round_id: UUID) -> Round:
     return session.get_one(Round, round_id)
 
 
+def is_open(session: Session, round_id: UUID) -> bool:
+    """Return whether a round exists and is open."""
+    statement = select(Round.id).where(Round.id == round_id, Round.state == RoundState.OPEN)
+    return session.scalars(statement).one_or_none() is not None
+
+
 def latest(session: Session, run_id: UUID) -> Round | None:
     statement = select(Round).where(Round.run_id == run_id).order_by(Round.number.desc()).limit(1)
     return session.scalars(statement).one_or_none()

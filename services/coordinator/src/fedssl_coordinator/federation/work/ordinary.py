@@ -97,6 +97,18 @@ def advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
         enqueue.advance(session, run_id)
 
 
+def advance_or_begin(run_id: UUID, round_id: UUID, session: Session) -> None:
+    """Advance the run if this was the last update, or have it added to the round's mean.
+
+    This is for updates that arrive without their submission: those that are so large that reading them takes longer
+    than a message.
+    """
+    if rounds.has_all_or_enough(session, round_id):
+        enqueue.advance(session, run_id)
+    else:
+        enqueue.begin_mean(session, run_id)
+
+
 def _has_own_numbers(request: Submit, num_images: int | None) -> bool:
     """Return whether the client reports nothing that only the coordinator measures, and at most so many images."""
     return not request.metrics.keys() & set(MEASURES) and (num_images is None or request.num_examples <= num_images)

@@ -133,7 +133,8 @@ def submit(session: Session, client_id: str, request: Submit, num_bytes: int | N
         raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
     _require_wanted(session, assignment, current)
     _accept(session, assignment, request)
-    events.once_written(session, functools.partial(ordinary.advance_if_last, assignment.run_id, assignment.round_id))
+    follow = ordinary.advance_if_last if num_bytes is not None else ordinary.advance_or_begin
+    events.once_written(session, functools.partial(follow, assignment.run_id, assignment.round_id))
     enqueue.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
 
