@@ -12,6 +12,7 @@ from fedssl.protocol.methods import AnyMethod
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.secure_aggregation import SecureAggregationConfig
@@ -98,6 +99,10 @@ class RunSpec(StrictModel):
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
         self.method.check_cohort(self.cohort)
+        if self.site_evaluation is not None and self.site_evaluation.sites is not None:
+            labels = self.method if isinstance(self.method, SiteLabelsConfig) else None
+            if (why := self.site_evaluation.sites.why_not_with(labels)) is not None:
+                raise ValueError(why)
         return self
 
     @model_validator(mode="after")

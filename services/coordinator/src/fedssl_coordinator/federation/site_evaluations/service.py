@@ -13,11 +13,13 @@ from sqlalchemy.orm import Session
 
 from fedssl.evaluation.site_results import unusable_counts
 from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import SiteEvaluationState
+from fedssl.protocol.work import AcceptedUpdate
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
@@ -26,6 +28,7 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import evaluable, run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 from fedssl_coordinator.federation.transitions import transition
+from fedssl_coordinator.federation.work import repository as work
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 
@@ -92,7 +95,7 @@ def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
     while (found := repository.oldest_offered(session, client_id)) is not None:
         row, run = found
         if artifacts.hold(session, row.model):
-            return _item(row, run)
+            return _item(session, row, run)
         _expire(session, row, "the weights were removed before this site answered")
     return None
 
@@ -109,10 +112,44 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
         _end(session, row, SiteEvaluationState.REFUSED, reason, reason=reason)
     else:
         _require_usable(row, client, given.counts, config)
-        counts = given.counts
+        counts, head = given.counts, _usable_head(row, given, config)
         message = f"{counts.num_test} test images of {len(counts.classes)} classes"
-        _end(session, row, SiteEvaluationState.COMPLETED, message, counts=counts.model_dump(mode="json"))
+        values = {"counts": counts.model_dump(mode="json"), "head": head, "reason": _why_no_head(given)}
+        _end(session, row, SiteEvaluationState.COMPLETED, message, **values)
+        if row.head_of is None and config.sites is not None and config.sites.cross_site is not None:
+            _pair(session, row, has_head=head is not None)
     return SiteAnswered(evaluation_id=given.evaluation_id, state=SiteEvaluationState(row.state))
+
+
+def _pair(session: Session, row: SiteEvaluation, *, has_head: bool) -> None:
+    """Offer this site's classifier to the sites that have counts of the round, and theirs to this site."""
+    repository.lock_round(session, row.run_id, row.round_number)
+    others = repository.completed(session, row.run_id, row.round_number)
+    others.pop(row.client_id)
+    given = [(owner, [row.client_id]) for owner, has_sent in others.items() if has_sent]
+    if has_head and others:
+        given.append((row.client_id, list(others)))
+    for owner, judges in given:
+        repository.offer(session, row.run_id, row.round_number, row.model, judges, owner)
+    if given:
+        enqueue.wake_workers(session)
+
+
+def _usable_head(row: SiteEvaluation, given: SiteAnswer, config: EvaluationConfig) -> dict[str, Any] | None:
+    """Return a site's own classifier, if it sends one. Raises ProblemError if the run does not ask for this one."""
+    if given.head is None:
+        return None
+    assert given.counts is not None, "validated by the answer"
+    if config.sites is None or config.sites.cross_site is None or row.head_of is not None:
+        raise _refusal(row, "invalid-request", f"{row.client_id}: this evaluation asks for no classifier: leave it out")
+    if given.head.classes != given.counts.classes:
+        detail = f"{row.client_id}: its classifier is of the classes {given.head.classes}, and its counts of others"
+        raise _refusal(row, "invalid-request", detail)
+    return given.head.model_dump(mode="json")
+
+
+def _why_no_head(given: SiteAnswer) -> str | None:
+    return None if given.no_head is None else f"no classifier for the other sites: {printable(given.no_head)}"
 
 
 def expire_of_client(session: Session, client_id: str, reason: str) -> None:
@@ -121,17 +158,27 @@ def expire_of_client(session: Session, client_id: str, reason: str) -> None:
         _expire(session, row, reason)
 
 
-def _item(row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
+def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
     say_about(run=str(run.id), round=row.round_number)
+    spec = RunSpec.model_validate(run.spec)
+    newest = None
+    if row.head_of is None and isinstance(spec.method, SiteLabelsConfig) and spec.method.has_personal_heads:
+        newest = work.newest_accepted(session, run, row.client_id, row.round_number)
+    head = None if row.head_of is None else SiteHead.model_validate(repository.head(session, row))
     return SiteEvaluationItem(
         evaluation_id=row.id,
         run_id=run.id,
         round_number=row.round_number,
         client_id=row.client_id,
-        spec=RunSpec.model_validate(run.spec),
+        spec=spec,
         method_version=run.method_version,
         plan=ArtifactPlan.model_validate(run.plan),
         broadcast=row.model,
+        last_accepted=AcceptedUpdate(round_number=newest.round_number, update=newest.update_digest)
+        if newest is not None and newest.update_digest is not None
+        else None,
+        head=head,
+        head_of=row.head_of,
     )
 
 
@@ -156,8 +203,9 @@ def _locked_own(session: Session, client_id: str, given: SiteAnswer) -> tuple[Si
 def _answered_before(row: SiteEvaluation, given: SiteAnswer) -> SiteAnswered:
     """Return the reply to an answer that was given before. Raises ProblemError if this is another one."""
     counts = None if given.counts is None else given.counts.model_dump(mode="json")
-    reason = None if given.refusal is None else printable(given.refusal)
-    if row.state != SiteEvaluationState.EXPIRED and (row.counts, row.reason) == (counts, reason):
+    head = None if given.head is None else given.head.model_dump(mode="json")
+    reason = _why_no_head(given) if given.refusal is None else printable(given.refusal)
+    if row.state != SiteEvaluationState.EXPIRED and (row.counts, row.head, row.reason) == (counts, head, reason):
         return SiteAnswered(evaluation_id=row.id, state=SiteEvaluationState(row.state))
     why = f" ({row.reason})" if row.reason else ""
     detail = f"{_when(row.round_number)}: the evaluation is already {row.state}{why} and stays so: claim the next one"
@@ -167,7 +215,9 @@ def _answered_before(row: SiteEvaluation, given: SiteAnswer) -> SiteAnswered:
 def _require_usable(row: SiteEvaluation, client: Client, counts: SiteCounts, config: EvaluationConfig) -> None:
     """Raise ProblemError if these cannot be the counts of this site's images."""
     assert config.sites is not None, "validated by the spec"
-    if (why := unusable_counts(counts, config.sites, config.site_measures)) is not None:
+    cross_site = config.sites.cross_site
+    measures = config.site_measures if row.head_of is None or cross_site is None else [cross_site]
+    if (why := unusable_counts(counts, config.sites, measures)) is not None:
         raise _refusal(row, "invalid-request", f"{row.client_id}: {why}")
     num_images = counts.num_train + counts.num_test
     if client.num_images is not None and num_images > client.num_images:

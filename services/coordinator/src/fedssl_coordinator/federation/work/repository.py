@@ -149,8 +149,10 @@ def set_lost_round(session: Session, assignment_id: UUID, round_number: int) -> 
     return session.execute(statement).scalar_one_or_none() is not None
 
 
-def newest_accepted(session: Session, run: Run, client_id: str) -> Assignment | None:
-    """Return the client's newest accepted assignment in the run, but not of a skipped round.
+def newest_accepted(
+    session: Session, run: Run, client_id: str, up_to_round: int | None = None
+) -> Assignment | None:
+    """Return the client's newest accepted assignment in the run, up to a round, but not of a skipped round.
 
     A skipped round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted
     up to the round after which all clients start cold count.
@@ -168,4 +170,6 @@ def newest_accepted(session: Session, run: Run, client_id: str) -> Assignment | 
         .order_by(Assignment.round_number.desc())
         .limit(1)
     )
+    if up_to_round is not None:
+        statement = statement.where(Assignment.round_number <= up_to_round)
     return session.scalars(statement).one_or_none()
