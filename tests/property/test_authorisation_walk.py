@@ -99,6 +99,7 @@ TABLE: dict[str, Row] = {
     "POST /v1/runs/{run_id}/evaluations": Row(
         OPERATORS, {200, 201, 409, 422}, ("run_id",), body=lambda ids: {"config": {"dataset": ids["name"]}}
     ),
+    "GET /v1/runs/{run_id}/cross-site": Row(VIEWERS, {404}, ("run_id",)),
     "GET /v1/runs/{run_id}/site-evaluations": Row(VIEWERS, {200}, ("run_id",)),
     "POST /v1/runs/{run_id}/site-evaluations": Row(OPERATORS, {200, 201, 409}, ("run_id",), body=lambda ids: {}),
     "POST /v1/runs/{run_id}/start": Row(OPERATORS, {200, 409}, ("run_id",)),

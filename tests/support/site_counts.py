@@ -1,9 +1,11 @@
 """Counts of a site as its worker sends them, without a worker."""
 
+import base64
+import struct
 from typing import Any
 
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from support.federation import tiny_spec
 
 SITES = {"classes": ["a", "b"], "min_count": 2, "score_bins": 4}
@@ -28,3 +30,19 @@ def counts_json(right: int = 3, wrong: int = 1, **changes: Any) -> dict[str, Any
     num_test = 2 * (right + wrong)
     whole = {"classes": [0, 1], "min_count": 2, "num_train": 10, "num_test": num_test, "measures": {"knn": knn}}
     return {**whole, **changes}
+
+
+CROSS_SITE = {"at": "sites", "measures": ["probe"], "every": 1, "sites": {**SITES, "cross_site": "probe"}}
+"""An evaluation whose sites send a classifier of their own."""
+
+
+def cross_counts(right: int = 3, wrong: int = 1) -> SiteCounts:
+    """Return counts of a linear probe."""
+    knn = counts(right, wrong).measures["knn"]
+    return counts(right, wrong, measures={"probe": knn.model_dump()})
+
+
+def site_head(numbers: tuple[float, ...] = (1.0, 2.0, 0.5, 3.0, 4.0, -0.5), **changes: Any) -> SiteHead:
+    """Return a classifier of two classes, of representations of width 2."""
+    weights = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+    return SiteHead.model_validate({"classes": [0, 1], "weights": weights, **changes})

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -38,7 +38,8 @@ from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusua
 from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
 from fedssl.evaluation.monitoring import find_collapse_alerts
-from fedssl.evaluation.site import evaluate_at_site, weights_at_site
+from fedssl.evaluation.site import SiteEvaluation, evaluate_at_site, evaluate_head, weights_at_site
+from fedssl.evaluation.site_heads import run_heads
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
@@ -50,12 +51,14 @@ from fedssl.protocol.chance import Chance, chance_of
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.measures import UPDATE_NORM
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
 
 if TYPE_CHECKING:
     from fedssl.engine.secure_rounds import Phase
+
+Counted = TypeVar("Counted", SiteEvaluation, SiteCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,9 @@ class Result:
     `model`: the last round's weights, with the averaged encoder if the spec has one; `initial`: those before training.
     `evaluations`: what `spec.evaluation` asked for, of the last round that was judged; `evaluations_by_round`: of all
     of them, 0 is before training. `chance`: the accuracy without an encoder on the same test images.
-    `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none. `loaded`: the
-    tensors that were loaded if the encoder did not start from random weights; empty after a simulation was resumed.
+    `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none. `cross_site`: by
+    round and by the site that a classifier is of, the counts of every other site. `loaded`: the tensors that were
+    loaded if the encoder did not start from random weights; empty after a simulation was resumed.
     """
 
     spec: RunSpec
@@ -118,6 +122,7 @@ class Result:
     server_state: ServerState = field(default_factory=dict)
     chance: Chance | None = None
     site_evaluations: dict[int, dict[str, SiteCounts | str]] = field(default_factory=dict)
+    cross_site: dict[int, dict[str, dict[str, SiteCounts | str]]] = field(default_factory=dict)
     loaded: str = ""
 
     @property
@@ -520,16 +525,47 @@ class _Sites:
             return
         if self._config.is_due(number, self._spec.num_rounds):
             models = judged_models(result)
+            answers = {name: self._answer(models.get(name, models.get("", {})), name, result) for name in self._shards}
             result.site_evaluations[number] = {
-                name: self._counts(models.get(name, models.get("", {})), result.client_states.get(name), name, number)
-                for name in self._shards
+                name: answer if isinstance(answer, str) else answer.counts for name, answer in answers.items()
             }
+            known = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
+            cross_site = {
+                owner: {
+                    name: self._judged(models.get(name, models.get("", {})), name, number, answer.head)
+                    for name in known
+                    if name != owner
+                }
+                for owner, answer in known.items()
+                if answer.head is not None
+            }
+            if cross_site:
+                result.cross_site[number] = cross_site
 
-    def _counts(self, model: Tensors, state: Tensors | None, name: str, number: int) -> SiteCounts | str:
+    def _answer(self, model: Tensors, name: str, result: Result) -> SiteEvaluation | str:
+        assert self._config is not None, "only with an evaluation at the sites"
+        assert self._config.sites is not None, "validated by the spec"
+        state = result.client_states.get(name)
+        heads = run_heads(self._config.sites, model, state)
+        return self._or_reason(evaluate_at_site, model, state, name, result.rounds_done, heads=heads)
+
+    def _judged(self, model: Tensors, name: str, number: int, head: SiteHead) -> SiteCounts | str:
+        return self._or_reason(evaluate_head, model, None, name, number, head=head)
+
+    def _or_reason(
+        self,
+        evaluate: Callable[..., Counted],
+        model: Tensors,
+        state: Tensors | None,
+        name: str,
+        number: int,
+        **heads: Any,
+    ) -> Counted | str:
+        """Return what a site counts, or why it cannot. A state is only needed for a BatchNorm of the site's own."""
         images = self._shards[name]
         try:
             own = weights_at_site(model, state, self._spec, number)
-            return evaluate_at_site(
+            return evaluate(
                 encoder_of(own, self._spec.model.encoder, self._spec.data).to(self._device),
                 images.squares if isinstance(images, CachedData) else images.subset,
                 self._labels[name],
@@ -537,6 +573,7 @@ class _Sites:
                 name,
                 device=self._device,
                 on_progress=lambda: self._on_judging(number, f"images of {name}", None),
+                **heads,
             )
         except DataError as error:
             return str(error)

@@ -7,7 +7,8 @@ import pytest
 from fedssl.protocol.site_work import SiteAnswer
 from support.commands import Fedssl
 from support.coordinator import Coordinator
-from support.site_counts import counts, sites_spec
+from support.federation import tiny_spec
+from support.site_counts import CROSS_SITE, counts, cross_counts, site_head, sites_spec
 
 pytestmark = pytest.mark.integration
 
@@ -69,3 +70,28 @@ def test_the_sites_are_asked_by_a_command(coordinator: Coordinator, fedssl: Feds
         wrong = fedssl("run", "evaluate", run.id, "--at", "sites", *options)
         assert wrong.exit_code != 0
         assert words in wrong.stderr
+
+
+def test_the_sites_classifiers_are_shown_at_every_other_site(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    workers = {name: coordinator.worker(name) for name in "ab"}
+    run = coordinator.client.create_run(tiny_spec(evaluation=CROSS_SITE, cohort={"min_clients": 2}))
+    coordinator.advance(run.id)
+    missing = fedssl("run", "cross-site", run.id)
+    assert missing.exit_code != 0
+    assert "has no classifiers of sites" in missing.output
+    for name, right in (("a", 3), ("b", 1), ("b", 2)):
+        item = workers[name].claim_site_evaluation()
+        assert item is not None
+        head = site_head() if item.head is None else None
+        answer = {"evaluation_id": item.evaluation_id, "round_number": 0, "head": head}
+        workers[name].answer_site_evaluation(SiteAnswer(counts=cross_counts(right, 4 - right), **answer))
+    shown = fedssl("run", "cross-site", run.id)
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.stdout.splitlines() if "%" in line]
+    assert rows == [["a", "75.00", "%", "50.00", "%"], ["b", "-", "25.00", "%"]]
+    assert "a has no result for the classifier of b: it has not answered yet" in shown.stderr
+    document = json.loads(fedssl("run", "cross-site", run.id, "--round", "0", "--format", "json").stdout)
+    assert [(cell["head_of"], cell["client_id"], cell["state"]) for cell in document["cells"]] == [
+        ("a", "b", "completed"),
+        ("b", "a", "offered"),
+    ]

@@ -12,7 +12,7 @@ from fedssl.protocol.site_work import SiteAnswer
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.pages import Browser
-from support.site_counts import SITES, counts
+from support.site_counts import CROSS_SITE, SITES, counts, cross_counts, site_head
 from support.tables import Tables
 
 EVALUATION = {"at": "sites", "every": 1, "measures": ["knn"], "sites": {**SITES, "classes": ["a", "b", "rare"]}}
@@ -199,3 +199,20 @@ def test_a_run_without_evaluations_at_its_sites_has_no_form_for_them(operator: B
     path = f"/runs/{cast.id}/evaluate"
     assert "Evaluate at the sites" not in operator.get(path).text
     assert "has no evaluation at the sites" in operator.send(path, at="sites").text
+
+
+def test_the_sites_classifiers_are_a_table_of_sites_by_sites(
+    viewer: Browser, standing: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(standing, tables, tmp_path, "pqr", name=f"crossed-{uuid4().hex[:6]}", evaluation=CROSS_SITE)
+    for name, right in (("p", 3), ("q", 1), ("q", 2)):
+        item = cast.workers[name].claim_site_evaluation()
+        assert item is not None
+        answer = {"evaluation_id": item.evaluation_id, "round_number": 0, "head": None if item.head else site_head()}
+        cast.workers[name].answer_site_evaluation(SiteAnswer(counts=cross_counts(right, 4 - right), **answer))
+    text = viewer.get(f"/runs/{cast.id}").text
+    assert "Before training: each site's own classifier on the images of every site" in _words(_panel(text))
+    assert _rows(text)["p"] == ["75.0%", "50.0%"]
+    assert _rows(text)["q"] == ["no answer yet", "25.0%"]
+    standing.client.stop(cast.id)
+    tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", cast.id)

@@ -70,6 +70,7 @@ COMMANDS = {
     "GET /v1/distillation-jobs/{job_id}": f"run distillations {RUN} --job {JOB}",
     "POST /v1/distillation-jobs/{job_id}/cancel": f"run cancel-distillation {RUN}",
     "GET /v1/runs/{run_id}/evaluations": f"run evaluations {RUN}",
+    "GET /v1/runs/{run_id}/cross-site": f"run cross-site {RUN}",
     "GET /v1/runs/{run_id}/site-evaluations": f"run site-evaluations {RUN}",
     "POST /v1/runs/{run_id}/site-evaluations": f"run evaluate {RUN} --at sites",
     "POST /v1/runs/{run_id}/evaluations": f"run evaluate {RUN} --data held-out",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedssl.evaluation.calibration import NUM_SCALES, best_scale, cross_entropy_sums
+from fedssl.evaluation.calibration import LARGEST, NUM_SCALES, best_scale, cross_entropy_sums, impossible_sums
 
 SCALES = 10 ** np.linspace(-1, 3, NUM_SCALES)
 
@@ -47,9 +47,31 @@ def test_the_sites_sums_give_the_scale_of_all_images(*, multi_label: bool) -> No
             log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
             losses.append(-(targets * log_p).sum() / num_images)
     parts = [slice(0, 7), slice(7, 7), slice(7, 60)]
-    sums = sum(cross_entropy_sums(torch.from_numpy(scores[part]), torch.from_numpy(labels[part])) for part in parts)
-    assert isinstance(sums, torch.Tensor)
-    scale, cross_entropy = best_scale(sums, num_images, num_classes, multi_label=multi_label)
+    sums = [cross_entropy_sums(torch.from_numpy(scores[part]), torch.from_numpy(labels[part])) for part in parts]
+    numbers = [7, 0, 53]
+    for own, number in zip(sums, numbers, strict=True):
+        assert impossible_sums(own, number, num_classes, multi_label=multi_label) is None
+        least = impossible_sums(own, number + 9, num_classes, multi_label=multi_label)
+        assert least is not None
+        assert "cannot be those of" in least
+    scale, cross_entropy = best_scale(sums, numbers, num_classes, multi_label=multi_label)
     assert scale == pytest.approx(SCALES[int(np.argmin(losses))], rel=1e-12)
     assert 1 < scale < 100
     assert cross_entropy == pytest.approx(min(losses), rel=1e-9)
+
+
+def test_a_site_that_invents_sums_cannot_choose_the_scale() -> None:
+    """It claims 5 of 100 images, and sums that are enormous at all scales but one; their bound is worked out by hand."""
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 3, 95)
+    scores = torch.from_numpy(np.eye(3)[labels] * 0.5 + rng.normal(0.2, 0.3, (95, 3)))
+    honest = cross_entropy_sums(scores, torch.from_numpy(labels))
+    alone, _ = best_scale([honest], [95], 3, multi_label=False)
+    invented = torch.full_like(honest, 1e12)
+    invented[:, -1] = torch.tensor([0.0, 5 * 3 * math.log(3)])
+    assert impossible_sums(invented, 5, 3, multi_label=False) is None
+    scale, loss = best_scale([honest, invented], [95, 5], 3, multi_label=False)
+    assert scale == pytest.approx(alone, rel=0.3)  # one step of the scales at most
+    chosen = int(np.argmin(np.abs(SCALES - scale)))
+    own = (100 * honest[0, chosen] + honest[1, chosen]) / 103
+    assert loss == pytest.approx((float(own) + LARGEST * 5 * math.log(3)) / 100, rel=1e-12)

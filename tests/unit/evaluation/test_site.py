@@ -9,9 +9,12 @@ from fedssl.data import ImageData
 from fedssl.data.site_labels import UNLABELLED, SiteLabels, split_labels
 from fedssl.errors import DataError
 from fedssl.evaluation import extract_features, knn_accuracy, linear_probe, probe_scores
-from fedssl.evaluation.site import evaluate_at_site
+from fedssl.evaluation.probe import fit_probe
+from fedssl.evaluation.site import evaluate_at_site, evaluate_head
+from fedssl.evaluation.site_heads import packed, unpacked
 from fedssl.evaluation.site_results import measure_results
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteHead
 from fedssl.seeding import derive_seed
 
 CLASSES = ("a", "b", "c")
@@ -44,7 +47,7 @@ def _labels(numbers, **more):
 def test_counts_give_the_accuracies_of_the_same_images_in_one_place():
     numbers = np.arange(300) % 3
     images, labels, spec = _images(numbers), _labels(numbers), _spec()
-    counts = evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a")
+    counts = evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a").counts
     split = split_labels(labels, 0.2, derive_seed(5, 0, "hospital-a", "site labels"))
     sides = []
     for part in (split.train, split.test):
@@ -53,8 +56,8 @@ def test_counts_give_the_accuracies_of_the_same_images_in_one_place():
     assert found["probe"]["accuracy"] == linear_probe(*sides).accuracy
     assert found["knn"]["accuracy"] == knn_accuracy(*sides)
     assert (counts.num_train, counts.num_test) == (240, 60)
-    assert counts == evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a")
-    assert counts != evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-b")
+    assert counts == evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a").counts
+    assert counts != evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-b").counts
 
 
 def test_statistics_are_recalibrated_on_the_sites_training_images_only_if_the_run_does_so():
@@ -74,23 +77,23 @@ def test_statistics_are_recalibrated_on_the_sites_training_images_only_if_the_ru
 def test_images_of_small_classes_are_counted_nowhere():
     numbers = np.array([0] * 50 + [1] * 50 + [2] * 12 + [UNLABELLED] * 9)
     labels = _labels(numbers)
-    counts = evaluate_at_site(_Encoder(), _images(numbers % 3).subset, labels, _spec(), "x")
+    counts = evaluate_at_site(_Encoder(), _images(numbers % 3).subset, labels, _spec(), "x").counts
     assert (counts.classes, counts.num_train, counts.num_test) == ((0, 1), 80, 20)  # c has two test images
     assert all(len(own.confusion) == 2 for own in counts.measures.values())
 
 
 def test_the_site_may_demand_more_images_per_class_than_the_run():
     numbers = np.array([0] * 50 + [1] * 50 + [2] * 20)
-    counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=5)
+    counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=5).counts
     assert (counts.classes, counts.min_count) == ((0, 1), 5)
     with pytest.raises(DataError, match="0 of the run's 3 classes have at least 11 training and 11 test images"):
-        evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=11)
+        evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=11).counts
 
 
 def test_one_class_is_not_enough():
     numbers = np.zeros(100, np.int64)
     with pytest.raises(DataError, match=r"1 of the run's 3 classes have at least 3 .* a classifier needs 2"):
-        evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x")
+        evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x").counts
 
 
 def test_several_labels_are_each_judged_by_themselves():
@@ -101,7 +104,7 @@ def test_several_labels_are_each_judged_by_themselves():
     pixels = rng.integers(0, 256, (200, 1, 8, 8)).astype(np.uint8)
     pixels[:, 0, 0] = pixels[:, 0, 0] // 4 + 128 * rows[:, [0]]
     spec = _spec({"multi_label": True}, measures=["knn", "probe"])
-    counts = evaluate_at_site(_Encoder(), ImageData(pixels).subset, _labels(rows), spec, "x")
+    counts = evaluate_at_site(_Encoder(), ImageData(pixels).subset, _labels(rows), spec, "x").counts
     assert counts.classes == (0, 1)
     for own in counts.measures.values():
         assert [sum(row) for row in own.confusion] == [counts.num_test] * 2
@@ -115,14 +118,14 @@ def test_a_diverged_encoder_gives_no_measures():
             return x_BCHW.flatten(1) * float("nan")
 
     numbers = np.arange(300) % 3
-    counts = evaluate_at_site(Diverged(), _images(numbers).subset, _labels(numbers), _spec(), "x")
+    counts = evaluate_at_site(Diverged(), _images(numbers).subset, _labels(numbers), _spec(), "x").counts
     assert counts.measures == {}
 
 
 def test_limits_of_the_spec_choose_images():
     numbers = np.arange(300) % 3
     spec = _spec(max_train=90, max_test=30)
-    counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), spec, "x")
+    counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), spec, "x").counts
     assert (counts.num_train, counts.num_test) == (90, 30)
 
 
@@ -138,3 +141,61 @@ def test_probabilities_of_several_labels_agree_with_scikit_learn():
         reference.fit(((train - mean) / std).numpy(), targets[:, label].numpy())
         expected = reference.predict_proba(((test - mean) / std).numpy())[:, 1]
         assert np.abs(found[:, label].numpy() - expected).max() < 2e-3
+
+
+def test_a_sites_probe_is_sent_as_weights_of_raw_representations():
+    torch.manual_seed(3)
+    train, test = torch.randn(90, 6) * 5 + 3, torch.randn(40, 6) * 5 + 3
+    probe = fit_probe(train, torch.arange(90) % 3)
+    rows = unpacked(packed(probe.rows(), (0, 1, 2)), 3)
+    own = torch.cat([test.double(), torch.ones(40, 1).double()], dim=1) @ rows.double().T
+    assert torch.allclose(own.softmax(dim=1), probe.scores(test).double(), atol=1e-5)
+    assert torch.equal(probe.scores(test), probe_scores(train, torch.arange(90) % 3, test))
+
+
+def test_another_sites_classifier_is_counted_on_this_sites_test_images():
+    """At its own site it gives its own counts; a class that it does not have is never right."""
+    numbers = np.arange(300) % 3
+    images, labels, spec = _images(numbers), _labels(numbers), _spec({"cross_site": "probe"})
+    counts, head = evaluate_at_site(_Encoder(), images.subset, labels, spec, "a")
+    assert head.classes == (0, 1, 2)
+    again = evaluate_head(_Encoder(), images.subset, labels, spec, "a", head)
+    assert again.measures == {"probe": counts.measures["probe"]}
+    assert (again.classes, again.num_test, again.num_train) == (counts.classes, counts.num_test, counts.num_train)
+    two = evaluate_at_site(_Encoder(), _images(numbers % 2).subset, _labels(numbers % 2), spec, "b").head
+    assert two.classes == (0, 1)
+    found = evaluate_head(_Encoder(), images.subset, labels, spec, "a", two).measures["probe"]
+    assert [row[2] for row in found.confusion] == [0, 0, 0]
+    assert sum(map(sum, found.confusion)) == counts.num_test
+    assert found.positives[2][0] == sum(found.confusion[2])  # its scores for this class are all 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "message"),
+    [
+        (torch.zeros(1, 17), (2,), "has none of the classes with enough images at this site"),
+        (torch.zeros(2, 4), (0, 1), "of representations of width 3, and this encoder's are 16 wide"),
+        (torch.full((2, 17), 3e38), (0, 1), "scores that are not finite numbers: its weights are too large"),
+    ],
+)
+def test_another_sites_classifier_that_cannot_be_used_is_refused(rows, classes, message):
+    numbers = np.arange(100) % 2
+    spec = _spec({"cross_site": "probe"})
+    with pytest.raises(DataError, match=message):
+        evaluate_head(_Encoder(), _images(numbers).subset, _labels(numbers), spec, "a", packed(rows, classes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": (1, 0)}, "classes must be different and in order"),
+        ({"weights": "AAAA"}, "weights are not float32 numbers"),
+        ({"weights": "%"}, "weights are not float32 numbers"),
+        ({"weights": "AACAfwAAgH8AAIB/AACAfw=="}, "weights are not all finite numbers"),
+        ({"weights": "AAAAAAAAAAAAAAAA"}, "weights have 3 numbers, which are not 2 rows"),
+    ],
+)
+def test_a_classifier_that_is_not_one_is_refused_as_it_arrives(changes, message):
+    whole = packed(torch.zeros(2, 3), (0, 1)).model_dump()
+    with pytest.raises(ValueError, match=message):
+        SiteHead.model_validate(whole | changes)

@@ -27,9 +27,9 @@ CLASSES = [str(number) for number in range(10)]
 ALLOWED = ("[[allow]]", 'artifact = "evaluation"', 'methods = ["fedbyol"]')
 
 
-def _spec(**sites: Any) -> RunSpec:
+def _spec(*measures: str, **sites: Any) -> RunSpec:
     sites = {"classes": CLASSES, "min_count": 1, "test_share": 0.5, **sites}
-    return make_spec(evaluation={"at": "sites", "measures": ["knn"], "sites": sites})
+    return make_spec(evaluation={"at": "sites", "measures": measures or ("knn",), "sites": sites})
 
 
 def _labels(folder: Path) -> OwnLabels:
@@ -134,7 +134,7 @@ def test_the_coordinator_is_not_sent_rules_that_older_ones_do_not_know(setting: 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (('artifact = "weights"', "min_count = 3"), "only a rule for evaluation has min_count"),
+        (('artifact = "weights"', "min_count = 3"), "only a rule for evaluation or cross-evaluation has min_count"),
         (('artifact = "evaluation"', 'tensors = ["knn"]'), "a rule for evaluation has no tensors"),
         (('artifact = "evaluation"', "min_count = 0"), "min_count"),
     ],
@@ -272,3 +272,52 @@ def test_labels_of_other_images_stop_the_worker(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--label-names renames classes of --labels: give both"):
         load_own_labels(data, None, tmp_path / "names.csv", 32)
     assert load_own_labels(data, None, None, 32) is None
+
+
+def test_a_classifier_of_this_site_leaves_only_if_the_policy_allows_it(setting: Setting) -> None:
+    spec = _spec("probe", cross_site="probe")
+    for _ in range(3):
+        _offer(setting, spec)
+    _evaluations(setting).answer_next()
+    allowed = (*ALLOWED, "min_count = 1")
+    _evaluations(setting, setting.write_policy(*allowed)).answer_next()
+    rule = ("[[allow]]", 'artifact = "site-head"', 'methods = ["fedbyol"]')
+    _evaluations(setting, setting.write_policy(*allowed, *rule, "max_bytes = 40")).answer_next()
+    free, denied, limited = setting.coordinator.site_answers
+    assert free.head is not None
+    assert free.counts is not None
+    assert free.head.classes == free.counts.classes
+    assert free.counts == denied.counts == limited.counts
+    assert denied.head is limited.head is None
+    assert "does not permit this site-head: no rule allows site-head of fedbyol" in (denied.no_head or "")
+    assert "max_bytes allows 40" in (limited.no_head or "")
+    entries = [body for body in setting.ledger() if body["kind"] in ("intent", "sent", "refused")]
+    assert [(body["kind"], body.get("artifact")) for body in entries if body["kind"] != "sent"] == [
+        ("intent", ["evaluation", "site-head"]),
+        ("refused", ["site-head"]),
+        ("intent", ["evaluation"]),
+        ("refused", ["site-head"]),
+        ("intent", ["evaluation"]),
+    ]
+    content = [len(each.model_dump_json()) for each in (free.counts, free.head)]
+    assert entries[0]["bytes"] == entries[1]["sent_bytes"] == sum(content)
+
+
+def test_a_classifier_of_another_site_is_counted_only_if_the_policy_allows_that(setting: Setting) -> None:
+    spec = _spec("probe", cross_site="probe")
+    _offer(setting, spec)
+    _evaluations(setting).answer_next()
+    [own] = setting.coordinator.site_answers
+    for _ in range(2):
+        _offer(setting, spec, head=own.head, head_of="other")
+    rule = ("[[allow]]", 'artifact = "cross-evaluation"', 'methods = ["fedbyol"]', "min_count = 1")
+    _evaluations(setting, setting.write_policy(*ALLOWED)).answer_next()
+    _evaluations(setting, setting.write_policy(*ALLOWED, *rule)).answer_next()
+    _, denied, counted = setting.coordinator.site_answers
+    assert "does not permit this cross-evaluation: no rule allows" in (denied.refusal or "")
+    assert (counted.head, counted.no_head) == (None, None)
+    assert own.counts is not None
+    assert counted.counts is not None
+    assert counted.counts.measures == {"probe": own.counts.measures["probe"]}
+    intent = [body for body in setting.ledger() if body["kind"] == "intent"][-1]
+    assert (intent["artifact"], intent["head_of"]) == (["cross-evaluation"], "other")

@@ -34,7 +34,7 @@ from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal,
 from fedssl_worker.causes import cause_of
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
-from fedssl_worker.executor import Executor
+from fedssl_worker.executor import Executor, evaluates_states
 from fedssl_worker.lease import Lease
 from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
 from fedssl_worker.resources import measured_resources
@@ -229,9 +229,9 @@ class Agent:
             # Keep both until the next claim names the state to continue from: the older one if the round is skipped, or
             # if the coordinator has lost the update and asks for it again.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
-            self._states.discard(item.run_id, item.last_accepted, resent=accepted)
+            self._states.discard(item.run_id, item.last_accepted, resent=accepted, keeps_accepted=evaluates_states(item.spec))
         elif answer.state is AssignmentState.REJECTED:
-            self._states.discard(item.run_id, item.last_accepted)
+            self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
 
     def _wait_if_disk_is_full(self, error: Exception) -> bool:
         """Return whether the disk is full, and wait if so.
@@ -259,7 +259,7 @@ class Agent:
                 raise
             log.info("assignment.already_ended", reason=str(error))
         ASSIGNMENTS.labels("declined").inc()
-        self._states.discard(item.run_id, item.last_accepted)
+        self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
         self._backoff.wait()
 
 

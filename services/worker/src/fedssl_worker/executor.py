@@ -83,7 +83,9 @@ class Executor:
         self._check_encoder(item)
         images = self._labelled(item, self._images.prepared(item.spec.data))
         work = work_digest(item, images.fingerprint, describe_environment(self._device))
-        self._states.discard(item.run_id, item.last_accepted, work=work)
+        self._states.discard(
+            item.run_id, item.last_accepted, work=work, keeps_accepted=evaluates_states(item.spec)
+        )
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
             if finished.lost is not None:
@@ -109,6 +111,15 @@ class Executor:
                 raise self._out_of_memory(item) from error
             raise
         return self._states.keep(item, work, result, lost)
+
+    def state_of(self, item: SiteEvaluationItem) -> Tensors | None:
+        """Return the client's state that this site is to evaluate, or None if it has none. Raises CannotTrain."""
+        if not evaluates_states(item.spec):
+            return None
+        try:
+            return self._states.accepted(item.run_id, item.last_accepted)
+        except ClientStateLost as error:
+            raise CannotTrain(f"the site's own classifier cannot be evaluated: {error}") from error
 
     def weights_of(self, item: SiteEvaluationItem) -> Mapping[str, torch.Tensor]:
         """Return the weights that this site is to evaluate, with its own BatchNorm if it keeps one.
@@ -272,6 +283,12 @@ class Executor:
             f"out of memory on {self._device.type} with batch size {item.spec.training.batch_size}: "
             "lower training.batch_size, or use a smaller encoder"
         )
+
+
+def evaluates_states(spec: RunSpec) -> bool:
+    """Return whether evaluations at the sites are about client states, which are therefore kept for all rounds."""
+    config = None if spec.site_evaluation is None else spec.site_evaluation.sites
+    return config is not None and ("personal" in config.heads or config.cross_site == "personal")
 
 
 def choose_device(wanted: str, threads: int) -> torch.device:

@@ -20,9 +20,9 @@ from fedssl.client import (
 )
 from fedssl.data import ImageData
 from fedssl.errors import DataError, FedSSLError
-from fedssl.evaluation.site import Indices, evaluate_at_site
+from fedssl.evaluation.site import Indices, SiteEvaluation, evaluate_at_site, evaluate_head
+from fedssl.evaluation.site_heads import run_heads
 from fedssl.models import encoder_of
-from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl_worker.backoff import TEMPORARY
 from fedssl_worker.data import OwnImages
@@ -77,8 +77,8 @@ class SiteEvaluations:
         log.info("site_evaluation.claimed", evaluation=str(item.evaluation_id))
         try:
             fewest = self._egress.evaluation_min_count(item)
-            counts = self._counts(item, fewest)
-            answered = self._egress.send_counts(item, counts)
+            counts, head = self._evaluated(item, fewest)
+            answered = self._egress.send_counts(item, counts, head)
             log.info("site_evaluation.answered", state=answered.state.value, num_test=counts.num_test)
             self._backoff.reset()
         except (NotAuthenticated, NotAllowed, *TEMPORARY):
@@ -104,8 +104,11 @@ class SiteEvaluations:
             if isinstance(error, torch.AcceleratorError):
                 raise  # this process can no longer use the device; a new one can
 
-    def _counts(self, item: SiteEvaluationItem, fewest: int) -> SiteCounts:
-        """Return this site's counts. Raises DataError, CannotTrain, ArtifactError and ClientError."""
+    def _evaluated(self, item: SiteEvaluationItem, fewest: int) -> SiteEvaluation:
+        """Return this site's counts, and its own classifier if it has one to send.
+
+        Raises DataError, CannotTrain, ArtifactError and ClientError.
+        """
         config = item.spec.site_evaluation
         if config is None or config.sites is None:
             raise DataError("the run's spec has no evaluation at the sites")
@@ -120,10 +123,12 @@ class SiteEvaluations:
 
         weights, spec = self._executor.weights_of(item), item.spec
         encoder = encoder_of(weights, spec.model.encoder, spec.data).to(self._device)
+        site = (encoder, take, labels, spec, item.client_id)
         try:
-            return evaluate_at_site(
-                encoder, take, labels, item.spec, item.client_id, min_count=fewest, device=self._device
-            )
+            if item.head is not None:
+                return SiteEvaluation(evaluate_head(*site, item.head, min_count=fewest, device=self._device), None)
+            heads = run_heads(config.sites, weights, self._executor.state_of(item))
+            return evaluate_at_site(*site, heads=heads, min_count=fewest, device=self._device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()

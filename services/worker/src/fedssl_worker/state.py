@@ -155,11 +155,17 @@ class ClientStates:
         return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics, lost)
 
     def discard(
-        self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None, resent: AcceptedUpdate | None = None
+        self,
+        run_id: UUID,
+        *but: AcceptedUpdate | None,
+        work: str | None = None,
+        resent: AcceptedUpdate | None = None,
+        keeps_accepted: bool = False,
     ) -> None:
         """Remove what a run no longer needs: all but the states of these updates and the finished round of `work`.
 
         The round of `resent` stays as a whole: the coordinator has accepted its update, and may ask for it again.
+        `keeps_accepted`: the states of updates that were accepted earlier stay too, because they are to be evaluated.
         """
         kept = {self._folder_of(run_id, each.round_number, each.update) for each in but if each is not None}
         whole = None if resent is None else self._folder_of(run_id, resent.round_number, resent.update)
@@ -168,6 +174,8 @@ class ClientStates:
                 continue
             if folder in kept:
                 (folder / _UPDATE).unlink(missing_ok=True)
+            elif keeps_accepted and not (folder / _UPDATE).exists():
+                continue  # only an accepted round is without its update
             elif work is None or not _belongs_to(folder, work):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from fedssl.artifacts.header import num_bytes
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.policy import AllowRule, PolicyNotice
+from fedssl.protocol.policy import AllowRule, PolicyNotice, SiteArtifact
 from fedssl.protocol.runs import RunSpec
 
 _GROUPS_SHOWN = 5
@@ -55,13 +55,15 @@ def permits_metric(policy: PolicyNotice, method: str, name: str) -> bool:
     return any(_any(rule.methods, method) and _any(rule.tensors, name) for rule in rules)
 
 
-def evaluation_rule(policy: PolicyNotice, spec: RunSpec, round_number: int) -> tuple[AllowRule | None, str]:
-    """Return the first rule that allows this site's evaluation of a round, or None and the reason."""
+def evaluation_rule(
+    policy: PolicyNotice, spec: RunSpec, round_number: int, artifact: SiteArtifact = "evaluation"
+) -> tuple[AllowRule | None, str]:
+    """Return the first rule that allows an artifact of this site's evaluation of a round, or None and the reason."""
     if (why := _privacy_obstacle(policy)) is not None:
         return None, why
-    nearest = f"no rule allows evaluation of {spec.method.name}"
+    nearest = f"no rule allows {artifact} of {spec.method.name}"
     for rule in policy.allow:
-        if rule.artifact == "evaluation" and _any(rule.methods, spec.method.name):
+        if rule.artifact == artifact and _any(rule.methods, spec.method.name):
             if (obstacle := _limit_obstacle(rule, spec, round_number)) is None:
                 return rule, ""
             nearest = obstacle

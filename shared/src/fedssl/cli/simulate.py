@@ -14,7 +14,7 @@ from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_
 from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, show_start
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
-from fedssl.cli.site_scores import show_sites, sites_as_json
+from fedssl.cli.site_scores import cross_site_as_json, show_cross_site, show_sites, sites_as_json
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
 from fedssl.protocol.runs import RunSpec
@@ -110,6 +110,9 @@ def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) 
         if spec.site_evaluation and finished.site_evaluations:
             last = finished.site_evaluations[max(finished.site_evaluations)]
             show_sites(last, spec.site_evaluation, "after the last round")
+        if spec.site_evaluation and finished.cross_site:
+            at = max(finished.cross_site)
+            show_cross_site(finished.cross_site[at], finished.site_evaluations[at], spec.site_evaluation)
         return
     document = {
         "rounds": finished.num_rounds,
@@ -125,6 +128,9 @@ def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) 
     if config := spec.site_evaluation:
         document["site_evaluations"] = {
             str(at): sites_as_json(answers, config) for at, answers in finished.site_evaluations.items()
+        }
+        document["cross_site"] = {
+            str(at): cross_site_as_json(heads, config) for at, heads in finished.cross_site.items()
         }
     show_json(files.finite(document))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from fedssl.cli.output import note, show_table
-from fedssl.evaluation.site_results import METRICS, Results, SiteSummary, summarise_sites
+from fedssl.evaluation.site_results import METRICS, Results, SiteSummary, site_results, summarise_sites
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.site_evaluation import SiteCounts
 
@@ -45,6 +45,42 @@ def sites_as_json(answers: Answers, config: EvaluationConfig) -> dict[str, objec
         "mean": _finite(summary.mean),
         "pooled": _finite(summary.pooled),
         "without_result": {site: answer for site, answer in answers.items() if isinstance(answer, str)},
+    }
+
+
+def show_cross_site(heads: Mapping[str, Answers], own: Answers, config: EvaluationConfig) -> None:
+    """Print the accuracies of each site's classifier at every site, in percent.
+
+    Args:
+        heads: per site whose classifier it is, the counts of the other sites.
+        own: the sites' evaluations of their own classifiers, for the diagonal.
+    """
+    assert config.sites is not None, "the spec has an evaluation at the sites"
+    assert config.sites.cross_site is not None, "no other spec has such counts"
+    name = f"{config.sites.cross_site}/accuracy"
+    judges = sorted({judge for sites in heads.values() for judge in sites} | heads.keys())
+    rows = []
+    for owner, answers in sorted(heads.items()):
+        results = summary_of({**answers, owner: own.get(owner, "")}, config).by_site
+        rows.append([owner, *(percent(results.get(judge, {}).get(name)) for judge in judges)])
+    show_table([f"{heading(name)} of", *(f"#at {judge}" for judge in judges)], rows)
+    for owner, answers in sorted(heads.items()):
+        for judge, answer in sorted(answers.items()):
+            if isinstance(answer, str):
+                note(f"{judge} has no result for the classifier of {owner}: {answer}")
+
+
+def cross_site_as_json(heads: Mapping[str, Answers], config: EvaluationConfig) -> dict[str, object]:
+    """Return one round's results by the site that a classifier is of, and by the site that has evaluated it."""
+    assert config.sites is not None, "the spec has an evaluation at the sites"
+    assert config.sites.cross_site is not None, "no other spec has such counts"
+    measures = [config.sites.cross_site]
+    return {
+        owner: {
+            judge: answer if isinstance(answer, str) else _finite(site_results(answer, config.sites, measures))
+            for judge, answer in answers.items()
+        }
+        for owner, answers in heads.items()
     }
 
 

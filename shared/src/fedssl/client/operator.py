@@ -29,6 +29,7 @@ from fedssl.protocol.views import (
     AssignmentView,
     ClientEdit,
     ClientView,
+    CrossSiteView,
     DeliveryView,
     DestinationCreate,
     DestinationCreated,
@@ -240,6 +241,11 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def site_evaluations(self, run_id: UUID) -> Iterator[SiteRoundView]:
         """The evaluations of a run's encoders at the sites, by round."""
         return self._connection.pages(f"/v1/runs/{run_id}/site-evaluations", SiteRoundView)
+
+    def cross_site(self, run_id: UUID, round_number: int | None = None) -> CrossSiteView:
+        """Each site's own classifier at every other site, of a round, by default the newest. Raises NotFound."""
+        params = {} if round_number is None else {"round_number": round_number}
+        return self._connection.call("GET", f"/v1/runs/{run_id}/cross-site", CrossSiteView, params=params)
 
     def request_site_evaluations(self, run_id: UUID, round_number: int | None = None) -> SiteRoundView:
         """Ask the sites to evaluate the encoder of a round, by default the newest. A repeated request changes nothing.

@@ -171,19 +171,53 @@ def probe_scores(train_features: Tensor, targets: Tensor, test_features: Tensor)
     Raises:
         ValueError: the features are not finite.
     """
-    train_x, test_x = train_features.detach().float(), test_features.detach().float()
-    require_finite(train_x, test_x)
+    return fit_probe(train_features, targets).scores(test_features)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedProbe:
+    """A linear classifier of standardised features: `(x - mean) * scale`.
+
+    Attributes:
+        classifier: from standardised features (N, H) to logits (N, C).
+        mean, scale: (H,) of the training features.
+        is_multi_label: whether an image may have several labels.
+    """
+
+    classifier: nn.Linear
+    mean: Tensor
+    scale: Tensor
+    is_multi_label: bool
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the probabilities (N, C) for features (N, H). Raises ValueError if these are not finite."""
+        x_NH = features.detach().float()
+        require_finite(x_NH)
+        with torch.no_grad():
+            logits_NC: Tensor = self.classifier((x_NH - self.mean) * self.scale)
+        return logits_NC.sigmoid() if self.is_multi_label else logits_NC.softmax(dim=1)
+
+    def rows(self) -> Tensor:
+        """Return the weights for features that are not standardised, then the bias: float32 (C, H + 1)."""
+        weight = self.classifier.weight.detach().double() * self.scale.double()
+        bias = self.classifier.bias.detach().double() - weight @ self.mean.double()
+        return torch.cat([weight, bias[:, None]], dim=1).float()
+
+
+def fit_probe(train_features: Tensor, targets: Tensor) -> FittedProbe:
+    """Train the classifier of `PROBES["fast"]`. The arguments and errors are those of :func:`probe_scores`."""
+    train_x = train_features.detach().float()
+    require_finite(train_x)
     settings, targets = PROBES["fast"], targets.to(train_x.device)
-    train_x, test_x = _standardised(train_x, test_x)
+    mean, scale = _moments(train_x)
+    train_x = (train_x - mean) * scale
     num_classes = targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
     classifier = _zero_linear(train_x.shape[1], num_classes, train_x.device)
     if targets.ndim == 1:
         _solve(classifier, train_x, targets, settings)
     else:
         _solve(classifier, train_x, targets.float(), settings, _binary_cross_entropies, 4.0)
-    with torch.no_grad():
-        logits_NC: Tensor = classifier(test_x)
-    return logits_NC.softmax(dim=1) if targets.ndim == 1 else logits_NC.sigmoid()
+    return FittedProbe(classifier, mean, scale, targets.ndim == 2)
 
 
 def _binary_cross_entropies(logits_NC: Tensor, targets_NC: Tensor) -> Tensor:
@@ -240,10 +274,15 @@ def _result(accuracies: list[float], train_accuracy: float) -> ProbeResult:
 
 def _standardised(train_NH: Tensor, test_NH: Tensor) -> tuple[Tensor, Tensor]:
     """Return both sets less the training set's mean, divided by its standard deviation."""
+    mean, scale = _moments(train_NH)
+    return (train_NH - mean) * scale, (test_NH - mean) * scale
+
+
+def _moments(train_NH: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (H,), and what a feature is multiplied by to have a standard deviation of 1, or 0 if dead."""
     mean, std = train_NH.mean(dim=0), train_NH.std(dim=0, correction=0)
     # A dead feature has no information: dividing by its deviation would only enlarge rounding errors.
-    scale = torch.where(std > 1e-6 * std.max(), 1 / std, torch.zeros_like(std))
-    return (train_NH - mean) * scale, (test_NH - mean) * scale
+    return mean, torch.where(std > 1e-6 * std.max(), 1 / std, torch.zeros_like(std))
 
 
 def _zero_linear(in_dim: int, out_dim: int, device: torch.device) -> nn.Linear:

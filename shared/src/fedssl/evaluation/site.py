@@ -4,6 +4,7 @@ The same function runs in a simulation and at a worker, so that both give the sa
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +16,24 @@ from fedssl.data.site_labels import LabelSplit, SiteLabels, split_labels
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features
 from fedssl.evaluation.neighbours import knn_scores
-from fedssl.evaluation.probe import probe_scores
+from fedssl.evaluation.probe import fit_probe
+from fedssl.evaluation.site_heads import NO_HEADS, head_scores, packed, require_common, unpacked
 from fedssl.models.batch_norm import recalibrate
 from fedssl.precision import exact_float32
 from fedssl.protocol.evaluation import SiteMeasure, SitesConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import MeasureCounts, SiteCounts
+from fedssl.protocol.site_evaluation import MeasureCounts, SiteCounts, SiteHead
 from fedssl.seeding import derive_seed
 
 Indices = NDArray[np.int64]
 _THRESHOLD = 0.5  # the lowest score at which an image is predicted to have one of several labels
+
+
+class SiteEvaluation(NamedTuple):
+    """What one site counts, and its own classifier, if the spec has `cross_site` and the encoder has not diverged."""
+
+    counts: SiteCounts
+    head: SiteHead | None
 
 
 def evaluate_at_site(
@@ -34,11 +43,12 @@ def evaluate_at_site(
     spec: RunSpec,
     client_id: str,
     *,
+    heads: Mapping[SiteMeasure, Tensor] = NO_HEADS,
     min_count: int = 1,
     device: torch.device | str = "cpu",
     on_progress: Callable[[], None] = lambda: None,
-) -> SiteCounts:
-    """Return the counts of classifiers that are trained on a site's own labels.
+) -> SiteEvaluation:
+    """Return the counts of classifiers that are trained on a site's own labels, and of those of the run.
 
     Args:
         encoder: from images to (B, H), already on `device`. With `model.batch_norm = "recalibrate"`, its BatchNorms get
@@ -47,6 +57,7 @@ def evaluate_at_site(
         labels: the labels of the site's images, as numbers of the run's classes.
         spec: the run's spec, whose `evaluation.sites` names what to count.
         client_id: the site, whose name draws its split.
+        heads: the run's classifiers by measure, as `site_heads.run_heads` returns them.
         min_count: what the site itself demands, if it is more than the spec does.
         on_progress: called after every batch of images; what it raises ends the evaluation.
 
@@ -65,18 +76,68 @@ def evaluate_at_site(
         with exact_float32(device):
             recalibrate(encoder, _plain_batches(take, split.train, spec, device))
     train_NH, test_NH = represent(split.train), represent(split.test)
-    measures = {}
+    measures, own = {}, None
     if bool(train_NH.isfinite().all() & test_NH.isfinite().all()):
         targets = tuple(_targets(labels, part, classes) for part in (split.train, split.test))
         for measure in config.site_measures:
-            scores = _scores(measure, train_NH, targets[0], test_NH, len(classes))
+            if measure in heads:
+                scores = head_scores(heads[measure][classes], test_NH, multi_label=labels.is_multi_label)
+            elif measure == "probe":
+                probe = fit_probe(train_NH, targets[0])
+                scores, own = probe.scores(test_NH), probe.rows()
+            else:
+                scores = _knn_scores(train_NH, targets[0], test_NH, len(classes))
             measures[measure] = count_predictions(scores.cpu(), targets[1], config.sites)
+        if config.sites.cross_site == "personal":
+            own = heads["personal"][classes]
+    counts = _counts(classes, split, fewest, measures)
+    return SiteEvaluation(counts, packed(own, counts.classes) if own is not None and config.sites.cross_site else None)
+
+
+def evaluate_head(
+    encoder: nn.Module,
+    take: Callable[[Indices], ImageData],
+    labels: SiteLabels,
+    spec: RunSpec,
+    client_id: str,
+    head: SiteHead,
+    *,
+    min_count: int = 1,
+    device: torch.device | str = "cpu",
+    on_progress: Callable[[], None] = lambda: None,
+) -> SiteCounts:
+    """Return the counts of another site's classifier on this site's test images.
+
+    The images and classes are those of `evaluate_at_site`, whose arguments these are. The classifier predicts one of
+    these classes; the images of a class that it does not have are all counted as wrong. Raises DataError, also if it
+    has none of the classes, or is of another width.
+    """
+    config = spec.site_evaluation
+    assert config is not None, "the run's spec has an evaluation at the sites"
+    assert config.sites is not None, "validated by the spec"
+    assert config.sites.cross_site is not None, "no other run sends classifiers of sites"
+    classes, split, fewest = evaluated_images(labels, spec, client_id, min_count)
+    require_common(head, classes.tolist())
+    images = take(split.test)
+    test_NH = extract_features(encoder, images, spec.data, device, on_progress=lambda share: on_progress())
+    measures = {}
+    if bool(test_NH.isfinite().all()):
+        rows = unpacked(head, len(config.sites.classes))[classes]
+        scores = head_scores(rows, test_NH, multi_label=labels.is_multi_label)
+        targets = _targets(labels, split.test, classes)
+        measures[config.sites.cross_site] = count_predictions(scores.cpu(), targets, config.sites)
+    return _counts(classes, split, fewest, measures)
+
+
+def _counts(
+    classes: Indices, split: LabelSplit, fewest: int, measures: Mapping[SiteMeasure, MeasureCounts]
+) -> SiteCounts:
     return SiteCounts(
         classes=tuple(classes.tolist()),
         min_count=fewest,
         num_train=len(split.train),
         num_test=len(split.test),
-        measures=measures,
+        measures=dict(measures),
     )
 
 
@@ -189,8 +250,6 @@ def _targets(labels: SiteLabels, positions: Indices, classes: Indices) -> Tensor
     return torch.from_numpy(own[:, classes] if labels.is_multi_label else np.searchsorted(classes, own))
 
 
-def _scores(measure: SiteMeasure, train_NH: Tensor, targets: Tensor, test_NH: Tensor, num_classes: int) -> Tensor:
-    if measure == "probe":
-        return probe_scores(train_NH, targets, test_NH)
+def _knn_scores(train_NH: Tensor, targets: Tensor, test_NH: Tensor, num_classes: int) -> Tensor:
     presence_NC = targets if targets.ndim == 2 else torch.nn.functional.one_hot(targets, num_classes)
     return knn_scores(train_NH, presence_NC, test_NH)

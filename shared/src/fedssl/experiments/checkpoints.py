@@ -48,14 +48,15 @@ def run_key(spec: RunSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def dumped_sites(result: Result) -> dict[str, dict[str, Any]]:
-    """Return each site's counts by round, as JSON has them, or why the site has none."""
+def dumped_sites(answers: Mapping[Any, Mapping[str, SiteCounts | str]]) -> dict[str, dict[str, Any]]:
+    """Return each site's counts, by round or by the site whose classifier it is, as JSON has them, or why it has
+    none."""
     return {
-        str(at): {
+        str(key): {
             name: counts if isinstance(counts, str) else counts.model_dump(mode="json")
             for name, counts in sites.items()
         }
-        for at, sites in result.site_evaluations.items()
+        for key, sites in answers.items()
     }
 
 
@@ -64,6 +65,11 @@ def parse_sites(sites: Mapping[str, Any]) -> dict[str, SiteCounts | str]:
     return {
         name: counts if isinstance(counts, str) else SiteCounts.model_validate(counts) for name, counts in sites.items()
     }
+
+
+def parse_cross_site(rounds: Mapping[str, Any]) -> dict[int, dict[str, dict[str, SiteCounts | str]]]:
+    """Return the counts of the sites' classifiers by round, which :func:`dumped_sites` returns for each round."""
+    return {int(at): {owner: parse_sites(sites) for owner, sites in heads.items()} for at, heads in rounds.items()}
 
 
 class FolderCheckpoint:
@@ -119,7 +125,8 @@ class FolderCheckpoint:
             "files": files,
             "history": [dataclasses.asdict(record) for record in result.history],
             "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
-            "site_evaluations": dumped_sites(result),
+            "site_evaluations": dumped_sites(result.site_evaluations),
+            "cross_site": {str(at): dumped_sites(heads) for at, heads in result.cross_site.items()},
         }
         _replace_durably(self._folder / MANIFEST, json.dumps(manifest))
         self._files = files
@@ -150,6 +157,7 @@ class FolderCheckpoint:
             site_evaluations={
                 int(at): parse_sites(sites) for at, sites in manifest.get("site_evaluations", {}).items()
             },
+            cross_site=parse_cross_site(manifest.get("cross_site", {})),
         )
 
     def _remove_others(self) -> None:

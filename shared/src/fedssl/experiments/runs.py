@@ -10,7 +10,14 @@ from typing import Any
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.errors import ResultsError, SpecError
-from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, dumped_sites, parse_sites, run_key
+from fedssl.experiments.checkpoints import (
+    FolderCheckpoint,
+    code_version,
+    dumped_sites,
+    parse_cross_site,
+    parse_sites,
+    run_key,
+)
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned
@@ -42,7 +49,7 @@ from fedssl.simulation import (
     simulate,
 )
 
-SITES_KEY = "site_evaluations"
+SITES_KEY, CROSS_SITE_KEY = "site_evaluations", "cross_site"
 _PREFIX = "encoder."
 
 
@@ -56,6 +63,7 @@ class FinishedRun:
         losses: one loss per round.
         chance: the accuracy without an encoder; None if the run was not evaluated, or by an older version.
         site_evaluations: by round, each site's counts on its own labelled images, or why it has none.
+        cross_site: by round and by the site that a classifier is of, the counts of every other site.
     """
 
     num_rounds: int
@@ -68,6 +76,7 @@ class FinishedRun:
     losses: list[float | None]
     chance: Chance | None = None
     site_evaluations: dict[int, dict[str, SiteCounts | str]] = field(default_factory=dict)
+    cross_site: dict[int, dict[str, dict[str, SiteCounts | str]]] = field(default_factory=dict)
 
     @property
     def last(self) -> dict[str, float]:
@@ -265,6 +274,7 @@ def parse_result(document: Mapping[str, Any]) -> FinishedRun:
             losses=list(document["losses"]),
             chance=_chance(document.get(CHANCE_KEY)),
             site_evaluations={int(at): parse_sites(sites) for at, sites in document.get(SITES_KEY, {}).items()},
+            cross_site=parse_cross_site(document.get(CROSS_SITE_KEY, {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"result.json is not a run's result ({error!r}): start again with --restart") from error
@@ -295,6 +305,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
         losses=[record.loss for record in history],
         chance=result.chance,
         site_evaluations=result.site_evaluations,
+        cross_site=result.cross_site,
     )
     for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
         save_tensors(tensors, folder / name)
@@ -305,7 +316,8 @@ def _write(result: Result, folder: Path) -> FinishedRun:
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     names = [name for name in FinishedRun.__slots__ if name != "__weakref__"]
     document = {name: getattr(finished, name) for name in names}
-    document[SITES_KEY] = dumped_sites(result)
+    document[SITES_KEY] = dumped_sites(result.site_evaluations)
+    document[CROSS_SITE_KEY] = {str(at): dumped_sites(heads) for at, heads in result.cross_site.items()}
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()
     write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
     return finished

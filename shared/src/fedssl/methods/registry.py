@@ -37,7 +37,7 @@ from fedssl.methods.objectives.ridge_probe import REDUCER as RIDGE
 from fedssl.methods.objectives.ridge_probe import ProbeClient, RidgeProbe
 from fedssl.methods.objectives.simclr import SimCLR
 from fedssl.methods.objectives.simsiam import SimSiam
-from fedssl.methods.objectives.site_classifier import ClassifierClient, SiteClassifier
+from fedssl.methods.objectives.site_classifier import ClassifierClient, site_classifier
 from fedssl.methods.objectives.vicreg import VICReg
 from fedssl.methods.reducers.means import eua, ldawa, mean, none
 from fedssl.methods.reducers.robust import geometric, krum, median, trimmed
@@ -65,7 +65,7 @@ from fedssl.protocol.runs import RunSpec
 
 OBJECTIVES: dict[type[ComposedConfig], Callable[[Any], Objective]] = {
     BYOLConfig: BYOL,
-    ClassifierConfig: SiteClassifier,
+    ClassifierConfig: site_classifier,
     FLESDConfig: CrossView,
     FedAlignUniformConfig: AlignUniform,
     FedBarlowConfig: BarlowTwins,

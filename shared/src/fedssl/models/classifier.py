@@ -15,6 +15,9 @@ WEIGHT, BIAS = "classifier.weight", "classifier.bias"
 CLASSES = "classes.sha256"
 """The tensors of a run that has a classifier: (C, H) and (C,) in float32, and :func:`classes_digest`."""
 
+PERSONAL = "personal"
+"""The module of a site's own classifier, which stays in its client state: `personal.weight` and `personal.bias`."""
+
 
 def classes_digest(names: Sequence[str], *, multi_label: bool) -> Tensor:
     """Return what identifies the classes of a classifier and their order: a sha256 as int64 (4,).

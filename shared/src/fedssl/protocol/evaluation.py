@@ -3,7 +3,7 @@
 Labels serve only this purpose, and those of a site never leave it.
 """
 
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, Protocol, TypeVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,7 +11,8 @@ from fedssl.protocol.base import StrictModel
 
 Settings = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd", "orchestra"]
 Measure = Literal["probe", "knn", "geometry"]
-SiteMeasure = Literal["probe", "knn"]
+OwnHead = Literal["probe", "personal"]
+SiteMeasure = Literal["probe", "knn", "classifier", "personal"]
 MapMethod = Literal["pca", "tsne"]
 DatasetName = Annotated[str, Field(min_length=1, max_length=1000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=100)]
@@ -21,6 +22,19 @@ MOST_SCORE_BINS = 50
 DEFAULT_MIN_COUNT = 10
 
 T = TypeVar("T", bound=str)
+
+
+class SiteLabels(Protocol):
+    """The labels of the sites that a method trains on."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def multi_label(self) -> bool: ...
+    @property
+    def test_share(self) -> float: ...
+    @property
+    def has_personal_heads(self) -> bool: ...
 
 
 def each_once(key: str, noun: str, value: tuple[T, ...]) -> tuple[T, ...]:
@@ -89,11 +103,49 @@ class SitesConfig(StrictModel):
     score_bins: int = Field(
         default=20, ge=2, le=MOST_SCORE_BINS, description="Number of bins of the scores from which AUROC is computed."
     )
+    heads: tuple[Literal["classifier", "personal"], ...] = Field(
+        default=(),
+        exclude_if=lambda it: not it,
+        description="Classifiers of the run that each site evaluates too: `classifier`, the one that all sites train; "
+        "`personal`, the site's own (`method.personal_pull`). Only for ridge-probe and classifier.",
+    )
+    cross_site: OwnHead | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Each site sends a classifier of its own, which every other site evaluates on its own images: "
+        "`probe`, trained on the site's labels for the evaluation, or `personal`. The policies of both sites must "
+        "allow it. Null: no classifier of a site leaves it.",
+    )
 
     @field_validator("classes")
     @classmethod
     def _each_class_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return each_once("evaluation.sites.classes", "class", value)
+
+    @field_validator("heads")
+    @classmethod
+    def _each_head_once(cls, value: tuple[Literal["classifier", "personal"], ...]) -> tuple[str, ...]:
+        return each_once("evaluation.sites.heads", "classifier", value)
+
+    def why_not_with(self, method: "SiteLabels | None") -> str | None:
+        """Return why sites cannot evaluate these classifiers in a run of a method, or None if they can.
+
+        `method`: the labels that it trains on, or None if it trains no classifier.
+        """
+        wanted = {*self.heads, *({"personal"} if self.cross_site == "personal" else ())}
+        if not wanted:
+            return None
+        if method is None:
+            return "evaluation.sites.heads needs a method that trains a classifier: ridge-probe or classifier"
+        for key in ("classes", "multi_label", "test_share"):
+            if getattr(self, key) != getattr(method, key):
+                return (
+                    f"evaluation.sites.{key} differs from method.{key}, so the classifier would be evaluated on other "
+                    "classes, or on images that it was trained on: give both the same value"
+                )
+        if "personal" in wanted and not method.has_personal_heads:
+            return "evaluation.sites names personal classifiers, and the method trains none: set method.personal_pull"
+        return None
 
 
 class EvaluationConfig(JudgingConfig):
@@ -135,6 +187,8 @@ class EvaluationConfig(JudgingConfig):
             raise ValueError('evaluation.sites and evaluation.at = "sites" or "both" belong together: give both')
         if self.sites is not None and not self.site_measures:
             raise ValueError("evaluation.measures needs probe or knn, because sites measure nothing else")
+        if self.sites is not None and self.sites.cross_site == "probe" and "probe" not in self.measures:
+            raise ValueError('evaluation.sites.cross_site = "probe" needs probe in evaluation.measures')
         if self.at == "sites" and self.settings != "fast":
             raise ValueError('evaluation.settings must be "fast": sites train no other linear probe')
         return self
@@ -142,4 +196,5 @@ class EvaluationConfig(JudgingConfig):
     @property
     def site_measures(self) -> tuple[SiteMeasure, ...]:
         """The measures that sites take, in a fixed order."""
-        return tuple(measure for measure in get_args(SiteMeasure) if measure in self.measures)
+        wanted = (*self.measures, *(() if self.sites is None else self.sites.heads))
+        return tuple(measure for measure in get_args(SiteMeasure) if measure in wanted)

@@ -1,6 +1,6 @@
 """What a data owner's policy lets out, as its worker tells the coordinator: nobody offers it what it would refuse."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -18,15 +18,21 @@ DatasetPattern = Annotated[
 MOST_PATTERN_BYTES = 1 << 14
 """A notice's patterns are compiled wherever a round is offered: so many bytes of them, as JSON, and no more."""
 
+SiteArtifact = Literal["evaluation", "cross-evaluation", "site-head"]
+"""What a site's answer about an evaluation holds."""
+
+SITE_ARTIFACTS = get_args(SiteArtifact)
+
 _ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 
 
 class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
-    artifact: Kind | Literal["metrics", "evaluation"] = Field(
+    artifact: Kind | Literal["metrics"] | SiteArtifact = Field(
         description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
-        "evaluation on the site's own labelled images."
+        "evaluation on the site's own labelled images; `cross-evaluation` for those of another site's classifier; "
+        "`site-head` for a classifier of the site's own, which other sites receive."
     )
     methods: tuple[Pattern, ...] = Field(
         min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."
@@ -60,7 +66,7 @@ class AllowRule(StrictModel):
         ge=1,
         le=10**9,
         exclude_if=lambda it: it is None,
-        description="Only for `evaluation`: classes with fewer training or test images are left out. Default: 10.",
+        description="Only for `evaluation` and `cross-evaluation`: classes with fewer training or test images are left out. Default: 10.",
     )
     min_images: int | None = Field(
         default=None,
@@ -79,10 +85,10 @@ class AllowRule(StrictModel):
 
     @model_validator(mode="after")
     def _fields_fit_evaluations(self) -> "AllowRule":
-        if self.artifact != "evaluation" and self.min_count is not None:
-            raise ValueError("only a rule for evaluation has min_count")
-        if self.artifact == "evaluation" and (self.tensors != ("*",) or self.datasets):
-            raise ValueError("a rule for evaluation has no tensors and no datasets: it allows counts per class")
+        if self.artifact not in ("evaluation", "cross-evaluation") and self.min_count is not None:
+            raise ValueError("only a rule for evaluation or cross-evaluation has min_count")
+        if self.artifact in SITE_ARTIFACTS and (self.tensors != ("*",) or self.datasets):
+            raise ValueError(f"a rule for {self.artifact} has no tensors and no datasets: leave them out")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from fedssl.protocol.methods import AnyMethod
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.secure_aggregation import SecureAggregationConfig
@@ -98,6 +99,10 @@ class RunSpec(StrictModel):
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
         self.method.check_cohort(self.cohort)
+        if self.site_evaluation is not None and self.site_evaluation.sites is not None:
+            labels = self.method if isinstance(self.method, SiteLabelsConfig) else None
+            if (why := self.site_evaluation.sites.why_not_with(labels)) is not None:
+                raise ValueError(why)
         return self
 
     @model_validator(mode="after")
@@ -118,6 +123,23 @@ class RunSpec(StrictModel):
             raise ValueError(
                 'model.batch_norm = "local" leaves the coordinator an encoder without a trained BatchNorm, which it '
                 'cannot evaluate: set evaluation.at = "sites", or leave evaluation out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sites_share_an_encoder(self) -> "RunSpec":
+        config = self.site_evaluation
+        if config is None or config.sites is None or config.sites.cross_site is None:
+            return self
+        why = None
+        if self.model.batch_norm != "average":
+            why = f'model.batch_norm = "{self.model.batch_norm}" gives each site'
+        elif self.method.sends_nothing:
+            why = f"{self.method.name} sends nothing, so each site has"
+        if why is not None:
+            raise ValueError(
+                f"{why} an encoder of its own, on which a classifier of another site means nothing: leave "
+                "evaluation.sites.cross_site out"
             )
         return self
 

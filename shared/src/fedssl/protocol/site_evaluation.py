@@ -4,12 +4,19 @@ A site gives counts per class of its own test images: which class they have and 
 many of them have scores within each of some intervals. Nothing is about a single image.
 """
 
+import base64
+import binascii
+import math
+import struct
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.evaluation import MOST_CLASSES, MOST_SCORE_BINS, SiteMeasure
+
+MOST_HEAD_NUMBERS = 1 << 18
+"""The most weights of a site's classifier: 100 classes of 2,048 dimensions have 204,900."""
 
 ImageCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 CountRow = Annotated[tuple[ImageCount, ...], Field(max_length=max(MOST_CLASSES, MOST_SCORE_BINS))]
@@ -60,3 +67,51 @@ class SiteCounts(StrictModel):
             if any(len(a) != len(b) for a, b in zip(counts.positives, counts.negatives, strict=True)):
                 raise ValueError(f"{name}: positives and negatives need the same bins")
         return self
+
+
+class SiteHead(StrictModel):
+    """A linear classifier of one site, which other sites evaluate on their own images. Has at least one class."""
+
+    classes: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0, lt=MOST_CLASSES)], ...],
+        Field(
+            min_length=1,
+            max_length=MOST_CLASSES,
+            description="The numbers of its classes in `evaluation.sites.classes`, in order. It predicts no other.",
+        ),
+    ]
+    weights: Annotated[str, Field(max_length=MOST_HEAD_NUMBERS * 16 // 3 + 4)] = Field(
+        description="(K, H + 1) in float32, little-endian, row by row, in base64: the weights of each class, then its "
+        "bias."
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _in_order(cls, classes: tuple[int, ...]) -> tuple[int, ...]:
+        if list(classes) != sorted(set(classes)):
+            raise ValueError("classes must be different and in order")
+        return classes
+
+    @model_validator(mode="after")
+    def _weights_are_rows(self) -> "SiteHead":
+        try:
+            numbers = self.numbers()
+        except (binascii.Error, ValueError, struct.error):
+            raise ValueError("weights are not float32 numbers in base64") from None
+        if not numbers or len(numbers) % len(self.classes) or len(numbers) < 2 * len(self.classes):
+            raise ValueError(f"weights have {len(numbers)} numbers, which are not {len(self.classes)} rows")
+        if len(numbers) > MOST_HEAD_NUMBERS:
+            raise ValueError(f"weights have {len(numbers)} numbers, more than {MOST_HEAD_NUMBERS}")
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("weights are not all finite numbers")
+        return self
+
+    @property
+    def width(self) -> int:
+        """The width H of the representations that it classifies."""
+        return len(self.numbers()) // len(self.classes) - 1
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return all weights, row by row."""
+        content = base64.b64decode(self.weights, validate=True)
+        return struct.unpack(f"<{len(content) // 4}f", content)

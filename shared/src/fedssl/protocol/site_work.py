@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from fedssl.protocol.base import ClientId, Digest, StrictModel
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.work import AcceptedUpdate, Anchor, Count, Receipt, ShortText
 
@@ -19,8 +19,9 @@ EVALUATIONS_HEADER = "Fedssl-Site-Evaluations"
 """The header of a claim's answer: 1 if there is an evaluation for this site, which the claim has asked for with
 `site_evaluations`, otherwise 0. Older coordinators do not send it, and refuse claims that ask for it."""
 
-ANSWER_BYTES = 1 << 19
-"""The limit of an answer. Two measures of 100 classes and 50 score bins have 40,000 counts."""
+ANSWER_BYTES = 1 << 21
+"""The limit of an answer. Four measures of 100 classes and 50 score bins have 80,000 counts; a site's classifier of 100
+classes and 2,048 dimensions takes 1.1 MB."""
 
 EvaluatedRound = Annotated[int, Field(ge=0, le=100_000, description="0 is the model before training.")]
 
@@ -39,9 +40,16 @@ class SiteEvaluationItem(StrictModel):
     last_accepted: AcceptedUpdate | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
-        description="The client's newest accepted update up to the round, with which it wrote the state that has its "
-        'BatchNorm. Only with `model.batch_norm = "local"`; null if there is none.',
+        description="The client's newest accepted update up to this round, with which it wrote the state that has its "
+        'BatchNorm (`model.batch_norm = "local"`) or its personal classifier. Null if there is none, or if the run needs '
+        "neither.",
     )
+    head: SiteHead | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The classifier of another site, `head_of`, to be evaluated in place of this site's own.",
+    )
+    head_of: ClientId | None = Field(default=None, exclude_if=lambda it: it is None)
 
 
 class SiteAnswer(StrictModel):
@@ -50,6 +58,14 @@ class SiteAnswer(StrictModel):
     evaluation_id: UUID
     round_number: EvaluatedRound
     counts: SiteCounts | None = None
+    head: SiteHead | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="This site's own classifier, if the spec has `evaluation.sites.cross_site`.",
+    )
+    no_head: ShortText | None = Field(
+        default=None, exclude_if=lambda it: it is None, description="Why it sends no classifier of its own."
+    )
     refusal: ShortText | None = Field(default=None, description="Why this site does not evaluate this round.")
     anchor: Anchor = None
 
@@ -57,6 +73,8 @@ class SiteAnswer(StrictModel):
     def _is_one_of_both(self) -> "SiteAnswer":
         if (self.counts is None) == (self.refusal is None):
             raise ValueError("give either counts or refusal")
+        if (self.head is not None) + (self.no_head is not None) > (self.counts is not None):
+            raise ValueError("with counts, give head or no_head or neither")
         return self
 
 

@@ -15,7 +15,7 @@ from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.work import AcceptedUpdate
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
-from support.site_counts import counts, counts_json, sites_spec
+from support.site_counts import CROSS_SITE, counts, counts_json, cross_counts, site_head, sites_spec
 from support.tables import Onlooker, Tables
 
 SUBMIT = "/v1/work/site-evaluations/submit"
@@ -223,7 +223,7 @@ def test_counts_that_are_not_whole_numbers_are_refused(
     assert [event.kind for event in events] == ["request.refused"]
 
 
-def test_an_answer_is_limited_to_half_a_mebibyte(coordinator: Coordinator) -> None:
+def test_an_answer_is_limited_to_two_mebibytes(coordinator: Coordinator) -> None:
     _prepared(coordinator)
     with coordinator.http(coordinator.worker_token("a")) as http:
         small, large = (http.post(SUBMIT, content=b" " * size) for size in (ANSWER_BYTES, ANSWER_BYTES + 1))
@@ -406,3 +406,80 @@ def test_a_request_without_any_registered_client_is_refused(coordinator: Coordin
         coordinator.client.revoke_client(name)
     with pytest.raises(Conflict, match="there is no site to ask"):
         coordinator.client.request_site_evaluations(run_id)
+
+
+def _cross(item: SiteEvaluationItem, right: int = 3, wrong: int = 1, **more: Any) -> SiteAnswer:
+    own = {"evaluation_id": item.evaluation_id, "round_number": item.round_number, **more}
+    return SiteAnswer(counts=cross_counts(right, wrong), **own)
+
+
+def test_each_sites_classifier_goes_to_the_sites_that_have_counts(coordinator: Coordinator, tables: Tables) -> None:
+    """Of four sites, b's policy keeps its classifier, c has no labels and d is offline."""
+    workers = {name: coordinator.worker(name) for name in "abcd"}
+    run_id = coordinator.client.create_run(tiny_spec(evaluation=CROSS_SITE, cohort={"min_clients": 2})).id
+    coordinator.advance(run_id)
+    with pytest.raises(NotFound, match="has no classifiers of sites"):
+        coordinator.client.cross_site(run_id)
+    first, head = _claimed(workers["a"]), site_head()
+    answer = _cross(first, head=head)
+    reply = workers["a"].answer_site_evaluation(answer)
+    assert workers["a"].claim_site_evaluation() is None  # no other site has counts yet
+    workers["c"].answer_site_evaluation(_refusal(_claimed(workers["c"])))
+    workers["b"].answer_site_evaluation(_cross(_claimed(workers["b"]), 2, 2, no_head="the policy says no"))
+    assert workers["a"].answer_site_evaluation(answer) == reply
+    with pytest.raises(Conflict, match="already completed"):
+        workers["a"].answer_site_evaluation(answer.model_copy(update={"head": site_head((0.0,) * 6)}))
+    assert workers["a"].claim_site_evaluation() is workers["c"].claim_site_evaluation() is None
+    offered = _claimed(workers["b"])
+    assert (offered.head, offered.head_of, offered.broadcast) == (head, "a", first.broadcast)
+    [view] = coordinator.client.site_evaluations(run_id)
+    assert [(site.client_id, site.state, site.reason) for site in view.sites] == [
+        ("a", "completed", None),
+        ("b", "completed", "no classifier for the other sites: the policy says no"),
+        ("c", "refused", "no labels"),
+        ("d", "offered", None),
+    ]
+    with pytest.raises(Rejected, match="the measures are knn, and the run's are probe"):
+        workers["b"].answer_site_evaluation(_answer(offered))
+    with pytest.raises(Rejected, match="this evaluation asks for no classifier"):
+        workers["b"].answer_site_evaluation(_cross(offered, head=head))
+    workers["b"].answer_site_evaluation(_cross(offered, 1, 3))
+    workers["d"].answer_site_evaluation(_cross(_claimed(workers["d"]), head=head))
+    workers["d"].answer_site_evaluation(_refusal(_claimed(workers["d"]), "no common class"))
+    table = coordinator.client.cross_site(run_id, 0)
+    assert coordinator.client.cross_site(run_id) == table
+    shown = {(cell.head_of, cell.client_id): (cell.state, cell.reason) for cell in table.cells}
+    assert shown == {
+        ("a", "b"): ("completed", None),
+        ("a", "d"): ("refused", "no common class"),
+        ("d", "a"): ("offered", None),
+        ("d", "b"): ("offered", None),
+    }
+    assert [cell.results["probe/accuracy"] for cell in table.cells if cell.results] == [0.25]
+    assert {name: results["probe/accuracy"] for name, results in table.own.items()} == {"a": 0.75, "b": 0.5, "d": 0.75}
+    coordinator.client.request_site_evaluations(run_id, 0)  # asks c, and d about the classifier of a, again
+    assert _claimed(workers["d"]).head_of == "a"
+    assert tables.query("SELECT count(*) FROM site_evaluations WHERE run_id = %s", run_id) == [(8,)]
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"classes": [0]}, "its classifier is of the classes (0,), and its counts of others"),
+        ({"classes": [0, 1], "weights": "AACAfwAAgH8AAIB/AACAfw=="}, "weights are not all finite numbers"),
+    ],
+)
+def test_a_classifier_that_cannot_be_a_sites_is_refused(
+    coordinator: Coordinator, watching: Onlooker, head: dict[str, Any], words: str
+) -> None:
+    worker = coordinator.worker("a")
+    coordinator.worker("b")
+    run_id = coordinator.client.create_run(tiny_spec(evaluation=CROSS_SITE, cohort={"min_clients": 2})).id
+    coordinator.advance(run_id)
+    body = _cross(_claimed(worker), head=site_head()).model_dump(mode="json")
+    body["head"] |= head
+    with coordinator.http(coordinator.worker_token("a")) as http, watching.nothing_changes():
+        response = http.post(SUBMIT, json=body)
+    assert response.status_code == 422
+    assert words in response.text
+    assert worker.claim_site_evaluation() is not None

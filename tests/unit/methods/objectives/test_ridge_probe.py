@@ -38,6 +38,7 @@ from support.methods import context, method_spec, shards
 
 WIDTH = 16  # of the encoder in method_spec
 METHOD = METHODS["ridge-probe"]
+_OWN_ABOVE_ALL = torch.stack([torch.full((10, 41), 2e6), torch.full((10, 41), 1e6)]).double()
 
 
 def _spec(num_clients: int = 3, **method: Any) -> RunSpec:
@@ -260,6 +261,8 @@ def test_hostile_sums_are_left_out_and_the_others_are_used(case: str) -> None:
         ({RIGHT: torch.tensor([-1, *[0] * 9])}, "right predictions of"),
         ({HELD_OUT: torch.tensor([10_000])}, "predictions of 10000, and at most"),
         ({CROSS_ENTROPY: torch.full((2, 10, 41), -1.0, dtype=torch.float64)}, "cross-entropies are not finite, or"),
+        ({CROSS_ENTROPY: torch.zeros(2, 10, 41, dtype=torch.float64)}, "cross-entropies cannot be those of"),
+        ({CROSS_ENTROPY: _OWN_ABOVE_ALL}, "cross-entropies cannot be those of"),
         ({GRAM: torch.eye(WIDTH + 1, dtype=torch.float64)}, "has sums in a round that only counts"),
     ],
 )

@@ -254,3 +254,73 @@ def test_what_does_not_fit_is_refused(method: dict[str, Any], model: dict[str, A
         method_spec(
             "classifier", method={"name": "classifier", **method}, model={"encoder": {"widths": [8, 16]}, **model}
         )
+
+
+def test_a_personal_classifier_follows_its_own_loss_and_is_pulled_to_the_one_that_was_received() -> None:
+    """Two rounds of one step each, worked out in float64; the shared classifier is that of a run without it."""
+    pull, spec = 0.05, _spec(personal_pull=0.05).model_copy(update={"num_rounds": 2})
+    found, plain = simulate(spec, shards(spec)), simulate(_spec().model_copy(update={"num_rounds": 2}), shards(spec))
+    assert all(torch.equal(found.model[name], plain.model[name]) for name in (WEIGHT, BIAS))
+    assert METHOD.bind(spec).plan == METHOD.bind(_spec()).plan
+    first = simulate(_spec(personal_pull=pull), shards(spec))
+    for name in shards(spec):
+        h, labels, *_ = _trained(spec, name, found.model)
+        received = [np.zeros((10, h.shape[1])), np.zeros(10)]
+        own = _stepped(*received, h, labels)
+        assert np.allclose(first.client_states[name]["personal.weight"], own[0], rtol=1e-4, atol=1e-4)
+        received = [first.model[WEIGHT].double().numpy(), first.model[BIAS].double().numpy()]
+        stepped = _stepped(*own, h, labels)
+        expected = [new - RATE * pull * (old - base) for new, old, base in zip(stepped, own, received, strict=True)]
+        state = found.client_states[name]
+        assert sorted(state) == ["personal.bias", "personal.weight"]
+        assert np.allclose(state["personal.weight"], expected[0], rtol=1e-4, atol=1e-3)
+        assert np.allclose(state["personal.bias"], expected[1], rtol=1e-4, atol=1e-3)
+        metrics = found.history[-1].clients[name]
+        assert {"held_out_accuracy", "personal_held_out_accuracy"} <= metrics.keys()
+
+
+def test_sites_evaluate_their_personal_classifiers_and_those_of_others() -> None:
+    """Of three sites, one has images of one class, and one has three labels: each evaluates what it can."""
+    sites = {
+        "classes": list("0123456789"), "min_count": 1, "heads": ["classifier", "personal"], "cross_site": "personal",
+    }  # fmt: skip
+    evaluation = {"at": "sites", "measures": ["knn"], "every": 1, "sites": sites}
+    document = _spec(personal_pull=0.0).model_dump() | {"evaluation": evaluation, "cohort": {"min_clients": 3}}
+    spec = RunSpec.model_validate(document)
+    whole = shards(spec)
+    first = next(iter(whole.values()))
+    data = {
+        "a": first,
+        "b": first.subset(np.flatnonzero(first.labels < 2)),
+        "c": first.subset(np.flatnonzero(first.labels == 1)),
+    }
+    found = simulate(spec, data)
+    for number in (0, 1):
+        own, cross = found.site_evaluations[number], found.cross_site[number]
+        assert "a classifier needs 2" in str(own["c"])
+        assert own.keys() - {"c"} == cross.keys() == {"a", "b"}
+        assert {name: set(judges) for name, judges in cross.items()} == {"a": {"b"}, "b": {"a"}}
+        assert set(own["a"].measures) == {"knn", "classifier", "personal"}
+    assert found.site_evaluations[0]["b"].measures["classifier"] == found.site_evaluations[0]["b"].measures["personal"]
+    at_a = found.cross_site[1]["b"]["a"].measures["personal"].confusion
+    assert all(not any(row[2:]) for row in at_a)  # the classifier of b has two classes
+    sent = found.cross_site[1]["a"]["b"].measures["personal"]
+    assert sum(map(sum, sent.confusion)) == found.site_evaluations[1]["b"].num_test
+
+
+@pytest.mark.parametrize(
+    ("method", "sites", "message"),
+    [
+        ({}, {"heads": ["personal"]}, "set method.personal_pull"),
+        ({}, {"heads": ["classifier"], "test_share": 0.5}, "evaluation.sites.test_share differs from method.test_share"),
+        ({"classes": ["x", "y"]}, {"heads": ["classifier"]}, "evaluation.sites.classes differs from method.classes"),
+        ({}, {"cross_site": "probe"}, "needs probe in evaluation.measures"),
+        ({"personal_pull": 1.0, "add_ons": [{"name": "proximal"}]}, {}, "cannot be combined"),
+    ],
+)
+def test_personal_classifiers_that_nobody_could_evaluate_are_refused(method: Any, sites: Any, message: str) -> None:
+    evaluation = {"at": "sites", "measures": ["knn"], "sites": {"classes": list("0123456789"), **sites}}
+    with pytest.raises(ValidationError, match=message):
+        RunSpec.model_validate(
+            {"method": {"name": "classifier", **method}, "model": {"projector": None}, "evaluation": evaluation}
+        )

@@ -99,6 +99,8 @@ class Client(Base):
     methods: Mapped[Json | None]
     encoder: Mapped[Json | None]
     policy: Mapped[Json | None]
+    # What `fedssl-worker check` has measured there, if the data owner reports it.
+    check: Mapped[Json | None]
 
 
 class Token(Base):
@@ -446,14 +448,17 @@ Job = DistillationJob | Evaluation
 
 
 class SiteEvaluation(Base):
-    """The evaluation of a round's encoder by one client, on its own labelled images. Nothing waits for it."""
+    """The evaluation of a round's encoder, or of another site's classifier, by one client, on its own labelled images.
+
+    Nothing waits for it.
+    """
 
     __tablename__ = "site_evaluations"
     __table_args__ = (
         _one_of("state", SiteEvaluationState),
         CheckConstraint("(state = 'completed') = (counts IS NOT NULL)", name="counts_when_completed"),
         CheckConstraint("(state = 'offered') = (ended_at IS NULL)", name="ended_at_its_end"),
-        UniqueConstraint("run_id", "round_number", "client_id"),
+        UniqueConstraint("run_id", "round_number", "client_id", "head_of", postgresql_nulls_not_distinct=True),
         Index("ix_site_evaluations_offered", "client_id", "created_at", postgresql_where=text("state = 'offered'")),
         Index("ix_site_evaluations_model", "model"),
     )
@@ -468,6 +473,10 @@ class SiteEvaluation(Base):
     reason: Mapped[str | None]
     # What the site has counted, as it sent it: up to hundreds of kilobytes.
     counts: Mapped[Json | None]
+    # The site whose classifier is evaluated. Null: the run's encoder, with classifiers of the client's own.
+    head_of: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+    # The client's own classifier, as it sent it, for the other sites.
+    head: Mapped[Json | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[datetime | None]
 

@@ -18,7 +18,7 @@ from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.work import (
     SHORT_TEXT_CHARACTERS,
@@ -31,7 +31,7 @@ from fedssl.protocol.work import (
     WorkItem,
 )
 from fedssl_worker.disclosure.anchoring import Anchoring
-from fedssl_worker.disclosure.ledger import EVALUATION, Ledger, LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger import CROSS_EVALUATION, EVALUATION, SITE_HEAD, Ledger, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
 from fedssl_worker.state import Finished
 
@@ -193,25 +193,35 @@ class Egress:
 
         Raise NotPermitted if the counts could not leave. Is called before anything is fetched or computed.
         """
-        with self._evaluation_refusals(_work_fields(item)):
+        with self._evaluation_refusals(item, _work_fields(item)):
             return self._enforcer.evaluation_min_count(item)
 
-    def send_counts(self, item: SiteEvaluationItem, counts: SiteCounts) -> SiteAnswered:
+    def send_counts(self, item: SiteEvaluationItem, counts: SiteCounts, head: SiteHead | None = None) -> SiteAnswered:
         """Record the counts of an evaluation in the ledger, then send them.
 
-        Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
+        The site's own classifier, `head`, is sent with them if the policy permits it; otherwise the answer has the
+        reason. Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
         """
         body = counts.model_dump_json().encode()
-        about = {**_work_fields(item), "digest": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
-        with self._evaluation_refusals(about):
+        with self._evaluation_refusals(item, _content_fields(item, body)):
             fewest = self._enforcer.evaluation_min_count(item, len(body))
             if counts.min_count < fewest:
                 raise NotPermitted(f"the policy has changed: it counts classes with {fewest} images or more")
-        shown = {**_shown_counts(counts), "tensors": [], "artifact": [EVALUATION]}
+        answer = SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, counts=counts)
+        artifacts = [_artifact_of(item)]
+        if head is not None:
+            content = head.model_dump_json().encode()
+            try:
+                self._enforcer.require_head(item, len(content))
+                answer, body = answer.model_copy(update={"head": head}), body + content
+                artifacts.append(SITE_HEAD)
+            except NotPermitted as refused:
+                self._ledger.append("refused", **_work_fields(item), artifact=[SITE_HEAD], reason=str(refused))
+                answer = answer.model_copy(update={"no_head": str(refused)[:SHORT_TEXT_CHARACTERS]})
+        about = _content_fields(item, body)
+        shown = {**_shown_counts(counts), "tensors": [], "artifact": artifacts}
         intent = self._ledger.append("intent", **about, **shown)
-        answered = self._answer(
-            SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, counts=counts)
-        )
+        answered = self._answer(answer)
         self._note_delivered(**about, intent=intent.seq, sent_bytes=len(body))
         return answered
 
@@ -227,12 +237,12 @@ class Egress:
         return answered
 
     @contextmanager
-    def _evaluation_refusals(self, about: Mapping[str, Any]) -> Iterator[None]:
+    def _evaluation_refusals(self, item: SiteEvaluationItem, about: Mapping[str, Any]) -> Iterator[None]:
         """Record why the counts of an evaluation may not leave."""
         try:
             yield
         except NotPermitted as refused:
-            self._ledger.append("refused", **about, artifact=[EVALUATION], reason=str(refused))
+            self._ledger.append("refused", **about, artifact=[_artifact_of(item)], reason=str(refused))
             raise
 
     def _require_within_totals(self, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
@@ -276,6 +286,17 @@ def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:
     if initial is not None and initial.digest is not None:
         fields["initial"] = initial.digest
     return fields
+
+
+def _artifact_of(item: SiteEvaluationItem) -> str:
+    """Return the kind of the counts that answer an evaluation: of this site's own classifiers, or of another site's."""
+    return EVALUATION if item.head is None else CROSS_EVALUATION
+
+
+def _content_fields(item: SiteEvaluationItem, body: bytes) -> dict[str, Any]:
+    """Return the fields of an entry that describe an answer. `head_of`: the site whose classifier was evaluated."""
+    fields = {**_work_fields(item), "digest": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
+    return fields if item.head_of is None else {**fields, "head_of": item.head_of}
 
 
 def _shown_counts(counts: SiteCounts) -> dict[str, Any]:

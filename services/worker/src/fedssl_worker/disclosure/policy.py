@@ -15,7 +15,7 @@ from fedssl.errors import FedSSLError
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT
 from fedssl.protocol.methods import METHOD_CONFIGS
-from fedssl.protocol.policy import AllowRule, Pattern, PolicyNotice
+from fedssl.protocol.policy import SITE_ARTIFACTS, AllowRule, Pattern, PolicyNotice, SiteArtifact
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.validation import describe_problems
 from fedssl.protocol.work import Metrics, Progress, Resources, WorkItem
@@ -125,11 +125,11 @@ class Policy(StrictModel):
     def notice(self, digest: str) -> PolicyNotice:
         """Return what the worker reports of the policy to the coordinator.
 
-        Rules for evaluations are left out: older coordinators would refuse the registration, and no round depends on
+        Rules for evaluations and site heads are left out: older coordinators would refuse the registration, and no round depends on
         them.
         """
         whole = self.described(digest)
-        return whole.model_copy(update={"allow": tuple(r for r in whole.allow if r.artifact != "evaluation")})
+        return whole.model_copy(update={"allow": tuple(r for r in whole.allow if r.artifact not in SITE_ARTIFACTS)})
 
 
 def read_policy(path: Path) -> tuple[Policy, str]:
@@ -208,12 +208,24 @@ class PolicyEnforcer:
         """
         if self._policy is None:
             return 1
-        rule, why = evaluation_rule(self._policy.described(self.digest), item.spec, item.round_number)
-        if rule is not None and rule.max_bytes is not None and num_bytes > rule.max_bytes:
-            why = f"the counts take {num_bytes} bytes, max_bytes allows {rule.max_bytes}"
-        if rule is None or why:
-            raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this evaluation: {why}")
+        artifact: SiteArtifact = "evaluation" if item.head is None else "cross-evaluation"
+        rule = self._evaluation_rule(self._policy, item, artifact, num_bytes)
         return DEFAULT_MIN_COUNT if rule.min_count is None else rule.min_count
+
+    def require_head(self, item: SiteEvaluationItem, num_bytes: int) -> None:
+        """Raise NotPermitted unless a classifier of this site's own, of this size, may leave to the other sites."""
+        if self._policy is not None:
+            self._evaluation_rule(self._policy, item, "site-head", num_bytes)
+
+    def _evaluation_rule(
+        self, policy: Policy, item: SiteEvaluationItem, artifact: SiteArtifact, num_bytes: int
+    ) -> AllowRule:
+        rule, why = evaluation_rule(policy.described(self.digest), item.spec, item.round_number, artifact)
+        if rule is not None and rule.max_bytes is not None and num_bytes > rule.max_bytes:
+            why = f"it takes {num_bytes} bytes, max_bytes allows {rule.max_bytes}"
+        if rule is None or why:
+            raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this {artifact}: {why}")
+        return rule
 
     @property
     def total_limits(self) -> TotalLimits | None:

@@ -45,6 +45,44 @@ def list_site_evaluations(
         _show(next((view for view in reversed(rounds) if view.mean), rounds[-1]))
 
 
+def show_cross_site(
+    run: RunArgument,
+    *,
+    round_number: Annotated[
+        int | None,
+        typer.Option("--round", min=0, help="Show this round; 0: before training.  [default: the newest with some]"),
+    ] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show the accuracy of each site's own classifier at every other site.
+
+    Rows are the sites whose classifier it is, columns the sites on whose images. JSON has all results. The run's spec
+    needs `evaluation.sites.cross_site`, and the policies of both sites must allow it.
+    """
+    with connect(url, token_file) as client:
+        view = client.cross_site(find_run(client, run), round_number)
+    if output is Format.JSON:
+        show_json(view)
+        return
+    name = f"{view.measure}/accuracy"
+    found = {(cell.head_of, cell.client_id): cell.results for cell in view.cells} | {
+        (site, site): results for site, results in view.own.items()
+    }
+    owners = sorted({cell.head_of for cell in view.cells})
+    judges = sorted({cell.client_id for cell in view.cells} | set(owners))
+    rows = [[owner, *(percent((found.get((owner, judge)) or {}).get(name)) for judge in judges)] for owner in owners]
+    when = f"round {view.round_number}" if view.round_number else "before training"
+    show_table([f"{heading(name)}, {when}, of", *(f"#at {judge}" for judge in judges)], rows)
+    for cell in view.cells:
+        if cell.results is None:
+            note(
+                f"{cell.client_id} has no result for the classifier of {cell.head_of}: "
+                f"{cell.reason or 'it has not answered yet'}"
+            )
+
+
 def request_at_sites(
     run: str, round_number: int | None, url: str | None, token_file: Path | None, output: Format
 ) -> None:
@@ -72,6 +110,8 @@ def _show(view: SiteRoundView) -> None:
     for site in view.sites:
         if site.results is None:
             note(f"{site.client_id} has no result: {site.reason or 'it has not answered yet'}")
+        elif site.reason is not None:
+            note(f"{site.client_id}: {site.reason}")
 
 
 def _percentages(results: dict[str, float | None], names: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.image_batches import Images
 from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError
-from fedssl.evaluation.calibration import NUM_SCALES, best_scale, cross_entropy_sums
+from fedssl.evaluation.calibration import NUM_SCALES, best_scale, cross_entropy_sums, impossible_sums
 from fedssl.evaluation.ridge import NUM_PENALTIES, require_sums, ridge_path, ridge_solution, ridge_sums
 from fedssl.methods.api import Batch, ClientData, Context, Metrics, Schedule, ServerState, Terms, Update
 from fedssl.methods.composition.client import ClientAlgorithm
@@ -154,10 +154,16 @@ class RidgeProbe(Objective):
         total = int(held_out)
         if not 0 <= total <= most or bool(((right < 0) | (right > total)).any()):
             return f"it counts {right.tolist()} right predictions of {total}, and at most {most} are possible"
-        losses = sent[CROSS_ENTROPY]
-        if not bool((losses.isfinite() & (losses >= 0)).all()):
-            return "its cross-entropies are not finite, or smaller than 0"
-        return None
+        known, num_classes = state[PENALTIES].nonzero().flatten().tolist(), len(self.config.classes)
+        several = self.config.multi_label
+        num_images = total // num_classes if several else total
+        if bool(sent[CROSS_ENTROPY][:, state[PENALTIES] == 0].any()):
+            return "it has cross-entropies of penalties that have no solution"
+        checked = (
+            impossible_sums(sent[CROSS_ENTROPY][:, index], num_images, num_classes, multi_label=several)
+            for index in known
+        )
+        return next((why for why in checked if why is not None), None)
 
 
 @dataclass(frozen=True)
@@ -226,14 +232,16 @@ def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tupl
 
 def _chosen(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
     penalties, solutions, config = state[PENALTIES], state[SOLUTIONS], _config(ctx)
-    right, total, losses = (_added(name, updates) for name in (RIGHT, HELD_OUT, CROSS_ENTROPY))
+    right, total = (_added(name, updates) for name in (RIGHT, HELD_OUT))
     if not int(total):
         first = max(_FIRST_CHOICE, int(penalties.nonzero()[0]))
         return _classifier(penalties, solutions, first, 0.0, ctx), {"ridge_penalty": float(penalties[first])}
     best = int((right == right.max()).nonzero()[-1])
     num_classes = len(config.classes)
-    num_images = int(total) // (num_classes if config.multi_label else 1)
-    scale, cross_entropy = best_scale(losses[:, best], num_images, num_classes, multi_label=config.multi_label)
+    sent = [update.load() for update in updates]
+    num_images = [int(each[HELD_OUT]) // (num_classes if config.multi_label else 1) for each in sent]
+    losses = [each[CROSS_ENTROPY][:, best] for each in sent]
+    scale, cross_entropy = best_scale(losses, num_images, num_classes, multi_label=config.multi_label)
     return _classifier(penalties, solutions, best, scale, ctx), {
         "ridge_penalty": float(penalties[best]),
         "held_out_accuracy": int(right[best]) / int(total),

@@ -8,8 +8,18 @@ any FedAvg of unequal sites.
 
 The first weights of the classifier are those in `model.initial`, for example the exact ones of `ridge-probe`, or zeros.
 Each client first measures the classifier that it receives on its held-out images (`held_out_accuracy`).
+
+With `personal_pull`, each client also trains a classifier v of its own, on the same batches and by the same optimiser
+(Ditto, Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Eq. 1 and Algorithm 1):
+
+    min_v  F_k(v) + (personal_pull / 2) ||v - w||^2,
+
+where w is the classifier that the client received. It stays on the client, and changes neither the encoder nor w. Its
+first weights are those of the first w that the client receives; the paper draws both from one start as well. The
+paper solves for v with steps of its own; here one step of w is also one of v.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,17 +30,19 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import DataError, SpecError
+from fedssl.losses import proximal
 from fedssl.methods.api import Batch, ClientData, Context, Metrics, ServerState, Terms, Update
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.methods.composition.embedding import embed
-from fedssl.methods.composition.modules import encoder_width
+from fedssl.methods.composition.modules import copy_of, encoder_width
 from fedssl.methods.composition.part import ENCODER, Objective, Online, Wire
 from fedssl.methods.objectives.cross_entropy import CLASSIFIER
-from fedssl.models.classifier import BIAS, CLASSES, WEIGHT, classes_digest
+from fedssl.models.classifier import BIAS, CLASSES, PERSONAL, WEIGHT, classes_digest
 from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 
 HELD_OUT_ACCURACY = "held_out_accuracy"
+_RECEIVED = "received_classifier"
 
 
 @dataclass(frozen=True)
@@ -76,13 +88,14 @@ class SiteClassifier(Objective):
             )
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
+        return {"cross_entropy": self.cross_entropy(modules[CLASSIFIER](online.h[0]).float(), batch)}, {}
+
+    def cross_entropy(self, logits_BC: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the loss of a classifier's logits for a batch."""
         assert batch.labels is not None, "`begin` has checked it"
-        logits_BC = modules[CLASSIFIER](online.h[0]).float()
         if self.config.multi_label:
-            loss = F.binary_cross_entropy_with_logits(logits_BC, batch.labels.float())
-        else:
-            loss = F.cross_entropy(logits_BC, batch.labels)
-        return {"cross_entropy": loss}, {}
+            return F.binary_cross_entropy_with_logits(logits_BC, batch.labels.float())
+        return F.cross_entropy(logits_BC, batch.labels)
 
     @property
     def wire(self) -> Wire:
@@ -94,6 +107,34 @@ class SiteClassifier(Objective):
 
     def _initial_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
         return {CLASSES: self._digest}
+
+
+@dataclass(frozen=True)
+class PersonalClassifier(SiteClassifier):
+    """The classifier of all sites, and one of the client's own next to it."""
+
+    kept: ClassVar[tuple[str, ...]] = (PERSONAL,)
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        heads = super().heads(modules, ctx)
+        own, received = copy.deepcopy(heads[CLASSIFIER]), copy_of(heads[CLASSIFIER])
+        return {**heads, PERSONAL: own, _RECEIVED: received}
+
+    def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        modules[PERSONAL].load_state_dict(modules[CLASSIFIER].state_dict())
+
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        super().begin(modules, broadcast, data, ctx)
+        modules[_RECEIVED].load_state_dict(modules[CLASSIFIER].state_dict())
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
+        losses, metrics = super().terms(online, modules, batch, ctx)
+        own = modules[PERSONAL]
+        losses["personal_cross_entropy"] = self.cross_entropy(own(online.h[0].detach()).float(), batch)
+        assert self.config.personal_pull is not None, "the registry makes it only then"
+        now, received = dict(own.named_parameters()), dict(modules[_RECEIVED].named_parameters())
+        losses["personal_pull"] = proximal(now, received, self.config.personal_pull)
+        return losses, metrics
 
 
 @dataclass(frozen=True)
@@ -122,10 +163,20 @@ class ClassifierClient(ClientAlgorithm):
         chosen = data.held_out.nonzero().flatten()
         if not len(chosen):
             return {}
-        logits_NC = embed([modules[ENCODER], modules[CLASSIFIER]], data.at(chosen).images, ctx)
-        labels = data.labels[chosen]
-        right = (logits_NC >= 0) == labels.bool() if labels.ndim == 2 else logits_NC.argmax(dim=1) == labels
-        return {HELD_OUT_ACCURACY: float(right.double().mean())}
+        images, labels = data.at(chosen).images, data.labels[chosen]
+        measured = {}
+        for name, prefix in ((CLASSIFIER, ""), (PERSONAL, "personal_")):
+            if name not in modules:
+                continue
+            logits_NC = embed([modules[ENCODER], modules[name]], images, ctx)
+            right = (logits_NC >= 0) == labels.bool() if labels.ndim == 2 else logits_NC.argmax(dim=1) == labels
+            measured[f"{prefix}{HELD_OUT_ACCURACY}"] = float(right.double().mean())
+        return measured
+
+
+def site_classifier(config: ClassifierConfig) -> SiteClassifier:
+    """Return the objective, with a personal classifier if the config asks for one."""
+    return PersonalClassifier(config) if config.has_personal_heads else SiteClassifier(config)
 
 
 def _plan(modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:

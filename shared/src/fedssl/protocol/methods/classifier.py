@@ -19,7 +19,7 @@ class ClassifierConfig(SiteLabelsConfig):
         paper="McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data",
         equations="Algorithm 1 with cross-entropy, over the sites' labelled images",
         leaves_the_client="weights of the classifier, and of the encoder if it is fine-tuned",
-        stays_on_the_client="nothing between rounds; images and labels never leave",
+        stays_on_the_client="the personal classifier, if there is one; images and labels never leave",
     )
 
     name: Literal["classifier"] = "classifier"
@@ -37,6 +37,20 @@ class ClassifierConfig(SiteLabelsConfig):
         "otherwise zeros.",
     )
 
+    personal_pull: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        exclude_if=lambda it: it is None,
+        description="Each site also trains a classifier of its own, which stays there (Ditto, Li et al. 2021, Eq. 1): "
+        "its cross-entropy plus half of this number times its squared distance to the classifier of all sites. With 0 "
+        "only the first weights are shared. Null: no site has one.",
+    )
+
+    @property
+    def has_personal_heads(self) -> bool:
+        return self.personal_pull is not None
+
     def check(self, model: ModelConfig) -> None:
         if self.start == "given" and model.initial is None:
             raise ValueError(
@@ -49,6 +63,11 @@ class ClassifierConfig(SiteLabelsConfig):
             )
         if other := next((part.name for part in self.add_ons if part.name != "proximal"), None):
             raise ValueError(f"classifier cannot be combined with the add-on {other}: only with proximal")
+        if self.add_ons and self.has_personal_heads:
+            raise ValueError(
+                "method.personal_pull and the add-on proximal cannot be combined: both pull the site's own classifier; "
+                "leave one of them out"
+            )
         if self.merge != OverwriteConfig():
             raise ValueError("the sites train one classifier: leave method.merge out")
         if not isinstance(self.reducer, MeanConfig | RobustReducerConfig):

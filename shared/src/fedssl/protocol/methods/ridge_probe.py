@@ -22,7 +22,7 @@ class RidgeProbeConfig(SiteLabelsConfig):
         leaves_the_client="in the first round X'X and X'Y of its training images; in later rounds ten counts of right "
         "predictions, the number of its held-out images, and sums of their cross-entropies at 41 scales",
         stays_on_the_client="nothing between rounds; images, labels and representations never leave",
-        version=2,
+        version=3,
     )
 
     objective_not_summed: ClassVar[str | None] = "ridge-probe adds its sums in float64, not in fixed point"

@@ -38,6 +38,11 @@ class SiteLabelsConfig(ComposedConfig):
             )
         super().check(model)
 
+    @property
+    def has_personal_heads(self) -> bool:
+        """Whether each site also trains a classifier of its own."""
+        return False
+
     @field_validator("classes")
     @classmethod
     def _each_class_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:

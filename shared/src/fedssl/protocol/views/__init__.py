@@ -25,6 +25,8 @@ from fedssl.protocol.views.projects import ProjectCreate, ProjectView
 from fedssl.protocol.views.rounds import AssignmentView, RoundView
 from fedssl.protocol.views.runs import DimensionAssignmentView, RunContinue, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.views.site_evaluations import (
+    CrossSiteCell,
+    CrossSiteView,
     SiteEvaluationsCreate,
     SiteEvaluationView,
     SiteRoundView,
@@ -38,6 +40,8 @@ __all__ = [
     "AssignmentView",
     "ClientEdit",
     "ClientView",
+    "CrossSiteCell",
+    "CrossSiteView",
     "DeliveryView",
     "DestinationCreate",
     "DestinationCreated",

@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import ClientId, Digest
+from fedssl.protocol.evaluation import SiteMeasure
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.views.base import View
 from fedssl.protocol.views.evaluations import Results
@@ -27,7 +28,7 @@ class SiteEvaluationView(View):
     id: UUID
     client_id: ClientId
     state: SiteEvaluationState
-    reason: str | None = Field(description="Why the site has no results.")
+    reason: str | None = Field(description="Why the site has no results, or has sent no classifier of its own.")
     classes: tuple[int, ...] | None = Field(
         description="The numbers of the evaluated classes; the others have too few images at this site. Null if the "
         "site has no results."
@@ -56,3 +57,24 @@ class SiteRoundView(View):
     mean: Results = Field(description="The mean over the sites.")
     pooled: Results = Field(description="The results of the sums of all sites' counts.")
     worst: dict[str, WorstSiteView]
+
+
+class CrossSiteCell(View):
+    """The evaluation of one site's classifier by another site. Without results until that site has answered."""
+
+    head_of: ClientId = Field(description="The site whose classifier it is.")
+    client_id: ClientId = Field(description="The site that evaluates it, on its own images.")
+    state: SiteEvaluationState
+    reason: str | None = Field(description="Why there are no results.")
+    num_test: int | None
+    results: Results | None = Field(description="By name, such as `probe/accuracy`. Null if there are none.")
+
+
+class CrossSiteView(View):
+    """The sites' own classifiers of one round, each evaluated by every other site."""
+
+    run_id: UUID
+    round_number: int = Field(description="The round, or 0 before training.")
+    measure: SiteMeasure = Field(description="Which classifier: `probe`, trained for the evaluation, or `personal`.")
+    own: dict[ClientId, Results] = Field(description="Each site's results of its own classifier, on its own images.")
+    cells: tuple[CrossSiteCell, ...]

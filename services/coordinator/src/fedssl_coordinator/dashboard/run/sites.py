@@ -11,7 +11,7 @@ from fedssl.evaluation.site_results import METRICS
 from fedssl.protocol.evaluation import EvaluationConfig, SiteMeasure
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import SiteEvaluationState
-from fedssl.protocol.views import SiteEvaluationView, SiteRoundView
+from fedssl.protocol.views import CrossSiteCell, SiteEvaluationView, SiteRoundView
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
@@ -20,11 +20,19 @@ from fedssl_coordinator.federation.site_evaluations import repository, results
 SHOWN_SITES = 24
 """Rows of the panel. If there are more sites, it shows those with the lowest newest number."""
 
+SHOWN_JUDGES = 12
+"""Sites of the table of classifiers, by name: each is a row and a column."""
+
 _MOST_ROUNDS = 8
 _MOST_ANSWERS = 500  # with 100 classes each takes some milliseconds to evaluate
 _NAMED_CLASSES = 3
 
-TITLES: Mapping[SiteMeasure, str] = {"probe": "linear probe", "knn": "kNN"}
+TITLES: Mapping[SiteMeasure, str] = {
+    "probe": "linear probe",
+    "knn": "kNN",
+    "classifier": "classifier of all sites",
+    "personal": "classifier of the site",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,17 @@ class SiteRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossSite:
+    """The sites' own classifiers of one round: a row per site whose classifier it is, a cell per site that judges."""
+
+    measure: str
+    when: str
+    judges: list[str]
+    rows: list[tuple[str, list[Cell]]]
+    num_sites: int
+
+
+@dataclass(frozen=True, slots=True)
 class SitesPanel:
     """The newest evaluated rounds at the sites, newest first. Without any round, no site has been asked yet."""
 
@@ -54,6 +73,7 @@ class SitesPanel:
     summaries: list[tuple[str, list[Cell]]]
     sites: list[SiteRow]
     num_sites: int
+    cross_site: CrossSite | None
 
 
 def panel(session: Session, run_id: UUID, spec: RunSpec) -> SitesPanel | None:
@@ -74,6 +94,27 @@ def panel(session: Session, run_id: UUID, spec: RunSpec) -> SitesPanel | None:
         summaries=_summaries(views, result) if any(view.mean for view in views) else [],
         sites=rows[:SHOWN_SITES],
         num_sites=len(rows),
+        cross_site=_cross_site(session, run_id, config),
+    )
+
+
+def _cross_site(session: Session, run_id: UUID, config: EvaluationConfig) -> CrossSite | None:
+    """Return the newest round's table, with the first sites by name if there are many, or None if there is none."""
+    if config.sites is None or config.sites.cross_site is None or repository.newest_cross_site(session, run_id) is None:
+        return None
+    view = results.cross_site(session, run_id, None)
+    result = f"{view.measure}/{METRICS[0]}"
+    names = sorted({name for cell in view.cells for name in (cell.head_of, cell.client_id)})
+    shown = names[:SHOWN_JUDGES]
+    found = {(cell.head_of, cell.client_id): _cell(cell, result) for cell in view.cells}
+    found |= {(name, name): _number(own[result]) for name, own in view.own.items()}
+    owners = {cell.head_of for cell in view.cells}
+    return CrossSite(
+        measure=f"{TITLES[view.measure]}, {METRICS[0]}",
+        when=_when(view.round_number),
+        judges=shown,
+        rows=[(owner, [found.get((owner, judge), Cell("–")) for judge in shown]) for owner in shown if owner in owners],
+        num_sites=len(names),
     )
 
 
@@ -117,7 +158,7 @@ def _row(
     )
 
 
-def _cell(site: SiteEvaluationView | None, result: str) -> Cell:
+def _cell(site: SiteEvaluationView | CrossSiteCell | None, result: str) -> Cell:
     if site is None:
         return Cell("not asked")
     if site.results is not None:
@@ -137,7 +178,7 @@ def _words(site: SiteEvaluationView, result: str, config: EvaluationConfig, seen
             assert site.results is not None
             if site.results[result] is None:
                 return "the encoder's outputs are not all finite numbers, so its training has diverged"
-            return _left_out(site, config)
+            return "; ".join(filter(None, (_left_out(site, config), site.reason)))
         case SiteEvaluationState.OFFERED:
             if seen_at is not None and datetime.now(UTC) - seen_at <= timedelta(seconds=SEEN_SECONDS):
                 return "has not answered yet"

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response, status
 
-from fedssl.protocol.views import Page, SiteEvaluationsCreate, SiteRoundView
+from fedssl.protocol.views import CrossSiteView, Page, SiteEvaluationsCreate, SiteRoundView
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, page_of, round_number
@@ -15,6 +15,10 @@ from fedssl_coordinator.identity.authentication import Operator, Viewer
 router = APIRouter(tags=["evaluations"])
 
 RoundLimit = Annotated[int, Query(ge=1, le=100, description="Number of rounds: each has a row per site.")]
+
+CrossSiteRound = Annotated[
+    int | None, Query(ge=0, le=100_000, description="The round; 0: before training. By default the newest with some.")
+]
 
 _ASKED: dict[int | str, dict[str, Any]] = {
     status.HTTP_200_OK: {"description": "Every site has answered or was asked before."}
@@ -41,3 +45,9 @@ def list_site_evaluations(
     after = decode_cursor(cursor, round_number)[0] if cursor else None
     found = results.rounds(session, run_id, limit + 1, after)
     return page_of(found, limit, lambda view: view, lambda view: (view.round_number,))
+
+
+@router.get("/v1/runs/{run_id}/cross-site")
+def show_cross_site(run_id: UUID, caller: Viewer, session: DB, round_number: CrossSiteRound = None) -> CrossSiteView:
+    """Show the results of each site's own classifier at every other site, for one round."""
+    return results.cross_site(session, run_id, round_number)

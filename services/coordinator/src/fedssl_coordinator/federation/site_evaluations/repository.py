@@ -3,29 +3,40 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Client, Run, SiteEvaluation
+from fedssl_coordinator.core.models import Client, Json, Run, SiteEvaluation
 
 _is_offered = SiteEvaluation.state == SiteEvaluationState.OFFERED
 
 
-def offer(session: Session, run_id: UUID, round_number: int, model: str, client_ids: Sequence[str]) -> Sequence[str]:
-    """Offer a round's evaluation to clients, and return those to which it was not offered before."""
+def offer(
+    session: Session,
+    run_id: UUID,
+    round_number: int,
+    model: str,
+    client_ids: Sequence[str],
+    head_of: str | None = None,
+) -> Sequence[str]:
+    """Offer a round's evaluation, or that of one site's classifier, to clients.
+
+    Returns those to which it was not offered before.
+    """
     shared = {
         "run_id": run_id,
         "round_number": round_number,
         "model": model,
         "state": SiteEvaluationState.OFFERED,
+        "head_of": head_of,
     }
     statement = (
         insert(SiteEvaluation)
         .values([{**shared, "client_id": client_id} for client_id in client_ids])
-        .on_conflict_do_nothing(index_elements=["run_id", "round_number", "client_id"])
+        .on_conflict_do_nothing(index_elements=["run_id", "round_number", "client_id", "head_of"])
         .returning(SiteEvaluation.client_id)
     )
     return sorted(session.scalars(statement))
@@ -101,10 +112,61 @@ def newest_rounds(session: Session, run_id: UUID, limit: int) -> Sequence[int]:
 
 
 def of_round(session: Session, run_id: UUID, round_number: int) -> Sequence[SiteEvaluation]:
-    """Return a round's evaluations, by client."""
+    """Return a round's evaluations of its encoder, by client, without the sites' classifiers."""
     statement = (
         select(SiteEvaluation)
+        .options(defer(SiteEvaluation.head))
         .where(SiteEvaluation.run_id == run_id, SiteEvaluation.round_number == round_number)
+        .where(SiteEvaluation.head_of.is_(None))
         .order_by(SiteEvaluation.client_id)
     )
     return session.scalars(statement).all()
+
+
+def newest_cross_site(session: Session, run_id: UUID) -> int | None:
+    """Return the last round with evaluations of sites' classifiers, or None if there is none."""
+    statement = select(func.max(SiteEvaluation.round_number)).where(
+        SiteEvaluation.run_id == run_id, SiteEvaluation.head_of.is_not(None)
+    )
+    return session.scalar(statement)
+
+
+def cross_site(session: Session, run_id: UUID, round_number: int) -> Sequence[SiteEvaluation]:
+    """Return a round's evaluations of sites' classifiers by other sites, by both names."""
+    statement = (
+        select(SiteEvaluation)
+        .where(SiteEvaluation.run_id == run_id, SiteEvaluation.round_number == round_number)
+        .where(SiteEvaluation.head_of.is_not(None))
+        .order_by(SiteEvaluation.head_of, SiteEvaluation.client_id)
+    )
+    return session.scalars(statement).all()
+
+
+def lock_round(session: Session, run_id: UUID, round_number: int) -> None:
+    """Wait until no other transaction pairs the sites of this round, and keep others waiting."""
+    key = f"site_evaluations/{run_id}/{round_number}"
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(key, 0))))
+
+
+def completed(session: Session, run_id: UUID, round_number: int) -> dict[str, bool]:
+    """Return the sites that have counts of a round, by name, and whether each has sent a classifier."""
+    statement = select(SiteEvaluation.client_id, SiteEvaluation.head.is_not(None)).where(
+        SiteEvaluation.run_id == run_id,
+        SiteEvaluation.round_number == round_number,
+        SiteEvaluation.head_of.is_(None),
+        SiteEvaluation.state == SiteEvaluationState.COMPLETED,
+    )
+    return dict(sorted((name, has_head) for name, has_head in session.execute(statement)))
+
+
+def head(session: Session, row: SiteEvaluation) -> Json:
+    """Return the classifier that an evaluation is about."""
+    statement = select(SiteEvaluation.head).where(
+        SiteEvaluation.run_id == row.run_id,
+        SiteEvaluation.round_number == row.round_number,
+        SiteEvaluation.client_id == row.head_of,
+        SiteEvaluation.head_of.is_(None),
+    )
+    found = session.scalars(statement).one()
+    assert found is not None, "only sites that have sent one are paired, and it stays"
+    return found

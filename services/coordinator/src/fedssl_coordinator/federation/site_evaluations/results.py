@@ -6,12 +6,20 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.evaluation.site_results import SiteSummary, summarise_sites
+from fedssl.evaluation.site_results import SiteSummary, site_results, summarise_sites
 from fedssl.protocol.evaluation import SiteMeasure
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
-from fedssl.protocol.views import Results, SiteEvaluationView, SiteRoundView, WorstSiteView
-from fedssl_coordinator.core.models import SiteEvaluation
+from fedssl.protocol.views import (
+    CrossSiteCell,
+    CrossSiteView,
+    Results,
+    SiteEvaluationView,
+    SiteRoundView,
+    WorstSiteView,
+)
+from fedssl_coordinator.core.models import Json, SiteEvaluation
+from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 
@@ -48,6 +56,48 @@ def view(spec: RunSpec, rows: Sequence[SiteEvaluation], measures: Sequence[SiteM
             name: WorstSiteView(client_id=each.client_id, value=_finite(each.value))
             for name, each in summary.worst.items()
         },
+    )
+
+
+def cross_site(session: Session, run_id: UUID, round_number: int | None) -> CrossSiteView:
+    """Return the sites' classifiers of a round, by default of the newest that has some, at every other site.
+
+    Raises ProblemError if there is no such run, or if it has no such round.
+    """
+    spec = RunSpec.model_validate(run_rows.require(session, run_id).spec)
+    config = None if spec.site_evaluation is None else spec.site_evaluation.sites
+    number = repository.newest_cross_site(session, run_id) if round_number is None else round_number
+    rows = [] if number is None else repository.cross_site(session, run_id, number)
+    if config is None or config.cross_site is None or number is None or not rows:
+        detail = (
+            f"run {run_id} has no classifiers of sites{'' if round_number is None else f' of round {round_number}'}: "
+            "they need evaluation.sites.cross_site in the spec, and two sites that have answered"
+        )
+        raise ProblemError("not-found", detail)
+    measures = [config.cross_site]
+
+    def results(counts: Json | None) -> Results | None:
+        if counts is None:
+            return None
+        return _known(site_results(SiteCounts.model_validate(counts), config, measures))
+
+    own = {row.client_id: results(row.counts) for row in repository.of_round(session, run_id, number)}
+    return CrossSiteView(
+        run_id=run_id,
+        round_number=number,
+        measure=config.cross_site,
+        own={name: found for name, found in own.items() if found is not None},
+        cells=tuple(
+            CrossSiteCell(
+                head_of=row.head_of,
+                client_id=row.client_id,
+                state=row.state,
+                reason=row.reason,
+                num_test=None if row.counts is None else row.counts["num_test"],
+                results=results(row.counts),
+            )
+            for row in rows
+        ),
     )
 
 

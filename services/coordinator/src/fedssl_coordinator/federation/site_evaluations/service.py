@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from fedssl.evaluation.site_results import unusable_counts
 from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.core import enqueue
@@ -109,10 +110,44 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
         _end(session, row, SiteEvaluationState.REFUSED, reason, reason=reason)
     else:
         _require_usable(row, client, given.counts, config)
-        counts = given.counts
+        counts, head = given.counts, _usable_head(row, given, config)
         message = f"{counts.num_test} test images of {len(counts.classes)} classes"
-        _end(session, row, SiteEvaluationState.COMPLETED, message, counts=counts.model_dump(mode="json"))
+        values = {"counts": counts.model_dump(mode="json"), "head": head, "reason": _why_no_head(given)}
+        _end(session, row, SiteEvaluationState.COMPLETED, message, **values)
+        if row.head_of is None and config.sites is not None and config.sites.cross_site is not None:
+            _pair(session, row, has_head=head is not None)
     return SiteAnswered(evaluation_id=given.evaluation_id, state=SiteEvaluationState(row.state))
+
+
+def _pair(session: Session, row: SiteEvaluation, *, has_head: bool) -> None:
+    """Offer this site's classifier to the sites that have counts of the round, and theirs to this site."""
+    repository.lock_round(session, row.run_id, row.round_number)
+    others = repository.completed(session, row.run_id, row.round_number)
+    others.pop(row.client_id)
+    given = [(owner, [row.client_id]) for owner, has_sent in others.items() if has_sent]
+    if has_head and others:
+        given.append((row.client_id, list(others)))
+    for owner, judges in given:
+        repository.offer(session, row.run_id, row.round_number, row.model, judges, owner)
+    if given:
+        enqueue.wake_workers(session)
+
+
+def _usable_head(row: SiteEvaluation, given: SiteAnswer, config: EvaluationConfig) -> dict[str, Any] | None:
+    """Return a site's own classifier, if it sends one. Raises ProblemError if the run does not ask for this one."""
+    if given.head is None:
+        return None
+    assert given.counts is not None, "validated by the answer"
+    if config.sites is None or config.sites.cross_site is None or row.head_of is not None:
+        raise _refusal(row, "invalid-request", f"{row.client_id}: this evaluation asks for no classifier: leave it out")
+    if given.head.classes != given.counts.classes:
+        detail = f"{row.client_id}: its classifier is of the classes {given.head.classes}, and its counts of others"
+        raise _refusal(row, "invalid-request", detail)
+    return given.head.model_dump(mode="json")
+
+
+def _why_no_head(given: SiteAnswer) -> str | None:
+    return None if given.no_head is None else f"no classifier for the other sites: {printable(given.no_head)}"
 
 
 def expire_of_client(session: Session, client_id: str, reason: str) -> None:
@@ -124,8 +159,10 @@ def expire_of_client(session: Session, client_id: str, reason: str) -> None:
 def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
     say_about(run=str(run.id), round=row.round_number)
     spec, newest = RunSpec.model_validate(run.spec), None
-    if spec.model.batch_norm == "local":
+    has_head = isinstance(spec.method, SiteLabelsConfig) and spec.method.has_personal_heads and row.head_of is None
+    if has_head or spec.model.batch_norm == "local":
         newest = run_rows.newest_accepted(session, run, row.client_id, row.round_number)
+    head = None if row.head_of is None else SiteHead.model_validate(repository.head(session, row))
     return SiteEvaluationItem(
         evaluation_id=row.id,
         run_id=run.id,
@@ -136,6 +173,8 @@ def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem
         plan=ArtifactPlan.model_validate(run.plan),
         broadcast=row.model,
         last_accepted=newest,
+        head=head,
+        head_of=row.head_of,
     )
 
 
@@ -160,8 +199,9 @@ def _locked_own(session: Session, client_id: str, given: SiteAnswer) -> tuple[Si
 def _answered_before(row: SiteEvaluation, given: SiteAnswer) -> SiteAnswered:
     """Return the reply to an answer that was given before. Raises ProblemError if this is another one."""
     counts = None if given.counts is None else given.counts.model_dump(mode="json")
-    reason = None if given.refusal is None else printable(given.refusal)
-    if row.state != SiteEvaluationState.EXPIRED and (row.counts, row.reason) == (counts, reason):
+    head = None if given.head is None else given.head.model_dump(mode="json")
+    reason = _why_no_head(given) if given.refusal is None else printable(given.refusal)
+    if row.state != SiteEvaluationState.EXPIRED and (row.counts, row.head, row.reason) == (counts, head, reason):
         return SiteAnswered(evaluation_id=row.id, state=SiteEvaluationState(row.state))
     why = f" ({row.reason})" if row.reason else ""
     detail = f"{_when(row.round_number)}: the evaluation is already {row.state}{why} and stays so: claim the next one"
@@ -171,7 +211,9 @@ def _answered_before(row: SiteEvaluation, given: SiteAnswer) -> SiteAnswered:
 def _require_usable(row: SiteEvaluation, client: Client, counts: SiteCounts, config: EvaluationConfig) -> None:
     """Raise ProblemError if these cannot be the counts of this site's images."""
     assert config.sites is not None, "validated by the spec"
-    if (why := unusable_counts(counts, config.sites, config.site_measures)) is not None:
+    cross_site = config.sites.cross_site
+    measures = config.site_measures if row.head_of is None or cross_site is None else [cross_site]
+    if (why := unusable_counts(counts, config.sites, measures)) is not None:
         raise _refusal(row, "invalid-request", f"{row.client_id}: {why}")
     num_images = counts.num_train + counts.num_test
     if client.num_images is not None and num_images > client.num_images:

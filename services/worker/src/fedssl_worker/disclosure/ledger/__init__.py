@@ -12,7 +12,7 @@ chain's end was cut off; if `head` was changed too, only a comparison with an an
 """
 
 from fedssl_worker.disclosure.ledger.chain import Point
-from fedssl_worker.disclosure.ledger.entries import EVALUATION, LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger.entries import CROSS_EVALUATION, EVALUATION, SITE_HEAD, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.ledger.journal import Ledger
 
-__all__ = ["EVALUATION", "Ledger", "LedgerEntry", "LedgerError", "Point"]
+__all__ = ["CROSS_EVALUATION", "EVALUATION", "SITE_HEAD", "Ledger", "LedgerEntry", "LedgerError", "Point"]

@@ -14,8 +14,11 @@ Kind = Literal["opened", "policy", "intent", "sent", "refused", "receipt", "reco
 arrived · refused: an artifact may not leave · receipt: the coordinator holds an anchor of this ledger · recovered: a
 crash had cut the last line short · rotated: a new segment begins."""
 
-EVALUATION = "evaluation"
-"""The kind of artifact of a site's counts, which are not an update."""
+EVALUATION, CROSS_EVALUATION, SITE_HEAD = "evaluation", "cross-evaluation", "site-head"
+"""The kinds of artifacts in a site's answer about an evaluation, which is not an update: its counts, those of another
+site's classifier, and a classifier of its own."""
+
+ANSWERS = frozenset((EVALUATION, CROSS_EVALUATION, SITE_HEAD))
 
 GENESIS = "0" * 64
 """The previous hash of the first entry."""

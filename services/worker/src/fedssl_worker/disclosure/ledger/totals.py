@@ -1,9 +1,11 @@
 """Counts what has left in all runs together from the ledger's entries, and applies the policy's limits on it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedssl.protocol.work import WorkItem
-from fedssl_worker.disclosure.ledger.entries import EVALUATION, LedgerEntry
+from fedssl_worker.disclosure.ledger.entries import ANSWERS, LedgerEntry
 from fedssl_worker.disclosure.policy import NotPermitted, TotalLimits
 
 
@@ -12,8 +14,8 @@ class Totals:
     """The rounds and the bytes of all updates that have left, or may have: those with an entry `intent`.
 
     An update that was sent again after an interruption, or after a restart, counts once. The first entry of a segment
-    has the totals before it, because earlier segments may be archived or deleted. Counts of an evaluation are not an
-    update.
+    has the totals before it, because earlier segments may be archived or deleted. An answer about an evaluation is
+    not an update.
     """
 
     is_known: bool = False
@@ -35,7 +37,7 @@ class Totals:
         elif entry.kind == "rotated" and not self.is_known and not self._updates and "rounds_total" in body:
             self.is_known = True
             self._rounds_before, self.num_bytes = int(body["rounds_total"]), int(body["bytes_total"])
-        elif entry.kind == "intent" and body.get("artifact") != [EVALUATION]:
+        elif entry.kind == "intent" and not _is_answer(body):
             at = (str(body["run"]), int(body["round"]))
             self._rounds.add(at)
             if (update := (*at, str(body.get("digest")))) not in self._updates:
@@ -67,3 +69,8 @@ class Totals:
                 f"{policy} permits {limits.max_bytes} bytes in all runs together (max_bytes_total): {self.num_bytes} "
                 f"have left, and this update has {num_bytes}: raise the limit to continue"
             )
+
+
+def _is_answer(body: Mapping[str, Any]) -> bool:
+    kinds = body.get("artifact")
+    return bool(kinds) and ANSWERS.issuperset(kinds or ())
