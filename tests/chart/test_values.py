@@ -88,12 +88,12 @@ def test_a_site_s_labels_and_the_owners_limits_for_its_images_reach_the_worker()
         return {entry["name"].removeprefix("FEDSSL_WORKER_"): entry.get("value") for entry in own["env"]}
 
     given = settings(
-        maxUnreadable=0, labels="/etc/site/labels.csv", labelNames="/etc/site/names.csv", noImageCache=True
+        maxUnreadable=0, labels="/etc/site/labels.csv", labelNames="/etc/site/names.csv", noImageCache=True, rescan=True
     )
-    assert (given["MAX_UNREADABLE"], given["NO_IMAGE_CACHE"]) == ("0", "true")
+    assert (given["MAX_UNREADABLE"], given["NO_IMAGE_CACHE"], given["RESCAN"]) == ("0", "true", "true")
     assert (given["LABELS"], given["LABEL_NAMES"]) == ("/etc/site/labels.csv", "/etc/site/names.csv")
     assert settings(maxUnreadable=0.05)["MAX_UNREADABLE"] == "0.05"
-    assert not {"MAX_UNREADABLE", "NO_IMAGE_CACHE", "LABELS", "LABEL_NAMES"} & set(settings())
+    assert not {"MAX_UNREADABLE", "NO_IMAGE_CACHE", "RESCAN", "LABELS", "LABEL_NAMES"} & set(settings())
 
 
 @pytest.mark.parametrize(

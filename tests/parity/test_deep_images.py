@@ -33,13 +33,13 @@ PATIENT = "Secret-Patient"
 DATA = {"channels": 1, "image_size": 8, "window": WINDOW, "max_unreadable": 0.2}
 
 
-def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
+def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]], patient: str) -> None:
     if path.suffix == ".tif":
         tifffile.imwrite(path, values, compression="zlib")
     elif path.suffix == ".png":
         Image.fromarray(values).save(path)
     elif path.suffix == ".dcm":
-        write_dicom(path, values, bits=12, RescaleSlope=1, RescaleIntercept=0, PatientID=PATIENT)
+        write_dicom(path, values, bits=12, RescaleSlope=1, RescaleIntercept=0, PatientID=patient)
     else:
         np.save(path, values)
 
@@ -51,7 +51,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for number, suffix in enumerate(SUFFIXES):
         folder = found[f"client-{number}"] = tmp_path_factory.mktemp("images")
         for image in range(12):
-            _write(folder / f"{image}{suffix}", rng.integers(0, 4096, (11, 9)).astype(np.uint16))
+            values = rng.integers(0, 4096, (11, 9)).astype(np.uint16)
+            _write(folder / f"{image}{suffix}", values, f"{PATIENT}-{image % 4}")
         (folder / f"3{suffix}").write_bytes((folder / f"3{suffix}").read_bytes()[:-60])
     return found
 
@@ -109,6 +110,18 @@ def test_a_run_that_crops_from_caches_equals_its_simulation(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clients = {name: load_cached(str(folder), spec.data) for name, folder in folders.items()}
     _assert_simulated(running, spec, clients, tmp_path)
+
+
+def test_batches_of_different_patients_equal_their_simulation(
+    running: Federation, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    data = {**DATA, "distinct_groups": True}
+    spec = method_spec("fedbyol", data=data, cohort={"clients": ["client-3"], "min_clients": 1}, partition=None)
+    clients = {"client-3": load_conformed(str(folders["client-3"]), "train", spec.data, leave_out=True)}
+    _assert_simulated(running, spec, clients, tmp_path)
+    plain = RunSpec.model_validate({**spec.model_dump(), "data": DATA})
+    models = [simulate(each, clients).model for each in (spec, plain)]
+    assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) -> None:

@@ -39,6 +39,10 @@
 - name: FEDSSL_WORKER_NO_IMAGE_CACHE
   value: "true"
 {{- end }}
+{{- if .values.settings.rescan }}
+- name: FEDSSL_WORKER_RESCAN
+  value: "true"
+{{- end }}
 {{- with .values.settings.labels }}
 - name: FEDSSL_WORKER_LABELS
   value: {{ . | quote }}

@@ -217,7 +217,7 @@ def simulate(
             train = stack.enter_context(ClientProcesses(spec, data, everywhere.public, devices)).train
             del data, shards  # the processes share a copy
         else:
-            train = functools.partial(_train_here, {name: _on_device(each, device) for name, each in data.items()})
+            train = functools.partial(_train_here, {name: each.to(device) for name, each in data.items()})
             stack.callback(release_trainer)
         federation = _Federation(
             everywhere,
@@ -662,11 +662,3 @@ def _require_masks(spec: RunSpec, num_clients: int) -> None:
             f"secure_aggregation.min_cohort is {config.min_cohort}, more than the {size} clients of a cohort of these "
             f"{num_clients}: lower it (to 3 at least), or have more clients"
         )
-
-
-def _on_device(data: ClientData, device: str) -> ClientData:
-    return ClientData(
-        data.images.to(device),
-        None if data.labels is None else data.labels.to(device),
-        None if data.held_out is None else data.held_out.to(device),
-    )

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedssl.data import epoch_batches
-from fedssl.data.batches import num_batches, num_trained
+from fedssl.data.batches import distinct_batches, num_batches, num_trained
+from fedssl.errors import DataError
 
 
 def _generator(seed: int = 0) -> torch.Generator:
@@ -46,3 +47,37 @@ def test_order_comes_from_the_generator() -> None:
 def test_batch_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size"):
         epoch_batches(10, 1, _generator(), drop_last=False)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=20), batch_size=st.integers(2, 9), drop_last=st.booleans()
+)
+def test_no_batch_has_two_images_of_a_group(sizes: list[int], batch_size: int, drop_last: bool) -> None:  # noqa: FBT001
+    groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    groups = groups[torch.randperm(len(groups), generator=_generator(7))]
+    count = num_batches(len(groups), batch_size, drop_last)
+    usable = min(sum(min(size, count) for size in sizes), count * batch_size)
+    if usable < 2 * count:
+        with pytest.raises(DataError, match="too few groups"):
+            distinct_batches(groups, batch_size, _generator(), drop_last)
+        return
+    batches = distinct_batches(groups, batch_size, _generator(), drop_last)
+    assert len(batches) == count
+    for batch in batches:
+        assert usable // max(1, count) <= len(batch) <= min(batch_size, -(-usable // count))
+        assert len(set(groups[batch].tolist())) == len(batch)
+    seen = torch.cat([torch.zeros(0, dtype=torch.int64), *batches]).tolist()
+    assert len(set(seen)) == len(seen) == usable
+    again = distinct_batches(groups, batch_size, _generator(), drop_last)
+    assert all(map(torch.equal, batches, again))
+
+
+def test_distinct_batches_by_hand() -> None:
+    """Two batches of at most three: the group of four images has one in each, and an epoch leaves out the other two."""
+    groups = torch.tensor([5, 5, 5, 5, 9, 7])
+    first, second = distinct_batches(groups, 3, _generator(3), drop_last=False)
+    assert len(first) == len(second) == 2
+    assert sorted([*groups[first].tolist(), *groups[second].tolist()]) == [5, 5, 7, 9]
+    used = {frozenset(torch.cat(distinct_batches(groups, 3, _generator(seed), drop_last=False)).tolist())
+            for seed in range(40)}  # fmt: skip
+    assert len(used) == 6, "each pair of the four is drawn in some epoch"

@@ -268,6 +268,7 @@ _VARIABLES: dict[str, tuple[str, object]] = {
     "channels": ("3", 3),
     "max_unreadable": ("0.05", 0.05),
     "no_image_cache": ("1", True),
+    "rescan": ("1", True),
     "public_data": ("/public", Path("/public")),
     "max_public_bytes": ("5", 5),
     "max_artifact_bytes": ("6", 6),

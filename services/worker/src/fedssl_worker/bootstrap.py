@@ -26,6 +26,7 @@ from fedssl_worker.labels import OwnLabels, load_own_labels, supported_methods
 from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.metrics import serve
 from fedssl_worker.public_cache import PublicCache
+from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings, SettingsError
 from fedssl_worker.site_evaluations import SiteEvaluations
 from fedssl_worker.state import ClientStates
@@ -88,15 +89,15 @@ def _work(
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
-    registration = _registration(settings, images, labels, device)
 
     def reregister() -> str:
+        registration = _registration(settings, images, labels, device)  # a rescan may have changed the images
         return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
 
     client_id = reregister()
     bind_contextvars(client=client_id)
     report(Health.READY)
-    log.info("worker.registered", client=client_id, coordinator=client.url, device=registration.device)
+    log.info("worker.registered", client=client_id, coordinator=client.url, device=describe_device(device))
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
     executor = Executor(
@@ -110,6 +111,7 @@ def _work(
         encoder=settings.encoder,
         max_artifact_bytes=settings.max_artifact_bytes or total_memory_bytes() // 4,
         labels=labels,
+        before_training=Rescan(settings, images, labels, reregister) if settings.rescan else lambda: None,
     )
     evaluations = SiteEvaluations(client, executor, egress, images, labels, device, backoff)
     collector = StateCollector(client, states, settings.keep_ended_seconds)
@@ -161,7 +163,7 @@ def _enrolled_token(settings: Settings, folder: Path, enrolment: str | None, enf
 def _registration(settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device) -> Register:
     return Register(
         worker_version=version("fedssl-worker"),
-        methods=supported_methods(images.data, labels),
+        methods=supported_methods(labels, has_labels=images.has_labels),
         device=describe_device(device),
         num_images=len(images),
         channels=images.channels,

@@ -4,8 +4,11 @@ Some runs also need public images. The worker fetches them from the coordinator 
 finds them on this machine by the name there.
 """
 
+import dataclasses
 import hashlib
+import os
 import re
+import stat
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +20,15 @@ import torch
 from fedssl.artifacts.images import MAX_SIZE
 from fedssl.data import KNOWN, ImageData, conform
 from fedssl.data.dataset_files import load_own, own_shape
-from fedssl.data.datasets import find_path
+from fedssl.data.datasets import find_path, list_files
+from fedssl.data.decode_file import shape_of_first
+from fedssl.data.decoding import find_unreadable
+from fedssl.data.folders import report_left_out
 from fedssl.data.formats import prepared_window
 from fedssl.data.image_cache.build import CachedData, load_cached
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.data.reading import Reading, num_tolerated
-from fedssl.data.windowing import WindowMissing
+from fedssl.data.windowing import WindowMissing, prepared_type
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import (
@@ -41,6 +47,7 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 
 
 _KEPT_SHAPES = 2  # two runs of different shapes may take turns
+_KEPT_BYTES = 256 << 20  # larger images are decoded to register, and not kept: most runs ask for another shape
 _ANY_WINDOW = WindowConfig(percentiles=(0, 100))
 
 _Key = tuple[int, int, WindowConfig | None, int | None]
@@ -65,43 +72,84 @@ class PreparedImages:
         return len(self.data) + len(self.unreadable)
 
 
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """The images as a worker registers them. `prepared`: the images, unless they take much memory."""
+
+    num_listed: int
+    num_unreadable: int
+    channels: int
+    image_size: int
+    has_labels: bool
+    prepared: PreparedImages | None
+
+
 class OwnImages:
     """This client's images. They are read again for each shape that a run asks for, and the last shapes are kept.
 
     Attributes:
         channels, image_size: the shape that the worker registers with.
         serves: the shapes that a run may ask for.
+        num_listed: the number of images, including those that cannot be read.
+        num_unreadable: the number of images that cannot be read.
+        has_labels: whether the images come with labels of their own.
     """
 
     def __init__(
         self,
         name_or_path: str,
         device: torch.device,
-        registered: PreparedImages,
-        serves: ServedShapes,
-        window: WindowConfig | None = None,
-        max_unreadable: float = MAX_UNREADABLE,
         *,
+        image_size: int | None = None,
+        channels: int | None = None,
+        max_unreadable: float = MAX_UNREADABLE,
         allows_cache: bool = True,
     ) -> None:
-        self._allows_cache = allows_cache
-        self.channels = registered.channels
-        self.image_size = registered.image_size
-        self.serves = serves
-        self._config = DataConfig(
-            channels=registered.channels,
-            image_size=registered.image_size,
-            window=window,
-            max_unreadable=max_unreadable,
-        )
+        """Read the images: see :func:`load_images`."""
         self._name_or_path = name_or_path
         self._device = device
-        self._num_images = len(registered.data)
-        self.num_listed = registered.num_listed
-        self._kept: OrderedDict[_Key, PreparedImages] = OrderedDict({_key(self._config): registered})
+        self._image_size, self._channels = image_size, channels
+        self._allows_cache = allows_cache
+        self._stamp = _stamp_of(name_or_path)  # before reading: a file that comes later is found by the next rescan
+        window = _prepared_window(name_or_path)
+        try:
+            registered = _register(name_or_path, device, image_size, channels, Reading(window, max_unreadable))
+        except WindowMissing as error:
+            # Runs choose the window. To register, only the number and the shape of the images count.
+            log.warning("images.need_window", reason=str(error))
+            window = _ANY_WINDOW
+            registered = _register(name_or_path, device, image_size, channels, Reading(window, max_unreadable))
+        self.channels, self.image_size = registered.channels, registered.image_size
+        most = channels or (3 if registered.channels in (1, 3) else registered.channels)
+        self.serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
+        self.num_listed, self.num_unreadable = registered.num_listed, registered.num_unreadable
+        self.has_labels = registered.has_labels
+        self._config = DataConfig(
+            channels=self.channels, image_size=self.image_size, window=window, max_unreadable=max_unreadable
+        )
+        self._kept: OrderedDict[_Key, PreparedImages] = OrderedDict()
+        if registered.prepared is not None:
+            self._kept[_key(self._config)] = registered.prepared
 
     def __len__(self) -> int:
-        return self._num_images
+        return self.num_listed - self.num_unreadable
+
+    def read_if_changed(self) -> "OwnImages | None":
+        """Return the images as they are now, or None if no file was added, removed or changed. Raises DataError."""
+        if _stamp_of(self._name_or_path) == self._stamp:
+            return None
+        return OwnImages(
+            self._name_or_path,
+            self._device,
+            image_size=self._image_size,
+            channels=self._channels,
+            max_unreadable=self._config.max_unreadable,
+            allows_cache=self._allows_cache,
+        )
+
+    def replace(self, images: "OwnImages") -> None:
+        """Become other images, for everything that has these."""
+        self.__dict__.update(vars(images))
 
     @property
     def data(self) -> ClientData:
@@ -170,6 +218,8 @@ class OwnImages:
     def _read(self, config: DataConfig) -> PreparedImages:
         tolerated = min(config.max_unreadable, self._config.max_unreadable)
         if config.cache_size is not None:
+            for key in [key for key in self._kept if key[-1] is None]:
+                del self._kept[key]  # a run with a cache is one whose images should not be in memory
             return _from_cache(load_cached(self._name_or_path, config, max_unreadable=tolerated), self._device)
         images = load_own(
             self._name_or_path,
@@ -206,24 +256,72 @@ def load_images(
     Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger than
     512 pixels and no size is given.
     """
-    window = _prepared_window(name_or_path)
-    try:
-        images = load_own(
-            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window, max_unreadable)
-        )
-    except WindowMissing as error:
-        # Runs choose the window. To register, only the number and the shape of the images count.
-        log.warning("images.need_window", reason=str(error))
-        window = _ANY_WINDOW
-        images = load_own(
-            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window, max_unreadable)
-        )
+    return OwnImages(
+        name_or_path,
+        device,
+        image_size=image_size,
+        channels=channels,
+        max_unreadable=max_unreadable,
+        allows_cache=allows_cache,
+    )
+
+
+def _register(
+    name_or_path: str, device: torch.device, image_size: int | None, channels: int | None, reading: Reading
+) -> _Registered:
+    """Decode all images in the shape that the worker registers with. Raises DataError."""
+    if (found := _register_large(name_or_path, image_size, channels, reading)) is not None:
+        return found
+    images = load_own(name_or_path, "train", image_size=image_size, channels=channels, reading=reading)
     if not len(images):
         raise DataError(f"{name_or_path} has no images: a worker needs at least one")
-    registered = _on_device(_square(images, image_size, channels), device)
-    most = channels or (3 if registered.channels in (1, 3) else registered.channels)
-    serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
-    return OwnImages(name_or_path, device, registered, serves, window, max_unreadable, allows_cache=allows_cache)
+    prepared = _on_device(_square(images, image_size, channels), device)
+    return _Registered(
+        prepared.num_listed,
+        len(prepared.unreadable),
+        prepared.channels,
+        prepared.image_size,
+        images.labels is not None,
+        prepared,
+    )
+
+
+def _register_large(
+    name_or_path: str, image_size: int | None, channels: int | None, reading: Reading
+) -> _Registered | None:
+    """Do the same for a folder whose images take much memory, which are not kept. Returns None for all others."""
+    files = None if name_or_path in KNOWN else list_files(name_or_path, "train")
+    if files is None:
+        return None
+    files = dataclasses.replace(files, reading=reading)
+    own_channels, size = shape_of_first(files, image_size, channels)
+    num_bytes = len(files) * own_channels * size**2 * prepared_type(reading.window).itemsize
+    if num_bytes <= _KEPT_BYTES or size > MAX_SIZE:
+        return None
+    unreadable = find_unreadable(files, own_channels, size)
+    report_left_out(files)
+    return _Registered(len(files), len(unreadable), own_channels, size, files.labels is not None, None)
+
+
+def _stamp_of(name_or_path: str) -> str:
+    """Return a text that changes when a file of the images is added, removed or changed. Raises DataError."""
+    if name_or_path in KNOWN:
+        return ""
+    digest, seen, folders = hashlib.sha256(), set(), [find_path(name_or_path, None)]
+    while folders:
+        folder = folders.pop()
+        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # reading reports it
+            if not stat.S_ISDIR(status.st_mode):
+                stamp = f" {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n"
+                digest.update(os.fsencode(path) + stamp.encode())
+            elif (identity := (status.st_dev, status.st_ino)) not in seen:  # links may form a loop
+                seen.add(identity)
+                folders.append(path)
+    return digest.hexdigest()
 
 
 def _prepared_window(name_or_path: str) -> WindowConfig | None:
@@ -244,6 +342,7 @@ def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
         data = ClientData(
             images=torch.tensor(images.images, device=device),
             labels=None if images.labels is None else torch.tensor(images.labels, device=device),
+            groups=None if images.groups is None else torch.from_numpy(images.groups),
         )
     except torch.OutOfMemoryError:
         gigabytes = images.images.nbytes / 1e9
@@ -262,9 +361,8 @@ def _from_cache(images: CachedData, device: torch.device) -> PreparedImages:
     if images.labels is not None:
         digest.update(images.labels.tobytes())
         labels = torch.tensor(images.labels, device=device)
-    return PreparedImages(
-        ClientData(own.to(device), labels), own.channels, own.image_size, digest.hexdigest(), images.unreadable
-    )
+    data = ClientData(own.to(device), labels, groups=None if images.groups is None else torch.from_numpy(images.groups))
+    return PreparedImages(data, own.channels, own.image_size, digest.hexdigest(), images.unreadable)
 
 
 def _is_folder(name_or_path: str) -> bool:

@@ -57,9 +57,11 @@ class Executor:
         encoder: EncoderConfig | None = None,
         max_artifact_bytes: int | None = None,
         labels: OwnLabels | None = None,
+        before_training: Callable[[], None] = lambda: None,
     ) -> None:
         """`max_artifact_bytes` limits the broadcast and the update, unless it is None. `labels` are those of the images
-        that methods of the sites' own labels use."""
+        that methods of the sites' own labels use. `before_training` is called before the images are used for a round,
+        and may replace them."""
         self._client = client
         self._images = images
         self._states = states
@@ -69,6 +71,7 @@ class Executor:
         self._encoder = encoder
         self._max_artifact_bytes = max_artifact_bytes
         self._labels = labels
+        self._before_training = before_training
         self._public = public or PublicImages(device)
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
@@ -81,7 +84,8 @@ class Executor:
         self._check_sizes(item)
         method = self._method_of(item)
         self._check_encoder(item)
-        images = self._labelled(item, self._images.prepared(item.spec.data))
+        self._before_training()
+        images = self._grouped(item, self._labelled(item, self._images.prepared(item.spec.data)))
         work = work_digest(item, images.fingerprint, describe_environment(self._device))
         self._states.discard(
             item.run_id, item.last_accepted, work=work, keeps_accepted=evaluates_states(item.spec)
@@ -152,6 +156,20 @@ class Executor:
         for tensor in (data.labels, data.held_out):
             digest.update(tensor.cpu().numpy().tobytes())
         return dataclasses.replace(images, data=data, fingerprint=digest.hexdigest())
+
+    def _grouped(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
+        """Return the images with the groups that the run's batches need: those of the labels, or else of the files.
+
+        The fingerprint then covers the groups too.
+        """
+        if not item.spec.data.distinct_groups:
+            return images
+        own = None if self._labels is None else self._labels.labels.without(images.unreadable).groups
+        groups = images.data.groups if own is None else torch.from_numpy(own)
+        if groups is None:
+            return images  # the training reports it
+        digest = hashlib.sha256(images.fingerprint.encode() + groups.numpy().tobytes()).hexdigest()
+        return dataclasses.replace(images, data=dataclasses.replace(images.data, groups=groups), fingerprint=digest)
 
     def _state_of(self, item: WorkItem, *, keeps_state: bool) -> tuple[Tensors | None, StateLost | None]:
         """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.

@@ -11,7 +11,6 @@ from fedssl.data.label_files import load_site_labels, read_label_names
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
 from fedssl.methods import METHODS
-from fedssl.methods.api import ClientData
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
@@ -29,9 +28,12 @@ class RunClasses(Protocol):
     def multi_label(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OwnLabels:
-    """The labels of all images of this client, and the run's names for its classes that differ."""
+    """The labels of all images of this client, and the run's names for its classes that differ.
+
+    They are replaced when the images have changed.
+    """
 
     labels: SiteLabels
     renamed: Mapping[str, str]
@@ -67,16 +69,16 @@ def load_own_labels(data: str, source: str | None, names: Path | None, num_image
     return OwnLabels(labels, {} if names is None else read_label_names(names.expanduser()))
 
 
-def supported_methods(images: ClientData, labels: OwnLabels | None) -> dict[str, int]:
-    """Return the version of each method that this client can train.
+def supported_methods(labels: OwnLabels | None, *, has_labels: bool) -> dict[str, int]:
+    """Return the version of each method that this client can train. `has_labels`: the images have class folders.
 
     Methods that train on labels need those of the class folders; `ridge-probe` and `classifier` need those of --labels.
     """
     found = {}
     for name, method in METHODS.items():
         config = METHOD_CONFIGS[name]
-        needed = labels if issubclass(config, SiteLabelsConfig) else images.labels
+        is_labelled = labels is not None if issubclass(config, SiteLabelsConfig) else has_labels
         trains_on_labels = issubclass(config, ComposedConfig) and "labels" in config.traits
-        if not trains_on_labels or needed is not None:
+        if not trains_on_labels or is_labelled:
             found[name] = method.version
     return found

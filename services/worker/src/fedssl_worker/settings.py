@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         default=False,
         description="Keep no decoded images on this machine's disk: decline runs that ask for it (data.cache_size).",
     )
+    rescan: bool = Field(
+        default=False,
+        description="Read the images again before a round if files were added, removed or changed, and register their "
+        "new number. Without it, a run that needs them in another shape is declined after such a change.",
+    )
     public_data: Path | None = Field(
         default=None,
         description="Folder of public images that a run may name (FLESD, FedCA). What is computed from them leaves "

@@ -133,6 +133,16 @@ def decode_to_memory(files: ImageFiles, channels: int, size: int) -> tuple[Pixel
     return images[:start], tuple(unreadable)
 
 
+def find_unreadable(files: ImageFiles, channels: int, size: int) -> tuple[int, ...]:
+    """Decode all images without keeping them. Return the sorted positions of the unreadable files.
+
+    Raises DataError if more files are unreadable than `files.reading` tolerates.
+    """
+    position_of = {name: position for position, name in enumerate(files.names)}
+    parts = _decode_checked(files, channels, size, files.num_tolerated)
+    return tuple(position_of[name] for part in parts for name, _ in part.damaged)
+
+
 def low_range(num_images: int, highest: int) -> str:
     """Return what is wrong with images of 16 bits that have no higher value than this."""
     return (

@@ -47,12 +47,14 @@ class ClientData:
     For methods that use the sites' own labels, `labels` are -1 for an image without one, may be the presence of several
     labels (N, C), and come with `held_out` (N,), true for the labelled images that are not trained on.
 
-    The images are in the device's memory, or in a cache.
+    The images are in the device's memory, or in a cache. `groups`: int64 (N,) on the CPU, equal for the images of one
+    group (a patient), if the images have groups.
     """
 
     images: Images
     labels: torch.Tensor | None = None
     held_out: torch.Tensor | None = None
+    groups: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -74,7 +76,13 @@ class ClientData:
         else:
             own = images.subset(indices.cpu().numpy())
         labels, held_out = (None if each is None else each[indices] for each in (self.labels, self.held_out))
-        return ClientData(own, labels, held_out)
+        groups = None if self.groups is None else self.groups[indices.cpu()]
+        return ClientData(own, labels, held_out, groups)
+
+    def to(self, device: torch.device | str) -> "ClientData":
+        """Return the images for training on `device`, with their labels there."""
+        labels, held_out = (None if each is None else each.to(device) for each in (self.labels, self.held_out))
+        return ClientData(self.images.to(device), labels, held_out, self.groups)
 
     def _is_trained(self) -> torch.Tensor:
         """Return which images have a label and are not held out (N,). The method has checked that there are labels."""

@@ -24,10 +24,11 @@ def client_data(images: ImageData | CachedData, spec: RunSpec, client_id: str) -
     """
     own = images.images if isinstance(images, CachedData) else torch.from_numpy(images.images)
     if (config := wants_site_labels(spec)) is None:
-        return ClientData(own, None if images.labels is None else torch.from_numpy(images.labels))
-    labels = own_labels(images, f"the images of {client_id}")
-    labels = with_run_classes(labels, config.classes, multi_label=config.multi_label)
-    return with_site_labels(own, labels, spec, client_id)
+        labels, groups = (None if each is None else torch.from_numpy(each) for each in (images.labels, images.groups))
+        return ClientData(own, labels, groups=groups)
+    found = own_labels(images, f"the images of {client_id}")
+    found = with_run_classes(found, config.classes, multi_label=config.multi_label)
+    return with_site_labels(own, found, spec, client_id)
 
 
 def with_site_labels(images: Images, labels: SiteLabels, spec: RunSpec, client_id: str) -> ClientData:
@@ -44,4 +45,5 @@ def with_site_labels(images: Images, labels: SiteLabels, spec: RunSpec, client_i
     held_out = torch.zeros(len(images), dtype=torch.bool)
     held_out[torch.from_numpy(split.test)] = True
     device = images.device
-    return ClientData(images, torch.from_numpy(labels.labels).to(device), held_out.to(device))
+    groups = None if labels.groups is None else torch.from_numpy(labels.groups)
+    return ClientData(images, torch.from_numpy(labels.labels).to(device), held_out.to(device), groups)

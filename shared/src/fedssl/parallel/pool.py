@@ -38,6 +38,11 @@ def held_out_of(client: str) -> str:
     return f"held-out images of {client}"
 
 
+def groups_of(client: str) -> str:
+    """Return the name of the groups of a client's images among the shared tensors."""
+    return f"groups of {client}"
+
+
 class ClientProcesses:
     """Processes, each of which trains one client at a time, for as long as the `with` block lasts.
 
@@ -63,6 +68,7 @@ class ClientProcesses:
                 held |= {f"{part} of {images_of(name)}": tensor for part, tensor in rows.items()}
         held |= {labels_of(name): each.labels for name, each in data.items() if each.labels is not None}
         held |= {held_out_of(name): each.held_out for name, each in data.items() if each.held_out is not None}
+        held |= {groups_of(name): each.groups for name, each in data.items() if each.groups is not None}
         if public is not None:
             held[PUBLIC] = public.images[:]
         self._setup = {

@@ -17,7 +17,7 @@ from fedssl.engine import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.devices import memory_errors_explained, require_device
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context
-from fedssl.parallel.pool import PUBLIC, held_out_of, images_of, labels_of
+from fedssl.parallel.pool import PUBLIC, groups_of, held_out_of, images_of, labels_of
 from fedssl.parallel.shared_tensors import SharedTensors
 from fedssl.protocol.runs import RunSpec
 
@@ -37,12 +37,8 @@ class _Clients:
     def train(self, task: Mapping[str, Any]) -> LocalResult:
         """Train one client for one round."""
         name, spec, device = task["client_id"], self._spec, self._device
-        labels, held_out = (self._images.get(key) for key in (labels_of(name), held_out_of(name)))
-        data = ClientData(
-            self._images_of(name).to(device),
-            None if labels is None else labels.to(device),
-            None if held_out is None else held_out.to(device),
-        )
+        labels, held_out, groups = (self._images.get(of(name)) for of in (labels_of, held_out_of, groups_of))
+        data = ClientData(self._images_of(name), labels, held_out, groups).to(device)
         ctx = Context(
             spec=spec,
             round_number=task["round_number"],

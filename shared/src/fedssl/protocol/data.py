@@ -231,6 +231,12 @@ class DataConfig(StrictModel):
         "aspect kept, and cut random crops out of these images. From `image_size` to twice of it. Null: crops are cut "
         "out of squares of `image_size` pixels, which are kept in memory.",
     )
+    distinct_groups: bool = Field(
+        default=False,
+        exclude_if=lambda it: not it,
+        description="No batch has two images of one group (a patient, a video, a slide). Clients whose images have no "
+        "groups decline.",
+    )
 
     @model_validator(mode="after")
     def _cache_fits_crops(self) -> "DataConfig":

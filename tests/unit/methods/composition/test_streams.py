@@ -1,9 +1,11 @@
 """The further image streams of a batch."""
 
+import pytest
 import torch
 
+from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
-from fedssl.methods.composition.streams import draw_streams, quarter_turns, turned
+from fedssl.methods.composition.streams import draw_batches, draw_streams, quarter_turns, turned
 from support.methods import context, method_spec
 
 
@@ -20,7 +22,7 @@ def test_references_pass_once_through_all_images_in_an_epoch() -> None:
     data = ClientData(torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1))
     ctx = context(spec, 1, "client-0")
     draw = draw_streams(frozenset({"references", "rotated"}), data, 0, ctx)
-    drawn = [draw(number, torch.arange(4 * number, 4 * number + 4)) for number in range(3)]
+    drawn = [draw(start, torch.arange(start, start + 4)) for start in (0, 4, 8)]
     references = torch.cat([streams["references"].pixels for streams in drawn]).flatten().tolist()
     assert sorted(references) == list(range(12))
     assert references != list(range(12))
@@ -31,3 +33,24 @@ def test_references_pass_once_through_all_images_in_an_epoch() -> None:
     ]
     other = draw_streams(frozenset({"references"}), data, 1, ctx)(0, torch.arange(4))
     assert not torch.equal(other["references"].pixels, drawn[0]["references"].pixels)
+
+
+def test_no_batch_and_no_references_have_two_images_of_a_group() -> None:
+    spec = method_spec("fedsimclr", training={"batch_size": 4}, data={"distinct_groups": True})
+    ctx = context(spec, 1, "client-0")
+    groups = torch.tensor([0] * 5 + [1] * 3 + [2, 2, 3, 4])
+    data = ClientData(torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1), groups=groups)
+    batches = draw_batches(data, torch.Generator().manual_seed(0), ctx)
+    draw = draw_streams(frozenset({"references"}), data, 0, ctx)
+    num_drawn = 0
+    for batch in batches:
+        references = draw(num_drawn, batch)["references"].pixels.flatten().long()
+        num_drawn += len(batch)
+        assert len(references) == len(batch)
+        assert len(set(groups[references].tolist())) == len(set(groups[batch].tolist())) == len(batch)
+    assert num_drawn == 10, "three batches have one image each of the first group"
+    part = data.at(torch.tensor([0, 5, 8]))
+    assert part.groups is not None
+    assert part.groups.tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"no groups, which data\.distinct_groups needs"):
+        draw_batches(ClientData(data.images), torch.Generator(), ctx)

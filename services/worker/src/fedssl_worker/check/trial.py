@@ -114,7 +114,8 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
     images = sample_images(settings.data, spec.data, max(batch_size, min(_NUM_SAMPLED, NUM_STEPS * batch_size)))
     pixels = torch.from_numpy(images.images).to(ctx.device)
     if (config := wants_site_labels(spec)) is None:
-        data = ClientData(pixels, None if images.labels is None else torch.from_numpy(images.labels).to(ctx.device))
+        labels = None if images.labels is None else torch.from_numpy(images.labels).to(ctx.device)
+        data = ClientData(pixels, labels, groups=torch.arange(len(pixels)))  # a step takes as long with any groups
     else:
         data = _of_one_class(pixels, config)
     method = METHODS[spec.method.name]
@@ -132,7 +133,8 @@ def _of_one_class(pixels: torch.Tensor, config: SiteLabelsConfig) -> ClientData:
     """Return images that all have the first class and are all trained on: a step takes as long with any labels."""
     shape = (len(pixels), len(config.classes)) if config.multi_label else (len(pixels),)
     labels = torch.zeros(shape, dtype=torch.int64, device=pixels.device)
-    return ClientData(pixels, labels, torch.zeros(len(pixels), dtype=torch.bool, device=pixels.device))
+    held_out = torch.zeros(len(pixels), dtype=torch.bool, device=pixels.device)
+    return ClientData(pixels, labels, held_out, torch.arange(len(pixels)))
 
 
 def _schedule(num_images: int, ctx: Context) -> Schedule:

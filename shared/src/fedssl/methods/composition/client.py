@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, in_name_order
-from fedssl.data.batches import epoch_batches, num_batches, on_device
-from fedssl.data.image_batches import index_device, join, random_views, take_each
+from fedssl.data.batches import num_batches, on_device
+from fedssl.data.image_batches import join, random_views, take_each
 from fedssl.errors import MethodError, SpecError
 from fedssl.methods.api import Batch, ClientData, ClientState, Context, Metrics, Schedule, Terms
 from fedssl.methods.composition.embedding import plain_batches
@@ -22,7 +22,7 @@ from fedssl.methods.composition.modules import (
     tensors_of,
 )
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
-from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
+from fedssl.methods.composition.streams import ROTATED, draw_batches, draw_streams, turned
 from fedssl.models import Encoder, add_adapters, build_encoder, build_mlp, freeze, frozen_tensors, initialised
 from fedssl.models.batch_norm import norm_tensors, recalibrate
 from fedssl.protocol.model import EncoderConfig
@@ -185,15 +185,16 @@ class ClientAlgorithm:
 
     def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
         """Yield one epoch's batches."""
-        training, num_views = ctx.spec.training, self.host.num_views
+        num_views = self.host.num_views
         # Batches are drawn on the CPU, so that every device sees the images in one order.
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
         views = ctx.generator(f"views/{epoch}")
         draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
-        place = index_device(data.images)
-        batches = epoch_batches(len(data), training.batch_size, order, training.drop_last, place)
+        batches = draw_batches(data, order, ctx)
+        num_drawn = 0
         for number, own in enumerate(take_each(data.images, batches)):
-            streams = draw(number, batches[number])
+            streams = draw(num_drawn, batches[number])
+            num_drawn += len(own)
             images = join([own] * num_views + [*streams.values()])
             parts = random_views(images, ctx.spec.data, views).chunk(num_views + len(streams))
             indices = on_device(batches[number], data.images.device)

@@ -9,35 +9,50 @@ from collections.abc import Callable
 
 import torch
 
-from fedssl.data.batches import on_device
+from fedssl.data.batches import distinct_batches, epoch_batches, on_device
 from fedssl.data.image_batches import index_device, take
 from fedssl.data.image_cache.images import ImageBatch
-from fedssl.errors import MethodError
+from fedssl.errors import DataError, MethodError
 from fedssl.methods.api import ClientData, Context
 
 REFERENCES, ROTATED, PUBLIC = "references", "rotated", "public"
 
 Draw = Callable[[int, torch.Tensor], dict[str, ImageBatch]]
-"""From a batch's number in the epoch and its indices (B,) to images by stream."""
+"""From the number of the epoch's images before a batch, and the batch's indices (B,), to images by stream."""
+
+
+def draw_batches(data: ClientData, generator: torch.Generator, ctx: Context) -> list[torch.Tensor]:
+    """Return the indices of one epoch's batches, which the spec's `data.distinct_groups` decides about.
+
+    `generator` is on the CPU. Raises DataError if the images lack the groups that the spec asks for.
+    """
+    training, place = ctx.spec.training, index_device(data.images)
+    if not ctx.spec.data.distinct_groups:
+        return epoch_batches(len(data), training.batch_size, generator, training.drop_last, place)
+    if data.groups is None:
+        raise DataError(
+            "these images have no groups, which data.distinct_groups needs: leave it out, or use DICOM files, an array "
+            "`groups` in the .npz file, or a file of labels with a column `group`"
+        )
+    return distinct_batches(data.groups, training.batch_size, generator, training.drop_last, place)
 
 
 def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Context) -> Draw:
     """Return a function that draws the named streams for the batches of one epoch, in the order of the names."""
-    place, size = index_device(data.images), len(data)
     # Drawn on the CPU, so that every device sees the images in one order, and for the whole epoch at once.
     references = public = torch.empty(0, dtype=torch.int64)
     if REFERENCES in streams:
         order = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
-        references = on_device(torch.randperm(size, generator=order), place)
+        references = torch.cat([references.to(index_device(data.images)), *draw_batches(data, order, ctx)])
     if PUBLIC in streams:
         if ctx.public is None:
             raise MethodError("the method trains on public images, and the spec names none in `public_data`")
         order = torch.Generator().manual_seed(ctx.seed(f"public/{epoch}"))
-        chosen = torch.randint(len(ctx.public), (size,), generator=order)
+        chosen = torch.randint(len(ctx.public), (len(data),), generator=order)
         public = on_device(chosen, index_device(ctx.public.images))
 
-    def draw(number: int, indices: torch.Tensor) -> dict[str, ImageBatch]:
-        batch = slice(start := number * ctx.spec.training.batch_size, start + len(indices))
+    def draw(num_drawn: int, indices: torch.Tensor) -> dict[str, ImageBatch]:
+        batch = slice(num_drawn, num_drawn + len(indices))
         images: dict[str, ImageBatch] = {}
         if ctx.public is not None and PUBLIC in streams:
             images[PUBLIC] = take(ctx.public.images, public[batch])
