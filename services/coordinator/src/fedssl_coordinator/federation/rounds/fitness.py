@@ -26,6 +26,8 @@ _CLIENTS_SHOWN = 5
 def unfit(session: Session, spec: RunSpec, method_version: int, names: Sequence[str]) -> dict[str, str]:
     """Return the clients that cannot take part in a run, with the reason."""
     found = {row.client_id: _reason(row, spec, method_version) for row in clients.registrations(session, names)}
+    if spec.secure_aggregation is not None:
+        found |= {name: found.get(name) or why for name, why in _unidentified(session, names).items()}
     return {name: why for name, why in found.items() if why is not None}
 
 
@@ -109,6 +111,17 @@ def _key_of(message: str) -> list[str]:
 
 def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None:
     return _method(row, spec.method, method_version) or _shape(row, spec) or _encoder(row, spec)
+
+
+def _unidentified(session: Session, names: Sequence[str]) -> dict[str, str]:
+    """Return the clients that others could not recognise in a secure round, with the reason."""
+    found = {}
+    for name, (identity, announced) in clients.identities(session, names).items():
+        if identity is None:
+            found[name] = "its worker has not announced an identity key, which secure aggregation needs: update it"
+        elif announced != identity:
+            found[name] = f"its identity key has changed: fedssl client confirm-identity {name} {announced}"
+    return found
 
 
 def _method(row: Registration, method: MethodConfig, version: int) -> str | None:
