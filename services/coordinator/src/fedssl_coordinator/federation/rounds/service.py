@@ -339,7 +339,10 @@ def _check_secure_round(session: Session, run: Run, current: Round, config: Secu
         return Step.CHECK_AGAIN
     is_overdue = repository.is_overdue(session, current.id)
     found = secure_rounds.advance(session, current, config.phase_seconds, is_overdue=is_overdue)
-    if isinstance(found, secure_rounds.Waiting):
+    for row in repository.locked_live(session, round_id=current.id) if found.left_out else ():
+        if row.client_id in found.left_out:
+            _expire(session, row, found.left_out[row.client_id])
+    if not found.is_over:
         return Step.WAIT
     if not found.survivors:
         ended = [row for row in rows if row.state in (AssignmentState.DECLINED, AssignmentState.EXPIRED)]

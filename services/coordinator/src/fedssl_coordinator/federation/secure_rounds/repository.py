@@ -43,6 +43,12 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
     return session.get_one(SecureRound, round_id, with_for_update=True, populate_existing=True)
 
 
+def member(session: Session, round_id: UUID, client_id: str) -> SecureMember | None:
+    """Return one member as it is now."""
+    statement = select(SecureMember).where(SecureMember.round_id == round_id, SecureMember.client_id == client_id)
+    return session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
+
+
 def members(session: Session, round_id: UUID) -> Sequence[SecureMember]:
     """Return the members as they are now, in name order. Lock the round before, to change one."""
     statement = select(SecureMember).where(SecureMember.round_id == round_id).order_by(SecureMember.client_id)

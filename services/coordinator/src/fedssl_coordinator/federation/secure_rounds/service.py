@@ -45,18 +45,17 @@ from fedssl_coordinator.federation.secure_rounds import repository
 
 _CONTEXT = TypeAdapter(RoundContext)
 _PHASES: tuple[SecurePhase, ...] = ("keys", "shares", "vectors", "confirmations", "reveals")
+_LISTED = _PHASES[:3]
+"""The phases whose senders are a list: a client that sent nothing takes no part in the next phase."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """The phase waits for messages."""
+class Advanced:
+    """What became of a round. `is_over`: no message is awaited any more. `survivors`: whose vectors are to be summed;
+    none if there is no sum, for the reason `why`. `left_out`: clients that the round continues without, and why."""
 
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """No message is awaited any more. `survivors`: whose vectors are to be summed; none if there is no sum, for the
-    reason `why`."""
-
+    left_out: Mapping[str, str]
+    is_over: bool = False
     survivors: tuple[str, ...] = ()
     why: str = ""
 
@@ -81,15 +80,14 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     phase: SecurePhase = row.phase  # type: ignore[assignment]
     if not is_open or phase not in _PHASES:
         return SecureStatus(phase="failed" if phase == "failed" else "done", is_member=True, received=True)
-    rows = repository.members(session, round_id)
-    mine = next((each for each in rows if each.client_id == client_id), None)
-    number = _PHASES.index(phase)
-    is_member = mine is not None and all(getattr(mine, earlier) is not None for earlier in _PHASES[: min(number, 3)])
+    mine = repository.member(session, round_id, client_id)
+    is_member = mine is not None and _takes_part(mine, phase)
     received = mine is not None and getattr(mine, phase) is not None
     needed: dict[str, Any] = {}
-    if not is_member or received:
-        pass
-    elif phase == "shares":
+    if not is_member or received or phase == "keys":
+        return SecureStatus(phase=phase, is_member=is_member, received=received)
+    rows = repository.members(session, round_id)
+    if phase == "shares":
         needed["roster"] = {each.client_id: each.keys for each in rows if each.keys is not None}
     elif phase == "vectors":
         needed["inbox"] = wire.inbox_to_wire(_restored(row, rows).inbox(client_id))
@@ -145,8 +143,12 @@ def _is_awaited_last(session: Session, row: SecureRound, rows: Sequence[MemberRo
 
 def _is_awaited(member: MemberRow, phase: str) -> bool:
     """Return whether a member takes part in a phase and has not sent its message."""
-    before = _PHASES[: min(_PHASES.index(phase), 3)]  # type: ignore[arg-type]
-    return getattr(member, phase) is None and all(getattr(member, earlier) is not None for earlier in before)
+    return getattr(member, phase) is None and _takes_part(member, phase)
+
+
+def _takes_part(member: MemberRow, phase: str) -> bool:
+    before = [earlier for earlier in _LISTED if _PHASES.index(earlier) < _PHASES.index(phase)]
+    return all(getattr(member, earlier) is not None for earlier in before)
 
 
 def _add(server: SecureServer, client: str, message: SecureMessage) -> None:
@@ -163,8 +165,8 @@ def _add(server: SecureServer, client: str, message: SecureMessage) -> None:
             server.add_reveals(wire.reveals_from_wire(client, message))
 
 
-def advance(session: Session, current: Round, seconds: float, *, is_overdue: bool) -> Waiting | Ended:
-    """End each phase whose time it is, and return whether messages are awaited. The caller holds the run's lock.
+def advance(session: Session, current: Round, seconds: float, *, is_overdue: bool) -> Advanced:
+    """End each phase whose time it is. The caller holds the run's lock.
 
     Args:
         seconds: how long a phase waits.
@@ -172,31 +174,33 @@ def advance(session: Session, current: Round, seconds: float, *, is_overdue: boo
     """
     row = repository.locked(session, current.id)
     can_answer = repository.can_answer(session, current.id)
+    left_out: dict[str, str] = {}
     while True:
         rows = repository.members(session, current.id)
         server = _restored(row, rows)
         if server.phase not in _PHASES:
-            return Ended(why="the protocol of the round has ended")
+            return Advanced(left_out, is_over=True, why="the protocol of the round has ended")
         if server.is_complete:
-            return Ended(survivors=tuple(sorted(server.collected.vectors)))
+            return Advanced(left_out, is_over=True, survivors=tuple(sorted(server.collected.vectors)))
         missing = {each.client_id for each in rows if _is_awaited(each, server.phase)}
         is_full = server.phase == "keys" and len(server.collected.keys) == current.num_wanted
         if missing.intersection(can_answer) and not is_full:
             if not (is_overdue or repository.is_overdue(session, current.id)):
-                return Waiting()
-        elif server.phase == "reveals" and not missing:
-            return Ended(why=_why_incomplete(server))
+                return Advanced(left_out)
+        before = server.phase
         is_early = server.phase in ("keys", "shares") and not is_overdue and bool(missing & can_answer) and not is_full
         try:
             phase = _freeze(server)
         except NoSum as error:
             if is_early:
-                return Waiting()  # the round's deadline decides
-            return Ended(why=str(error))
+                return Advanced(left_out)  # the round's deadline decides
+            return Advanced(left_out, is_over=True, why=str(error))
+        if before in _LISTED:
+            left_out |= dict.fromkeys(missing, f"the round continues without this client, whose {before} are missing")
         _record_phase(session, current, phase, server, missing)
         deadline = current.deadline if phase == "vectors" else float(seconds)
         repository.begin_phase(session, row, phase, deadline)
-        is_overdue = is_overdue and phase == "vectors"
+        is_overdue = is_overdue and phase in _LISTED
 
 
 def _freeze(server: SecureServer) -> SecurePhase:
@@ -227,7 +231,7 @@ def _record_phase(
     session: Session, current: Round, phase: SecurePhase, server: SecureServer, missing: Collection[str]
 ) -> None:
     collected = server.collected
-    present = {
+    present: Collection[str] = {
         "shares": collected.keys,
         "vectors": collected.shares,
         "confirmations": collected.vectors,
@@ -278,6 +282,7 @@ def close(session: Session, current: Round, *, has_sum: bool) -> None:
     }
     phase: SecurePhase = "done" if has_sum else "failed"
     ended_in = row.phase
+    enqueue.collect(session)  # the masked vectors
     repository.end(session, row, phase, facts)
     lost = f", mask keys of {', '.join(facts['mask_keys'])}" if facts["mask_keys"] else ""
     message = f"round {current.number}: {phase} after {ended_in}; own masks of {len(facts['own_masks'])} clients{lost}"
