@@ -324,6 +324,11 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         body = request_body(ClientEdit, display_name=display_name)
         return self._connection.call("PATCH", f"/v1/clients/{_segment(client_id)}", ClientView, body=body)
 
+    def confirm_identity(self, client_id: str, identity: str) -> ClientView:
+        """Let a client take part in secure rounds with the new identity key that its owner has confirmed."""
+        path, body = f"/v1/clients/{_segment(client_id)}/identity", IdentityConfirmation(identity=identity)
+        return self._connection.call("POST", path, ClientView, body=body)
+
     def revoke_client(self, client_id: str) -> ClientView:
         """Shut a data owner out: its tokens stop working and no run draws on it any more."""
         return self._connection.call("POST", f"/v1/clients/{_segment(client_id)}/revoke", ClientView)

@@ -151,17 +151,17 @@ def next_weights(
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
-    updates = [_update(row) for row in _accepted(rows)]
     ctx = _context(spec, current.number, device)
     if _trained_without_state(spec, rows):
         training["restart"] = True
     if spec.secure_aggregation is not None:
-        return _stored(_unmasked(spec, current, rows, previous, ctx, **training))
+        return _stored(_unmasked(spec, current, previous, ctx, **training))
+    updates = [_update(row) for row in _accepted(rows)]
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
 
 
 def _unmasked(
-    spec: RunSpec, current: Round, rows: Sequence[Assignment], previous: Tensors, ctx: Context, **training: Any
+    spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **training: Any
 ) -> ServerResult:
     """Return the result of a secure round. Raises NoSum."""
     with transaction() as session:

@@ -1,7 +1,7 @@
 """What the API shows: its requests and answers, a module per noun."""
 
 from fedssl.protocol.views.base import Page, View
-from fedssl.protocol.views.clients import ClientEdit, ClientView, LedgerAnchorView
+from fedssl.protocol.views.clients import ClientEdit, ClientView, IdentityConfirmation, LedgerAnchorView
 from fedssl.protocol.views.datasets import (
     EvaluationDatasetCreate,
     EvaluationDatasetView,
@@ -37,6 +37,7 @@ from fedssl.protocol.views.weights import WeightsCreate, WeightsView
 __all__ = [
     "AssignmentView",
     "ClientEdit",
+    "IdentityConfirmation",
     "ClientView",
     "DeliveryView",
     "DestinationCreate",
