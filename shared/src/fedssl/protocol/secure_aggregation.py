@@ -42,10 +42,3 @@ class SecureAggregationConfig(StrictModel):
                 f"{self.collusion + 2} updates or more, so that those of two honest clients are in it"
             )
         return self
-
-
-UNAVAILABLE = (
-    "a deployed run cannot have secure_aggregation yet, because workers and coordinator do not exchange the messages "
-    "of its protocol: leave it out, or train with `fedssl simulate`, which has it"
-)
-"""Why a coordinator refuses a run that asks for secure aggregation."""

@@ -12,11 +12,10 @@ from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_aggregation import UNAVAILABLE
 from fedssl_coordinator.core import plan_cache
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
-from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.clients import Registration
 
@@ -60,19 +59,6 @@ def require_possible(spec: RunSpec) -> None:
         loc = ["spec", *_key_of(why)]
         detail = f"nothing was changed; correct this and send it again: {why}"
         raise ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": why}])
-
-
-def require_available(spec: RunSpec) -> None:
-    """Raise ProblemError if a new run asks for something that only simulations have."""
-    if spec.secure_aggregation is not None and not __import__("os").environ.get("SECURE_NOW"):
-        loc = ["spec", "secure_aggregation"]
-        place = ".".join(loc)
-        raise ProblemError(
-            "invalid-request",
-            f"nothing was changed; correct this and send it again: {place}: {UNAVAILABLE}",
-            errors=[{"loc": loc, "msg": UNAVAILABLE}],
-            audit_event=AuditEvent("request.refused", f"{place}: {UNAVAILABLE}"),
-        )
 
 
 def record_left_out(session: Session, run: Run, round_number: int, left_out: Mapping[str, str]) -> None:

@@ -350,7 +350,7 @@ def _check_secure_round(session: Session, run: Run, current: Round, config: Secu
         skip_round(session, run, current, f"no secure sum: {found.why}{lost}")
         return Step.CHECK_AGAIN
     _accept_survivors(session, current, found.survivors)
-    message = f"unmasking the sum of {len(found.survivors)} of {len(rows)} updates"
+    message = f"aggregating {len(found.survivors)} of {len(rows)} updates"
     transition(session, current, RoundState.AGGREGATING, message)
     enqueue.wake_watchers(session)
     return Step.CHECK_AGAIN
