@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -45,7 +46,6 @@ class SecureWorkers:
             public, url = key.public_key().public_bytes_raw().hex(), (urls or {}).get(name, "")
             self.clients[name] = coordinator.worker(name, identity=public, url=url)
         self.id: UUID = coordinator.client.create_run(spec).id
-        self.errors: list[BaseException] = []
 
     def agent(self, name: str) -> Agent:
         """Return a worker that starts with the files that an earlier one has left."""
@@ -57,37 +57,29 @@ class SecureWorkers:
         egress = Egress(client, Ledger(folder / "ledger"))
         secure = SecureRounds(client, egress, states, folder / "secure", self.identities[name])
         backoff = Backoff(first=0.01, longest=0.02)
-        return Agent(
-            client, executor, egress, states, claim_seconds=0, backoff=backoff, begin_secure=secure.begin
-        )
+        return Agent(client, executor, egress, states, claim_seconds=0, backoff=backoff, begin_secure=secure.begin)
 
     def train(self, *, gone: str = "", on_gone: Callable[[], object] = lambda: None, seconds: float = 60) -> None:
         """Work until the run has finished. A killed worker starts again; that of `gone` does not, and `on_gone` is
         called."""
-        done = threading.Event()
+        done, end = threading.Event(), time.monotonic() + seconds
 
         def work(name: str) -> None:
-            try:
-                self._work(name, done, is_gone=name == gone)
-                if name == gone:
-                    on_gone()
-            except BaseException as error:
-                self.errors.append(error)
+            self._work(name, done, is_gone=name == gone)
+            if name == gone:
+                on_gone()
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in self.clients]
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + seconds
-        try:
-            while self.coordinator.client.run(self.id).state != RunState.FINISHED:
-                assert time.monotonic() < end, "the run did not end"
-                self.coordinator.advance(self.id)
-                time.sleep(0.02)
-        finally:
-            done.set()
-            for thread in threads:
-                thread.join()
-        assert self.errors == []
+        with ThreadPoolExecutor(len(self.clients)) as pool:
+            working = [pool.submit(work, name) for name in self.clients]
+            try:
+                while self.coordinator.client.run(self.id).state != RunState.FINISHED:
+                    assert time.monotonic() < end, "the run did not end"
+                    self.coordinator.advance(self.id)
+                    time.sleep(0.02)
+            finally:
+                done.set()
+        for each in working:
+            each.result()
 
     def _work(self, name: str, done: threading.Event, *, is_gone: bool) -> None:
         agent = self.agent(name)

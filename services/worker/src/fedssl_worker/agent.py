@@ -30,8 +30,8 @@ from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, Resources, WorkItem
-from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
 from fedssl.secure_aggregation import RoundContext
+from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
 from fedssl_worker.causes import CannotTrain, cause_of
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError

@@ -70,7 +70,9 @@ class Record(StrictModel):
 class SecureRounds:
     """Begins the secure rounds of a worker, or continues one."""
 
-    def __init__(self, client: WorkerClient, egress: Egress, states: ClientStates, root: Path, identity: Signer) -> None:
+    def __init__(
+        self, client: WorkerClient, egress: Egress, states: ClientStates, root: Path, identity: Signer
+    ) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._client, self._egress, self._states = client, egress, states
         self._root, self._identity = root, identity
@@ -78,7 +80,8 @@ class SecureRounds:
     def begin(self, item: WorkItem, context: RoundContext) -> "SecureRound":
         """Return this worker's part in a round. Nothing has left yet.
 
-        Raises NotPermitted, with an entry `refused` in the ledger, if the owner's limits or an earlier answer forbid it.
+        Raises NotPermitted, with an entry `refused` in the ledger, if the owner's limits or an earlier answer forbid
+        it.
         """
         path = self._root / f"{item.run_id}.json"
         try:
@@ -173,7 +176,9 @@ class SecureRound:
             if status.phase in ("done", "failed") or (trained is None and status.phase not in ("keys", "shares")):
                 return
             if not status.is_member:
-                raise Cancelled(f"the round continues without this worker: its message came too late for {status.phase}")
+                raise Cancelled(
+                    f"the round continues without this worker: its message came too late for {status.phase}"
+                )
             if status.phase != phase:
                 delay, phase = _FIRST_PAUSE_SECONDS, status.phase
             if not status.received:

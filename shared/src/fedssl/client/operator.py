@@ -42,6 +42,7 @@ from fedssl.protocol.views import (
     EvaluationCreate,
     EvaluationView,
     EventView,
+    IdentityConfirmation,
     LedgerAnchorView,
     MethodView,
     MetricView,

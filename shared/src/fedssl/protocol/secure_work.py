@@ -1,4 +1,4 @@
-"""What a worker and the coordinator say to each other in a secure round. Bytes are in hexadecimal.
+"""The messages between a worker and the coordinator in a secure round. Bytes are in hexadecimal.
 
 Each phase has one message per client. `fedssl.secure_aggregation` has the protocol, and its `wire` converts messages.
 """

@@ -89,10 +89,10 @@ class SecureClient:
     A phase called again with the same input returns the same message, made once. With another input it raises Refused:
     two vectors under one mask would give their difference, and two lists of survivors the masks of one client.
 
-    All that is random derives from `seed`. A client that was made again with the same seed and then gets the same inputs
-    returns the same messages. So a worker that stores the seed, and each input before it sends the answer, can continue
-    after it was killed. A worker that has sent keys and lost the seed must decline the round: another client would mask
-    the same update again, and the difference of two sums could be one update.
+    All that is random derives from `seed`. A client that was made again with the same seed and then gets the same
+    inputs returns the same messages. So a worker that stores the seed, and each input before it sends the answer, can
+    continue after it was killed. A worker that has sent keys and lost the seed must decline the round: another client
+    would mask the same update again, and the difference of two sums could be one update.
 
     Args:
         context: computed by the worker itself. client, identity: its name and its Ed25519 key. limits: its owner's.

@@ -247,7 +247,7 @@ class SecureServer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether enough shares were revealed to remove all masks."""
+        """True if enough shares were revealed to remove all masks."""
         return self.phase == "reveals" and self._too_few(self._needed()) is None
 
     def _needed(self) -> dict[str, dict[int, bytes]]:

@@ -1,4 +1,4 @@
-"""Secure rounds over REST: the bits of plain fixed point whoever is killed when, and what the coordinator learns."""
+"""Secure rounds over REST: the bits of plain fixed point, whichever worker is killed, and what the API receives."""
 
 import json
 from pathlib import Path
@@ -113,7 +113,7 @@ def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
 
 
 class _Members:
-    """The cohort of an open secure round, whose messages a test sends one by one."""
+    """The cohort of an open secure round. The test itself sends each message."""
 
     def __init__(self, coordinator: Coordinator, folder: Path) -> None:
         self.workers = SecureWorkers(coordinator, folder, _spec(2))
@@ -166,9 +166,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     with pytest.raises(Conflict, match="another message"):
         members.send(first, wire.keys_to_wire(members.client(first).announcement))
     with pytest.raises(Conflict, match="has secure aggregation"):  # an update without masks
-        members.workers.clients[first].submit(
-            Submit(assignment_id=item.assignment_id, update="0" * 64, num_examples=1)
-        )
+        members.workers.clients[first].submit(Submit(assignment_id=item.assignment_id, update="0" * 64, num_examples=1))
     for name in (second, third):
         members.send(name, members.keys(name))
     tables.execute("UPDATE secure_rounds SET deadline = now()")
@@ -190,7 +188,9 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     assert closed.verdict == "skipped"
     assert closed.reason is not None
     assert "no secure sum: 1 clients sent shares" in closed.reason
-    assert tables.query("SELECT phase FROM secure_rounds JOIN rounds ON id = round_id WHERE number = 1") == [("failed",)]
+    assert tables.query("SELECT phase FROM secure_rounds JOIN rounds ON id = round_id WHERE number = 1") == [
+        ("failed",)
+    ]
     with pytest.raises(Gone):
         members.send(first, shares)
     assert tables.query("SELECT kind FROM events WHERE kind = 'secure_message.refused'") != []

@@ -160,9 +160,7 @@ def next_weights(
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
 
 
-def _unmasked(
-    spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **training: Any
-) -> ServerResult:
+def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **training: Any) -> ServerResult:
     """Return the result of a secure round. Raises NoSum."""
     with transaction() as session:
         digests = secure_rounds.vectors(session, current.id)

@@ -213,7 +213,7 @@ class Egress:
 
     @property
     def secure_limits(self) -> OwnerLimits:
-        """What the data owner demands of a secure round."""
+        """The demands of the data owner on a secure round."""
         rules = self._enforcer.secure_rules
         pins = None if rules.pins is None else {name: key.removeprefix("ed25519:") for name, key in rules.pins.items()}
         return OwnerLimits(rules.min_cohort, rules.collusion, pins)

@@ -241,7 +241,7 @@ class PolicyEnforcer:
 
     @property
     def secure_rules(self) -> SecureRules:
-        """What the policy demands of a secure round."""
+        """The demands of the policy on a secure round."""
         return SecureRules() if self._policy is None else self._policy.secagg
 
     def permits_store(self, server: str) -> bool:
@@ -249,7 +249,7 @@ class PolicyEnforcer:
         return self._policy is None or _normalised_address(server) in map(_normalised_address, self._policy.stores)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
-        """Return the metrics that may leave. In a secure round these are none."""
+        """Return the metrics that may leave. In a secure round no metric may."""
         return {name: value for name, value in metrics.items() if self._permits_metric(item, name)}
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:

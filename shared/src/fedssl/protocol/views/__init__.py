@@ -37,7 +37,6 @@ from fedssl.protocol.views.weights import WeightsCreate, WeightsView
 __all__ = [
     "AssignmentView",
     "ClientEdit",
-    "IdentityConfirmation",
     "ClientView",
     "DeliveryView",
     "DestinationCreate",
@@ -56,6 +55,7 @@ __all__ = [
     "EvaluationView",
     "EventView",
     "Health",
+    "IdentityConfirmation",
     "LedgerAnchorView",
     "MethodView",
     "MetricView",

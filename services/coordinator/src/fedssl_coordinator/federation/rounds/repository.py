@@ -12,7 +12,17 @@ from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run, SecureRound, table_of
+from fedssl_coordinator.core.models import (
+    Assignment,
+    Client,
+    DistillationJob,
+    Event,
+    Metric,
+    Round,
+    Run,
+    SecureRound,
+    table_of,
+)
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
@@ -260,9 +270,9 @@ def needing_attention(session: Session) -> Sequence[UUID]:
     """Return the running runs that an aggregator should check: the query behind the sweep.
 
     These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, the updates
-    that an over-sampled round needs, work that was declined because of the coordinator, or a phase of a secure round whose
-    time is over. It leaves out runs whose
-    clients are training, runs with a distillation job, and runs that pause after a failed computation.
+    that an over-sampled round needs, work that was declined because of the coordinator, or a phase of a secure round
+    whose time is over. It leaves out runs whose clients are training, runs with a distillation job, and runs that pause
+    after a failed computation.
     """
     in_progress = (
         select(Assignment.id)

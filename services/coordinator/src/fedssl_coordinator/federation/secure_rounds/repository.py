@@ -20,9 +20,7 @@ _CAN_ANSWER = or_(
 
 def add(session: Session, row: Round, num_words: int, facts: Json, clients: Sequence[str], seconds: float) -> None:
     """Add the protocol of a round that was just opened, in its first phase."""
-    session.add(
-        SecureRound(round_id=row.id, phase="keys", num_words=num_words, facts=facts, deadline=_in(seconds))
-    )
+    session.add(SecureRound(round_id=row.id, phase="keys", num_words=num_words, facts=facts, deadline=_in(seconds)))
     session.flush()
     session.add_all(SecureMember(round_id=row.id, client_id=client) for client in clients)
     session.flush()

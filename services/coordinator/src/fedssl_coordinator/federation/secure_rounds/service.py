@@ -33,8 +33,8 @@ from fedssl.secure_aggregation import (
     PhaseClosed,
     RoundContext,
     SecureServer,
+    wire,
 )
-from fedssl.secure_aggregation import wire
 from fedssl.secure_aggregation.server import Collected
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
@@ -51,7 +51,7 @@ _LISTED = _PHASES[:3]
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What became of a round. `is_over`: no message is awaited any more. `survivors`: whose vectors are to be summed;
+    """The result of a check of a secure round. `is_over`: no message is awaited any more. `survivors`: whose vectors are to be summed;
     none if there is no sum, for the reason `why`. `left_out`: clients that the round continues without, and why."""
 
     left_out: Mapping[str, str]
@@ -184,15 +184,14 @@ def advance(session: Session, current: Round, seconds: float, *, is_overdue: boo
             return Advanced(left_out, is_over=True, survivors=tuple(sorted(server.collected.vectors)))
         missing = {each.client_id for each in rows if _is_awaited(each, server.phase)}
         is_full = server.phase == "keys" and len(server.collected.keys) == current.num_wanted
-        if missing.intersection(can_answer) and not is_full:
-            if not (is_overdue or repository.is_overdue(session, current.id)):
-                return Advanced(left_out)
+        is_early = bool(missing & can_answer) and not is_full and not is_overdue
+        if is_early and not repository.is_overdue(session, current.id):
+            return Advanced(left_out)
         before = server.phase
-        is_early = server.phase in ("keys", "shares") and not is_overdue and bool(missing & can_answer) and not is_full
         try:
             phase = _freeze(server)
         except NoSum as error:
-            if is_early:
+            if is_early and before in ("keys", "shares"):
                 return Advanced(left_out)  # the round's deadline decides
             return Advanced(left_out, is_over=True, why=str(error))
         if before in _LISTED:
@@ -287,9 +286,7 @@ def close(session: Session, current: Round, *, has_sum: bool) -> None:
     lost = f", mask keys of {', '.join(facts['mask_keys'])}" if facts["mask_keys"] else ""
     message = f"round {current.number}: {phase} after {ended_in}; own masks of {len(facts['own_masks'])} clients{lost}"
     data = {name: facts[name] for name in ("roster", "sharers", "survivors", "own_masks", "mask_keys")}
-    record(
-        session, "secure_round.ended", message, run_id=current.run_id, round_number=current.number, data=data
-    )
+    record(session, "secure_round.ended", message, run_id=current.run_id, round_number=current.number, data=data)
 
 
 def _context_of(row: SecureRound) -> RoundContext:

@@ -51,6 +51,4 @@ def _require_leased(assignment: Assignment) -> None:
 
 
 def _refused(assignment: Assignment, detail: str) -> AuditEvent:
-    return AuditEvent(
-        "assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id
-    )
+    return AuditEvent("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)

@@ -15,7 +15,16 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from fedssl.protocol.states import AssignmentState, JobState, RoundState, SiteEvaluationState
-from fedssl_coordinator.core.models import Artifact, Assignment, Base, Evaluation, Round, SecureRound, SiteEvaluation, Upload
+from fedssl_coordinator.core.models import (
+    Artifact,
+    Assignment,
+    Base,
+    Evaluation,
+    Round,
+    SecureRound,
+    SiteEvaluation,
+    Upload,
+)
 
 UPDATE, BROADCAST, UNREFERENCED = "update", "broadcast", "unreferenced"
 AnyColumn = InstrumentedAttribute[Any] | Column[Any]
