@@ -68,6 +68,8 @@ def test_the_encoder_alone() -> None:
 
 def test_what_is_required_and_not_there_is_refused() -> None:
     assert "secure aggregation" in (answer(EVERYTHING, method_spec("fedbyol")) or "")
+    secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 5}}
+    assert "secure aggregation" not in (answer(EVERYTHING, method_spec("fedbyol", **secure)) or "")
 
 
 def test_the_page_names_everything_that_there_is() -> None:

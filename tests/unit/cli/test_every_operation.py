@@ -92,6 +92,7 @@ COMMANDS = {
     "GET /v1/clients": "client ls",
     "GET /v1/clients/{client_id}": "client show hospital-a",
     "PATCH /v1/clients/{client_id}": "client rename hospital-a Mary",
+    "POST /v1/clients/{client_id}/identity": f"client confirm-identity hospital-a {DIGEST}",
     "POST /v1/clients/{client_id}/revoke": "client revoke hospital-a",
     "GET /v1/clients/{client_id}/ledger-anchors": "client anchors hospital-a",
     "GET /v1/projects": "project ls",

@@ -18,6 +18,7 @@ from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger.keys import SigningKey, make_key, read_key
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.enrolment import enrolled_token, stored_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
@@ -27,6 +28,7 @@ from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.metrics import serve
 from fedssl_worker.public_cache import PublicCache
 from fedssl_worker.rescan import Rescan
+from fedssl_worker.secure_rounds import SecureRounds
 from fedssl_worker.settings import Settings, SettingsError
 from fedssl_worker.site_evaluations import SiteEvaluations
 from fedssl_worker.state import ClientStates
@@ -89,15 +91,22 @@ def _work(
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
+    identity = _identity(folder)
 
     def reregister() -> str:
-        registration = _registration(settings, images, labels, device)  # a rescan may have changed the images
+        registration = _registration(settings, images, labels, device, identity)  # a rescan may have changed the images
         return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
 
     client_id = reregister()
     bind_contextvars(client=client_id)
     report(Health.READY)
-    log.info("worker.registered", client=client_id, coordinator=client.url, device=describe_device(device))
+    log.info(
+        "worker.registered",
+        client=client_id,
+        coordinator=client.url,
+        device=describe_device(device),
+        identity=f"ed25519:{identity.public}",
+    )
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
     executor = Executor(
@@ -114,6 +123,7 @@ def _work(
         before_training=Rescan(settings, images, labels, reregister) if settings.rescan else lambda: None,
     )
     evaluations = SiteEvaluations(client, executor, egress, images, labels, device, backoff)
+    secure = SecureRounds(client, egress, states, folder / "secure", identity.private)
     collector = StateCollector(client, states, settings.keep_ended_seconds)
 
     def on_idle() -> None:
@@ -131,6 +141,7 @@ def _work(
         on_idle=on_idle,
         evaluate=evaluations.answer_next,
         shown=CurrentWork(folder).shown,
+        begin_secure=secure.begin,
     )
     agent.run()
 
@@ -160,7 +171,18 @@ def _enrolled_token(settings: Settings, folder: Path, enrolment: str | None, enf
     return token
 
 
-def _registration(settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device) -> Register:
+def _identity(folder: Path) -> SigningKey:
+    """Return the key by which other workers know this one, made at the first start. Raises SettingsError."""
+    path = folder / "identity.pem"
+    try:
+        return read_key(path, "identity key") if path.exists() else make_key(path)
+    except LedgerError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _registration(
+    settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device, identity: SigningKey
+) -> Register:
     return Register(
         worker_version=version("fedssl-worker"),
         methods=supported_methods(labels, has_labels=images.has_labels),
@@ -170,6 +192,7 @@ def _registration(settings: Settings, images: OwnImages, labels: OwnLabels | Non
         image_size=images.image_size,
         serves=images.serves,
         encoder=settings.encoder,
+        identity=identity.public,
     )
 
 

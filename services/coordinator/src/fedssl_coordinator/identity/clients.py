@@ -36,7 +36,10 @@ def register(session: Session, client_id: str, request: Register) -> int | None:
     The first registration sets `registered_at`.
     """
     before = locked(session, client_id).num_images
-    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor"})}
+    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor", "identity"})}
+    if request.identity is not None:
+        values["announced_identity"] = request.identity
+        values["identity"] = func.coalesce(Client.identity, request.identity)
     session.execute(
         update(Client)
         .where(Client.id == client_id)
@@ -100,6 +103,18 @@ def declared_encoders(session: Session, project: str, names: Sequence[str] | Non
     rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, project, names))))
     found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
     return dict(sorted(found.items()))
+
+
+def identities(session: Session, names: Sequence[str]) -> dict[str, tuple[str | None, str | None]]:
+    """Return each client's identity key, and the one that its worker announced last."""
+    statement = select(Client.id, Client.identity, Client.announced_identity).where(among(Client.id, names))
+    return {row.id: (row.identity, row.announced_identity) for row in session.execute(statement)}
+
+
+def confirm_identity(session: Session, client: Client, identity: str) -> None:
+    """Make the identity key that a client's worker announced last the one by which others know it."""
+    client.identity = identity
+    session.flush()
 
 
 class SharedPolicy(NamedTuple):
