@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "2026_11_25_second"
-down_revision = "2026_11_25_site_evaluations"
+down_revision = "2026_11_25_test_set_chance"
 
 _TABLE = "site_evaluations"
 _ONCE = "uq_site_evaluations_run_id_round_number_client_id"

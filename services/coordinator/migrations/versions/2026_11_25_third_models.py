@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_25_third_models"
-down_revision = "2026_11_25_site_evaluations"
+down_revision = "2026_11_25_second"
 
 _COLUMNS = (("runs", "initial_model"), ("runs", "model"), ("runs", "frozen"), ("rounds", "model"))
 

@@ -27,6 +27,7 @@ from fedssl.methods.site_data import wants_site_labels, with_site_labels
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import OUT_OF_RANGE
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
