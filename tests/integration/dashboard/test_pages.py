@@ -188,6 +188,11 @@ def test_a_client_that_is_silent_makes_the_run_stalled(viewer: Browser, cast: Ca
     text = viewer.get("/runs?q=small").text
     assert "Stalled" in text
     assert "a and b have not been seen recently" in text
+    expected = "waiting for clients: a, b: not seen for more than 90 s"
+    assert cast.run.reason == expected
+    assert [row.reason for row in cast.coordinator.client.runs() if row.id == cast.id] == [expected]
+    tables.execute("UPDATE clients SET last_seen_at = now() WHERE id = 'b'")
+    assert cast.run.reason is None, "one of them may still deliver"
     tables.execute("UPDATE clients SET last_seen_at = now()")
 
 

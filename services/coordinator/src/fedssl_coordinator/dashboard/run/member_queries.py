@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Event, Round, Run, Upload
 from fedssl_coordinator.dashboard.run.queries import Attempt
-from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
 from fedssl_coordinator.federation.rounds.repository import LIVE
+from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
 
 
 class Member(NamedTuple):

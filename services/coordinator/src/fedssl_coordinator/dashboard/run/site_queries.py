@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.core.models import Client, SiteEvaluation
-from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
+from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
 
 
 class Progress(NamedTuple):

@@ -14,7 +14,7 @@ from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.views import CrossSiteCell, SiteEvaluationView, SiteRoundView
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
-from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
+from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
 from fedssl_coordinator.federation.site_evaluations import repository, results
 
 SHOWN_SITES = 24

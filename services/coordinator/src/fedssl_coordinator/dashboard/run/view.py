@@ -26,6 +26,7 @@ from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.distillation import service as distillation
+from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
 from fedssl_coordinator.identity import clients
 
 SHOWN_CLIENTS = 24
@@ -189,7 +190,7 @@ def _words(run: Run, current: Round | None, newest: Attempt | None, seen_at: dat
         case AssignmentState.LEASED:
             return _training(newest)
         case AssignmentState.OFFERED:
-            silent = seen_at is None or datetime.now(UTC) - seen_at > timedelta(seconds=overview_queries.SEEN_SECONDS)
+            silent = seen_at is None or datetime.now(UTC) - seen_at > timedelta(seconds=SEEN_SECONDS)
             if silent:
                 return "warn", f"last seen {formats.ago(seen_at)}: round {number} not claimed yet{attempt}"
             return "offered", f"has not claimed round {number} yet{attempt}"

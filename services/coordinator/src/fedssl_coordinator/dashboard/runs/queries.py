@@ -22,9 +22,7 @@ from fedssl_coordinator.core.models import (
     Run,
 )
 from fedssl_coordinator.federation.rounds.repository import LIVE
-
-SEEN_SECONDS = 90
-"""A worker sends a request more often than this, unless it holds a lease, whose heartbeats show that it is alive."""
+from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
 
 RIBBON = 40
 _CURVE = 200

@@ -18,7 +18,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
-from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended
+from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended, unseen
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.runs import continuation, declared_encoders, starts
@@ -166,8 +166,12 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
 
 
 def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined."""
-    return {**declines.reasons(session, runs), **unattended.reasons(session, runs)}
+    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined or are absent."""
+    return {
+        **unseen.reasons(session, runs),
+        **declines.reasons(session, runs),
+        **unattended.reasons(session, runs),
+    }
 
 
 def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
