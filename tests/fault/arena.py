@@ -178,6 +178,13 @@ class Arena(Federation):
         finally:
             _send(pids, signal.SIGCONT)
 
+    def is_stopped(self, name: str) -> bool:
+        """Return whether all processes of this name are stopped by a signal."""
+        return all(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+            for pid in self._family(name)
+        )
+
     @contextmanager
     def refusing_connections(self, seconds: float) -> Iterator[None]:
         """Postgres runs, ends every connection and takes none for so long, from the block's beginning."""

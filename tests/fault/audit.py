@@ -42,8 +42,11 @@ _TWO_DAYS = 2 * 24 * 3600.0
 _TRIES = 10
 
 
-def completed(arena: Arena, run_id: UUID, spec: RunSpec) -> RunView:
-    """Wait for the run's end and assert everything: weights, rows, events, store, ledgers."""
+def completed(arena: Arena, run_id: UUID, spec: RunSpec, times_finished: int = 1) -> RunView:
+    """Wait for the run's end and assert everything: weights, rows, events, store, ledgers.
+
+    `times_finished`: how often the run came to its end, if it was continued.
+    """
     run = arena.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
     assert run.rounds_closed == spec.num_rounds
@@ -51,7 +54,7 @@ def completed(arena: Arena, run_id: UUID, spec: RunSpec) -> RunView:
     with arena.tables() as tables:
         nothing_lost_or_twice(tables, run_id, spec)
         traces.check(tables, run_id)
-    story(list(arena.client.event_log(run_id)), spec)
+    story(list(arena.client.event_log(run_id)), spec, times_finished)
     no_orphans(arena)
     ledgers_hold(arena)
     arena.injected.settle(SAME_BITS)
@@ -106,12 +109,12 @@ def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
     assert losses == [(number, name) for number, name, _ in everybody if has_loss]
 
 
-def story(events: list[EventView], spec: RunSpec) -> None:
+def story(events: list[EventView], spec: RunSpec, times_finished: int = 1) -> None:
     """The log tells the run's life in its order, each turn of it once."""
     assert [event for event in events if event.kind in _SUSPICIOUS] == []
     kinds = [event.kind for event in events]
-    for kind in ("run.created", "run.prepared", "run.finished"):
-        assert kinds.count(kind) == 1, f"{kind}: {kinds}"
+    for kind, times in (("run.created", 1), ("run.prepared", 1), ("run.finished", times_finished)):
+        assert kinds.count(kind) == times, f"{kind}: {kinds}"
     may_come_later = ("artifact.", "assignment.refused", "site_evaluation")
     lives = [event for event in events if not event.kind.startswith(may_come_later)]
     assert lives[-1].kind == "run.finished"

@@ -117,6 +117,12 @@ class Proxy(Listener):
                 if rule in self._rules:
                     self._rules.remove(rule)
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether something will be done to a later request."""
+        with self._lock:
+            return bool(self._rules)
+
     def once(self, pattern: str, action: Action, times: int = 1) -> Rule:
         """Do this to the next requests that match."""
         rule = Rule(pattern, action, times)

@@ -157,7 +157,7 @@ def test_another_sites_classifier_is_counted_on_this_sites_test_images():
     """At its own site it gives its own counts; a class that it does not have is never right."""
     numbers = np.arange(300) % 3
     images, labels, spec = _images(numbers), _labels(numbers), _spec({"cross_site": "probe"})
-    counts, head = evaluate_at_site(_Encoder(), images.subset, labels, spec, "a")
+    counts, head, _ = evaluate_at_site(_Encoder(), images.subset, labels, spec, "a")
     assert head.classes == (0, 1, 2)
     again = evaluate_head(_Encoder(), images.subset, labels, spec, "a", head)
     assert again.measures == {"probe": counts.measures["probe"]}

@@ -77,9 +77,9 @@ class SiteEvaluations:
         log.info("site_evaluation.claimed", evaluation=str(item.evaluation_id))
         try:
             fewest = self._egress.evaluation_min_count(item)
-            counts, head = self._evaluated(item, fewest)
-            answered = self._egress.send_counts(item, counts, head)
-            log.info("site_evaluation.answered", state=answered.state.value, num_test=counts.num_test)
+            found = self._evaluated(item, fewest)
+            answered = self._egress.send_counts(item, found)
+            log.info("site_evaluation.answered", state=answered.state.value, num_test=found.counts.num_test)
             self._backoff.reset()
         except (NotAuthenticated, NotAllowed, *TEMPORARY):
             raise
@@ -126,7 +126,7 @@ class SiteEvaluations:
         site = (encoder, take, labels, spec, item.client_id)
         try:
             if item.head is not None:
-                return SiteEvaluation(evaluate_head(*site, item.head, min_count=fewest, device=self._device), None)
+                return SiteEvaluation(evaluate_head(*site, item.head, min_count=fewest, device=self._device))
             heads = run_heads(config.sites, weights, self._executor.state_of(item))
             return evaluate_at_site(*site, heads=heads, min_count=fewest, device=self._device)
         except (torch.OutOfMemoryError, MemoryError) as error:

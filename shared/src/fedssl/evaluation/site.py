@@ -22,7 +22,7 @@ from fedssl.models.batch_norm import recalibrate
 from fedssl.precision import exact_float32
 from fedssl.protocol.evaluation import SiteMeasure, SitesConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import MeasureCounts, SiteCounts, SiteHead
+from fedssl.protocol.site_evaluation import MOST_HEAD_NUMBERS, MeasureCounts, SiteCounts, SiteHead
 from fedssl.seeding import derive_seed
 
 Indices = NDArray[np.int64]
@@ -30,10 +30,11 @@ _THRESHOLD = 0.5  # the lowest score at which an image is predicted to have one 
 
 
 class SiteEvaluation(NamedTuple):
-    """What one site counts, and its own classifier, if the spec has `cross_site` and the encoder has not diverged."""
+    """What one site counts, and its own classifier if the spec has `cross_site`, or why there is none."""
 
     counts: SiteCounts
-    head: SiteHead | None
+    head: SiteHead | None = None
+    no_head: str | None = None
 
 
 def evaluate_at_site(
@@ -91,7 +92,14 @@ def evaluate_at_site(
         if config.sites.cross_site == "personal":
             own = heads["personal"][classes]
     counts = _counts(classes, split, fewest, measures)
-    return SiteEvaluation(counts, packed(own, counts.classes) if own is not None and config.sites.cross_site else None)
+    if config.sites.cross_site is None:
+        return SiteEvaluation(counts)
+    if own is None:
+        return SiteEvaluation(counts, no_head="the encoder's training diverged")
+    if own.numel() > MOST_HEAD_NUMBERS:
+        why = f"a classifier of {own.numel()} weights is too large to be sent: at most {MOST_HEAD_NUMBERS} are"
+        return SiteEvaluation(counts, no_head=why)
+    return SiteEvaluation(counts, packed(own, counts.classes))
 
 
 def evaluate_head(

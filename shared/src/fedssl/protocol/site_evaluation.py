@@ -15,8 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.evaluation import MOST_CLASSES, MOST_SCORE_BINS, SiteMeasure
 
-MOST_HEAD_NUMBERS = 1 << 18
-"""The most weights of a site's classifier: 100 classes of 2,048 dimensions have 204,900."""
+MOST_HEAD_NUMBERS = 1 << 17
+"""The most weights of a site's classifier: 100 classes of 1,000 dimensions have 100,100."""
 
 ImageCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 CountRow = Annotated[tuple[ImageCount, ...], Field(max_length=max(MOST_CLASSES, MOST_SCORE_BINS))]

@@ -19,9 +19,9 @@ EVALUATIONS_HEADER = "Fedssl-Site-Evaluations"
 """The header of a claim's answer: 1 if there is an evaluation for this site, which the claim has asked for with
 `site_evaluations`, otherwise 0. Older coordinators do not send it, and refuse claims that ask for it."""
 
-ANSWER_BYTES = 1 << 21
-"""The limit of an answer. Four measures of 100 classes and 50 score bins have 80,000 counts; a site's classifier of 100
-classes and 2,048 dimensions takes 1.1 MB."""
+ANSWER_BYTES = 1 << 20
+"""The limit of an answer. Two measures of 100 classes and 50 score bins have 40,000 counts, and the largest classifier of
+a site takes 700 kB."""
 
 EvaluatedRound = Annotated[int, Field(ge=0, le=100_000, description="0 is the model before training.")]
 

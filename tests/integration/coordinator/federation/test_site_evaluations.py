@@ -223,7 +223,7 @@ def test_counts_that_are_not_whole_numbers_are_refused(
     assert [event.kind for event in events] == ["request.refused"]
 
 
-def test_an_answer_is_limited_to_two_mebibytes(coordinator: Coordinator) -> None:
+def test_an_answer_is_limited_to_a_mebibyte(coordinator: Coordinator) -> None:
     _prepared(coordinator)
     with coordinator.http(coordinator.worker_token("a")) as http:
         small, large = (http.post(SUBMIT, content=b" " * size) for size in (ANSWER_BYTES, ANSWER_BYTES + 1))

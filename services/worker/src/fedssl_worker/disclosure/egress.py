@@ -15,11 +15,12 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
+from fedssl.evaluation.site import SiteEvaluation
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.secure_work import SecureMessage, SecureReveals, SecureVector
-from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
+from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.work import (
     SHORT_TEXT_CHARACTERS,
@@ -247,18 +248,20 @@ class Egress:
         with self._evaluation_refusals(item, _work_fields(item)):
             return self._enforcer.evaluation_min_count(item)
 
-    def send_counts(self, item: SiteEvaluationItem, counts: SiteCounts, head: SiteHead | None = None) -> SiteAnswered:
+    def send_counts(self, item: SiteEvaluationItem, found: SiteEvaluation) -> SiteAnswered:
         """Record the counts of an evaluation in the ledger, then send them.
 
-        The site's own classifier, `head`, is sent with them if the policy permits it; otherwise the answer has the
-        reason. Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
+        The site's own classifier is sent with them if the policy permits it; otherwise the answer has the reason. Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
         """
+        counts, head, no_head = found
         body = counts.model_dump_json().encode()
         with self._evaluation_refusals(item, _content_fields(item, body)):
             fewest = self._enforcer.evaluation_min_count(item, len(body))
             if counts.min_count < fewest:
                 raise NotPermitted(f"the policy has changed: it counts classes with {fewest} images or more")
-        answer = SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, counts=counts)
+        answer = SiteAnswer(
+            evaluation_id=item.evaluation_id, round_number=item.round_number, counts=counts, no_head=no_head
+        )
         artifacts = [_artifact_of(item)]
         if head is not None:
             content = head.model_dump_json().encode()

@@ -1,0 +1,77 @@
+"""A process is killed in the rounds of the exact probe, of sums and of counts: the classifier keeps its bits.
+
+A site answers at once, because it takes no training step. The point of a round is therefore prepared before the round
+opens: the run ends after each round and is continued, and the aggregator, which opens rounds, is stopped meanwhile.
+"""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import POSTGRES, VALKEY, Arena
+from fault.injected import Injected
+from fault.points import AGGREGATING, DISTILLING, POINTS, SENDER, SUBMIT, Point, Round, mid_promotion
+from fedssl.protocol.runs import RunSpec
+
+FAULT_CLASS = "rounds of the probe"
+_LOCKED = "SELECT 1 FROM pg_locks WHERE relation = 'artifacts'::regclass AND mode = 'ShareLock' AND granted"
+
+
+@pytest.fixture(scope="module")
+def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """A federation whose sites have labels."""
+
+    def labels(name: str) -> dict[str, str]:
+        return {"FEDSSL_WORKER_LABELS": "own"} if name in specs.CLIENTS else {}
+
+    with Arena(tmp_path_factory.mktemp("probe"), injected, environment_of=labels) as running:
+        yield running
+
+
+def _points(victim: str) -> list[Point]:
+    """Return the points of a round at which this process can be killed. The probe keeps no state on clients."""
+    return [point for point, victims in POINTS if victim in victims and point not in (*DISTILLING, mid_promotion)]
+
+
+@pytest.mark.parametrize("victim", [SENDER, "api", "aggregator", POSTGRES, VALKEY])
+def test_killed_in_every_round(victim: str, arena: Arena, rng: random.Random) -> None:
+    """One point per round, in an order that is drawn: the first round has the sums, the later ones the counts."""
+    points = _points(victim)
+    points += rng.sample(points, max(0, 2 - len(points)))  # both kinds of rounds
+    spec = specs.spec("ridge-probe", num_rounds=1, seed=rng.randrange(2**32))
+    run_id: UUID | None = None
+    for number, point in enumerate(rng.sample(points, len(points)), start=1):
+        run_id = _round(arena, spec, run_id, number, point, victim)
+        arena.finished(run_id)
+    assert run_id is not None
+    audit.completed(arena, run_id, spec.continued(len(points)), times_finished=len(points))
+
+
+def _round(arena: Arena, spec: RunSpec, run_id: UUID | None, number: int, point: Point, victim: str) -> UUID:
+    """Have one round with a kill at the point, and return its run."""
+
+    def opened() -> UUID:
+        return arena.begin(spec) if run_id is None else arena.client.continue_run(run_id, number).id
+
+    with ThreadPoolExecutor(1) as pool:
+        if point in AGGREGATING:  # stops the aggregator itself, before the last update is in
+            with arena.proxy.holding(SUBMIT) as held:
+                run = opened()
+                held.wait_until_there()
+                struck = pool.submit(point, arena, Round(run, number), victim)
+                arena.until(lambda: struck.done() or arena.is_stopped("aggregator"), "the aggregator's stop")
+        else:
+            with arena.stopped("aggregator", "before a round opens"):
+                run = opened()
+                struck = pool.submit(point, arena, Round(run, number), victim)
+                arena.until(lambda: struck.done() or _is_prepared(arena), f"{point.__name__} to be prepared")
+        struck.result()
+    return run
+
+
+def _is_prepared(arena: Arena) -> bool:
+    return arena.proxy.has_rules or bool(arena.query(_LOCKED))
