@@ -73,6 +73,15 @@ SCHEDULED: dict[str, Any] = {
     "max_gradient_norm": 0.5,
 }
 SCHEDULED_TARGET = {"name": "fedbyol", "target_momentum_schedule": "cosine"}
+MULTI_CROP = {
+    "data": {
+        "channels": 1,
+        "image_size": 8,
+        "second_view": {"solarize": 0.5},
+        "local_crops": {"num_crops": 2, "image_size": 4, "blur": 0.5},
+    },
+    "aggregation": {"encoder_average": {"decay": 0.5}},
+}
 SUMMED_METHODS = [name for name in ALL_METHODS if method_spec(name).method.why_not_summed is None]
 
 
@@ -157,18 +166,21 @@ def test_every_method(name: str, three_workers: Federation) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("method", "training"),
+    ("method", "training", "more"),
     [
-        (SCHEDULED_TARGET, {"optimizer": SCHEDULED, "num_micro_batches": 4}),
-        ({"name": "fedsimclr"}, {"optimizer": {"name": "lars", "learning_rate": 0.5, "max_gradient_norm": 0.5}}),
+        (SCHEDULED_TARGET, {"optimizer": SCHEDULED, "num_micro_batches": 4}, {}),
+        ({"name": "fedsimclr"}, {"optimizer": {"name": "lars", "learning_rate": 0.5, "max_gradient_norm": 0.5}}, {}),
+        ({"name": "feddino", "num_prototypes": 16}, {"num_micro_batches": 2}, MULTI_CROP),
     ],
-    ids=["schedules", "lars"],
+    ids=["schedules", "lars", "multi-crop"],
 )
-def test_options_of_local_training(method: dict[str, Any], training: dict[str, Any], three_workers: Federation) -> None:
+def test_options_of_local_training(
+    method: dict[str, Any], training: dict[str, Any], more: dict[str, Any], three_workers: Federation
+) -> None:
     """Half of the clients take part in a round, so that schedules do not count on earlier rounds."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "fraction": 0.5}
     settings = {"batch_size": 32, "local_epochs": 2, **training}
-    spec = method_spec(method["name"], method=method, cohort=cohort, training=settings, num_rounds=3)
+    spec = method_spec(method["name"], method=method, cohort=cohort, training=settings, num_rounds=3, **more)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     _finished(three_workers, run.id)

@@ -63,6 +63,7 @@ class _Program:
             indices=copies[views],
             labels=None if batch.labels is None else copies[views + 1],
             extra=dict(zip(batch.extra, copies[len(copies) - extra :], strict=True)),
+            local_views=tuple(copies[len(copies) - extra - len(batch.local_views) : len(copies) - extra]),
         )
         memory = [*modules.state_dict().values(), *_state(_Steps.current._optimizer)]
         before = [tensor.clone() for tensor in memory]

@@ -64,7 +64,7 @@ def test_torchs_averaged_model_gives_the_same_weights() -> None:
     torch.testing.assert_close(result.model[name], averaged.module.weight.data)
 
 
-def test_an_interrupted_simulation_goes_on_with_its_average(tmp_path: Path) -> None:
+def test_an_interrupted_simulation_continues_with_its_average(tmp_path: Path) -> None:
     spec, whole = _spec(num_rounds=2), simulate(_spec(num_rounds=2), shards(_spec()))
 
     class Killed(Exception):

@@ -10,7 +10,14 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from fedssl.errors import ExportError
-from fedssl.models import build_encoder, import_torchvision, initialised, load_encoder, num_multiply_adds
+from fedssl.models import (
+    VisionTransformer,
+    build_encoder,
+    import_torchvision,
+    initialised,
+    load_encoder,
+    num_multiply_adds,
+)
 from fedssl.models.exporting import export_onnx, export_state_dict
 from fedssl.protocol.model import ENCODERS, EncoderConfig
 from fedssl.simulation import simulate
@@ -151,3 +158,18 @@ def test_it_is_exported_to_onnx_and_to_timm(tmp_path: Path) -> None:
     torch.testing.assert_close(theirs(images), encoder(images), rtol=1e-5, atol=1e-6)
     with pytest.raises(ExportError, match=r"torchvision has no such vit-tiny .* export it to timm or ONNX"):
         export_state_dict(encoder, tmp_path / "x", "torchvision")
+
+
+def test_positions_of_smaller_images_are_interpolated_between_those_of_the_encoder() -> None:
+    """Four by four patches to two by two, against torch's bicubic interpolation of each number's grid."""
+    encoder = initialised(lambda: build_encoder(EncoderConfig(name="vit-tiny", patch_size=4), 1, 16), 0)
+    assert isinstance(encoder, VisionTransformer)
+    assert encoder._positions(4, 4) is encoder.pos_embed
+    found = encoder._positions(2, 2).detach()
+    assert found.shape == (1, 5, 192)
+    assert torch.equal(found[:, 0], encoder.pos_embed[:, 0].detach())
+    grid = encoder.pos_embed.detach()[0, 1:, 7].reshape(1, 1, 4, 4)
+    expected = torch.nn.functional.interpolate(grid, size=(2, 2), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(found[0, 1:, 7], expected.flatten())
+    with torch.no_grad():
+        assert encoder(torch.zeros(2, 1, 8, 8)).shape == (2, 192)

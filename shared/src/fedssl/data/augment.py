@@ -68,6 +68,7 @@ def random_view(
     generator: torch.Generator,
     *,
     aspect: tuple[float, float] = ASPECT,
+    size: int | None = None,
 ) -> Tensor:
     """Return one random view of every image.
 
@@ -78,15 +79,16 @@ def random_view(
             of (B, 9) if it has vertical flips, right angles or stains. Its device may differ from that of the images;
             a CPU generator gives the same views on every device.
         aspect: the smallest and the largest ratio of a resized crop's width to its height.
+        size: the height and width of the views, for resized crops of square images; if None, those of the images.
 
     Returns:
-        Views of the same shape, dtype and device, with values 0..1; the images themselves if `config` does nothing.
+        Views of the same dtype and device, with values 0..1; the images themselves if `config` does nothing.
 
     Nothing is read back from the device, and no shape depends on the random numbers, so a GPU never waits for the host.
     """
     draw = draw_numbers(len(images_BCHW), config, generator, images_BCHW.device)
     with torch.autocast(images_BCHW.device.type, enabled=False):  # in bf16 a colour matrix would have only 8 bits
-        return after_geometry(_geometry(images_BCHW, config, draw, aspect), config, draw)
+        return after_geometry(_geometry(images_BCHW, config, draw, aspect, size), config, draw)
 
 
 def draw_numbers(
@@ -147,11 +149,15 @@ def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtyp
 
 
 def _geometry(
-    x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor], crop_aspect: tuple[float, float]
+    x_BCHW: Tensor,
+    config: AugmentationConfig,
+    draw: dict[str, Tensor],
+    crop_aspect: tuple[float, float],
+    size: int | None,
 ) -> Tensor:
     """Apply crop, flip and rotation as one affine map from the view's pixels to the image's."""
     rotation, vertical = turned(config, draw), upturned(config, draw)
-    if config.crop == "none" and config.flip == 0 and rotation is None and vertical is None:
+    if size is None and config.crop == "none" and config.flip == 0 and rotation is None and vertical is None:
         return x_BCHW
     height, width = x_BCHW.shape[-2:]
     scale_y, scale_x, top, left = _crop_box(config, draw, height, width, crop_aspect)
@@ -163,7 +169,7 @@ def _geometry(
     cos, sin = (torch.ones_like(scale_x), torch.zeros_like(scale_x)) if rotation is None else rotation
     if vertical is not None:
         scale_y = scale_y * vertical
-    y_H, x_W = (torch.linspace(-1, 1, n, device=x_BCHW.device, dtype=x_BCHW.dtype) for n in (height, width))
+    y_H, x_W = (_places(n, size, x_BCHW) for n in (height, width))
     # From the view to the image: rotate, mirror, then map to the crop's box. affine_grid would take seven times longer.
     column_x = (scale_x * mirrored * cos).view(-1, 1, 1) * x_W + shift_x.view(-1, 1, 1)
     row_y = (scale_y * cos).view(-1, 1, 1) * y_H.view(-1, 1) + shift_y.view(-1, 1, 1)
@@ -171,9 +177,21 @@ def _geometry(
         aspect = (width - 1) / (height - 1)
         column_x = column_x - (scale_x * mirrored * sin / aspect).view(-1, 1, 1) * y_H.view(-1, 1)
         row_y = row_y + (scale_y * sin * aspect).view(-1, 1, 1) * x_W
-    shape = (len(x_BCHW), height, width)
+    shape = (len(x_BCHW), len(y_H), len(x_W))
     grid_BHW2 = torch.stack([column_x.expand(shape), row_y.expand(shape)], dim=-1)
     return F.grid_sample(x_BCHW, grid_BHW2, mode="bilinear", padding_mode=outside(config), align_corners=True)
+
+
+def _places(length: int, size: int | None, like: Tensor) -> Tensor:
+    """Return the centres of the pixels along one side of a view of the whole image.
+
+    -1 and 1 are the centres of the image's first and last pixel. The fewer pixels than `length` a view has, the larger
+    they are.
+    """
+    if size is None:
+        return torch.linspace(-1, 1, length, device=like.device, dtype=like.dtype)
+    centres = (2 * torch.arange(size, device=like.device, dtype=like.dtype) + 1) / size - 1
+    return centres * (length / (length - 1))
 
 
 def _crop_box(

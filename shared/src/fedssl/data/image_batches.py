@@ -49,6 +49,29 @@ def random_views(batch: ImageBatch, data: DataConfig, generator: torch.Generator
     return normalize(views_before_normalisation(batch, data, generator), data)
 
 
+def each_view(batches: Sequence[ImageBatch], data: DataConfig, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Return one normalised random view of every image of each batch. The second batch is seen with `data.second_view`,
+    if there is one."""
+    if data.second_view is None:
+        return random_views(join(batches), data, generator).chunk(len(batches))
+    second = data.model_copy(update={"augmentation": data.second_view})
+    return tuple(random_views(batch, second if n == 1 else data, generator) for n, batch in enumerate(batches))
+
+
+def local_views(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Return the normalised local crops of every image, each (B, C, s, s); none if the data has none."""
+    if (crops := data.local_crops) is None:
+        return ()
+    augmentation = data.augmentation.model_copy(update=crops.changes)
+    small = data.model_copy(update={"image_size": crops.image_size, "augmentation": augmentation})
+    images = join([batch] * crops.num_crops)
+    if images.sizes is None:
+        views = random_view(to_float(images.pixels), augmentation, generator, size=crops.image_size)
+    else:
+        views = random_crop(images, small, generator)
+    return normalize(views, small).chunk(crops.num_crops)
+
+
 def views_before_normalisation(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:
     """Return one random view of every image, float32 (B, C, S, S) with values 0..1: what people can look at."""
     if batch.sizes is None:

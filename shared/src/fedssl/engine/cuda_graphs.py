@@ -105,6 +105,7 @@ class _Capture:
             indices=batch.indices.clone(),
             labels=None if batch.labels is None else batch.labels.clone(),
             extra={name: tensor.clone() for name, tensor in batch.extra.items()},
+            local_views=tuple(view.clone() for view in batch.local_views),
         )
         self._graph = torch.cuda.CUDAGraph()
         for generator in _generators(modules):
@@ -151,7 +152,7 @@ def _benchmarking() -> Iterator[None]:
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
     labels = () if batch.labels is None else (batch.labels,)
-    return [*batch.views, batch.indices, *labels, *batch.extra.values()]
+    return [*batch.views, batch.indices, *labels, *batch.local_views, *batch.extra.values()]
 
 
 def _layout(batch: Batch) -> tuple[Hashable, ...]:

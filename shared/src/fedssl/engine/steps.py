@@ -85,6 +85,7 @@ def micro_batches(batch: Batch, num_parts: int) -> list[Batch]:
     indices = batch.indices.tensor_split(num_parts)
     labels = [None] * num_parts if batch.labels is None else batch.labels.tensor_split(num_parts)
     extra = {name: images.tensor_split(num_parts) for name, images in batch.extra.items()}
+    local = [view.tensor_split(num_parts) for view in batch.local_views]
     return [
         replace(
             batch,
@@ -92,6 +93,7 @@ def micro_batches(batch: Batch, num_parts: int) -> list[Batch]:
             indices=indices[number],
             labels=labels[number],
             extra={name: images[number] for name, images in extra.items()},
+            local_views=tuple(view[number] for view in local),
         )
         for number, part in enumerate(views)
     ]

@@ -147,12 +147,13 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's input. `views`: float (B, C, size, size), normalised; `indices`: int64 (B,) into the client's images;
-    `extra`: further streams by name."""
+    `extra`: further streams by name; `local_views`: smaller crops of the same images, each float (B, C, s, s)."""
 
     views: tuple[torch.Tensor, ...]
     indices: torch.Tensor
     labels: torch.Tensor | None
     extra: Mapping[str, torch.Tensor]
+    local_views: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

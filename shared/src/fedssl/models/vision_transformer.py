@@ -133,8 +133,19 @@ class VisionTransformer(Encoder):
 
     def forward(self, x: Tensor) -> Tensor:
         patches: Tensor = self.patch_embed(x)
-        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.pos_embed
+        positions = self._positions(x.shape[2] // self.patch_size, x.shape[3] // self.patch_size)
+        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), patches], dim=1) + positions
         return self._last_norm(self.pooled(self.run_blocks(self.blocks, tokens)))
+
+    def _positions(self, rows: int, columns: int) -> Tensor:
+        """Return the position embeddings (1, 1 + N, H) of so many patches: for others than those of the images that the
+        encoder was built for, by bicubic interpolation, as in DINO's code."""
+        if rows * columns == self.num_patches:
+            return self.pos_embed
+        side = round(self.num_patches**0.5)
+        grid = self.pos_embed[:, 1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)
+        return torch.cat([self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1)
 
     def visible_tokens(self, x: Tensor, visible_BK: Tensor) -> Tensor:
         """Return the tokens (B, 1 + K, H) of the class and of K patches of each image, as if there were no others.

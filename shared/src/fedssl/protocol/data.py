@@ -122,6 +122,36 @@ class AugmentationConfig(StrictModel):
         return self
 
 
+class LocalCropsConfig(StrictModel):
+    """Multi-crop: further views of each image, which are smaller and show less of it (SwAV, DINO)."""
+
+    num_crops: int = Field(default=8, ge=1, le=32, description="Number of local crops of each image (DINO: 8).")
+    image_size: int = Field(ge=4, le=512, description="Their height and width in pixels (DINO: 96 of 224).")
+    min_scale: float = Field(default=0.05, gt=0, le=1, description="Their smallest area, as a share (DINO: 0.05).")
+    max_scale: float = Field(
+        default=0.4,
+        gt=0,
+        le=1,
+        description="Their largest area (DINO: 0.4). The smallest of the two views is data.augmentation.min_scale (DINO: "
+        "0.4).",
+    )
+    blur: Probability | None = Field(
+        default=None, description="Probability that they are blurred (DINO: 0.5). Null: that of data.augmentation."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LocalCropsConfig":
+        if self.min_scale > self.max_scale:
+            raise ValueError("local_crops.min_scale must not exceed local_crops.max_scale")
+        return self
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """The keys of the augmentation that differ for local crops."""
+        scales = {"min_scale": self.min_scale, "max_scale": self.max_scale}
+        return scales if self.blur is None else {**scales, "blur": self.blur}
+
+
 class WindowConfig(StrictModel):
     """Which values of an image file become black and white. Values outside of them are clipped.
 
@@ -209,6 +239,18 @@ class DataConfig(StrictModel):
         default=None, description="Standard deviation per channel. Null means 1."
     )
     augmentation: AugmentationConfig = AugmentationConfig()
+    second_view: AugmentationConfig | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The augmentation of the second view of each image, such as BYOL's with less blur and with "
+        "solarisation. Keys that are left out have their defaults, not those of `augmentation`. Null: both views have "
+        "`augmentation`.",
+    )
+    local_crops: LocalCropsConfig | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Multi-crop: smaller crops besides the two views. Null: there are none.",
+    )
     window: WindowConfig | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
@@ -237,6 +279,19 @@ class DataConfig(StrictModel):
         description="No batch has two images of one group (a patient, a video, a slide). Clients whose images have no "
         "groups decline.",
     )
+
+    @model_validator(mode="after")
+    def _local_crops_are_smaller(self) -> "DataConfig":
+        if (crops := self.local_crops) is None:
+            return self
+        if crops.image_size > self.image_size:
+            raise ValueError(
+                f"data.local_crops.image_size is {crops.image_size}, larger than the images (data.image_size "
+                f"{self.image_size}): lower it"
+            )
+        if self.augmentation.crop != "resized":
+            raise ValueError('data.local_crops are resized crops: set data.augmentation.crop to "resized"')
+        return self
 
     @model_validator(mode="after")
     def _cache_fits_crops(self) -> "DataConfig":

@@ -144,6 +144,28 @@ class RunSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _views_fit_method(self) -> "RunSpec":
+        data, method = self.data, self.method
+        if data.second_view is not None and not (isinstance(method, ComposedConfig) and "views" in method.traits):
+            raise ValueError(
+                f"data.second_view is of the second view of each image, and {method.name} takes only one: leave it out"
+            )
+        if (crops := data.local_crops) is None:
+            return self
+        if not (isinstance(method, ComposedConfig) and method.takes_local_crops):
+            raise ValueError(
+                f"data.local_crops: no paper defines the loss of {method.name} over local crops; leave them out, or "
+                "choose a method with the objective of DINO, BYOL, MoCo or SimCLR"
+            )
+        encoder = self.model.encoder
+        if encoder.has_patches and crops.image_size % encoder.patch_size:
+            raise ValueError(
+                f"data.local_crops.image_size is {crops.image_size}, which is not a multiple of the patches of "
+                f"{encoder.name} ({encoder.patch_size} pixels): set it to a multiple"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fixed_arithmetic_is_possible(self) -> "RunSpec":
         if self.aggregation.arithmetic == "fixed" and (why := self._why_not_a_sum()) is not None:
             raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')

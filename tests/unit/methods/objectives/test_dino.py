@@ -190,6 +190,35 @@ def test_parts_for_which_it_is_not_defined_are_refused(parts: dict[str, Any], wh
         _spec(**parts)
 
 
+CROPS = {"num_crops": 3, "image_size": 4, "min_scale": 0.1, "max_scale": 0.4}
+DATA = {"channels": 1, "image_size": 8}
+
+
+def test_local_crops_are_smaller_views_of_the_same_images() -> None:
+    plain, cropped = (training(method_spec("feddino", data=DATA | more)) for more in ({}, {"local_crops": CROPS}))
+    first, second = plain.batch(), cropped.batch()
+    assert [view.shape for view in second.local_views] == [(32, 1, 4, 4)] * 3
+    assert all(torch.equal(one, other) for one, other in zip(first.views, second.views, strict=True))
+    assert first.local_views == ()
+    assert not torch.equal(second.local_views[0], second.local_views[1])
+
+
+def test_the_student_predicts_the_teacher_from_local_crops_too() -> None:
+    """Two teachers' views and five of the student: 2 * 5 - 2 pairs of different views, in float64."""
+    method = {"name": "feddino", "num_prototypes": 16, "teacher_temperature": 0.05, "temperature_warmup_rounds": 0}
+    client = training(method_spec("feddino", method=method, data={**DATA, "local_crops": CROPS}))
+    batch = client.batch()
+    teachers = np.split(_logits(client, torch.cat(batch.views), "teacher_"), 2)
+    students = np.split(_logits(client, torch.cat(batch.views), ""), 2)
+    students += np.split(_logits(client, torch.cat(batch.local_views), ""), 3)
+    expected = 0.0
+    for u, t in enumerate(teachers):
+        for v, s in enumerate(students):
+            if u != v:
+                expected += -(_softmax(t / 0.05) * np.log(_softmax(s / 0.1))).sum(axis=1).mean() / 8
+    assert client.values(batch)["dino"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_run_is_continued_only_with_a_constant_momentum() -> None:
     with pytest.raises(ValueError, match="is another one over 5"):
         _spec().continued(5)

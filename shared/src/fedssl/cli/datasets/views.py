@@ -30,11 +30,13 @@ _PAPER = 255
 def draw_views(
     name_or_path: str, spec: str, changes: list[str] | None, out: Path, num_images: int, num_views: int, seed: int
 ) -> None:
-    """Write a PNG with one row per image: the prepared image, then random views of it."""
+    """Write a PNG with one row per image: the prepared image, then random views of it, in turn first and second ones."""
     data = read_spec(spec, changes).data
     prepared, batch = _images(name_or_path, data, num_images)
     generator = torch.Generator().manual_seed(seed)
-    columns = [prepared, *(views_before_normalisation(batch, data, generator) for _ in range(num_views))]
+    second = data.model_copy(update={"augmentation": data.second_view or data.augmentation})
+    kinds = [second if number % 2 else data for number in range(num_views)]
+    columns = [prepared, *(views_before_normalisation(batch, kind, generator) for kind in kinds)]
     out.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(out) as incoming:
         Image.fromarray(_sheet(torch.stack(columns, dim=1))).save(incoming, "PNG")

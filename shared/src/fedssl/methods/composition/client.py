@@ -9,7 +9,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, in_name_order
 from fedssl.data.batches import num_batches, on_device
-from fedssl.data.image_batches import join, random_views, take_each
+from fedssl.data.image_batches import each_view, local_views, take_each
 from fedssl.errors import MethodError, SpecError
 from fedssl.methods.api import Batch, ClientData, ClientState, Context, Metrics, Schedule, Terms
 from fedssl.methods.composition.embedding import plain_batches
@@ -195,14 +195,14 @@ class ClientAlgorithm:
         for number, own in enumerate(take_each(data.images, batches)):
             streams = draw(num_drawn, batches[number])
             num_drawn += len(own)
-            images = join([own] * num_views + [*streams.values()])
-            parts = random_views(images, ctx.spec.data, views).chunk(num_views + len(streams))
+            parts = each_view([own] * num_views + [*streams.values()], ctx.spec.data, views)
             indices = on_device(batches[number], data.images.device)
             extra = dict(zip(streams, parts[num_views:], strict=True))
             if ROTATED in extra:
                 extra[ROTATED] = turned(extra[ROTATED])
             labels = None if data.labels is None else data.labels[indices]
-            yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
+            local = local_views(own, ctx.spec.data, views)
+            yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra, local_views=local)
 
     def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         """Apply what comes before a batch's forward pass."""

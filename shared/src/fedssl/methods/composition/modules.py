@@ -48,6 +48,18 @@ def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
     return Online(h=h[:num_views], z=z[:num_views], extra=extra, projected=z[:num_views])
 
 
+def embed_local(modules: nn.ModuleDict, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Return encoder's and projector's z (B, D) of each local crop, from one pass of all crops; none if there are none.
+
+    They are a batch of their own, because their size differs (DINO's code does the same).
+    """
+    if not batch.local_views:
+        return ()
+    h = modules[ENCODER](torch.cat(batch.local_views))
+    z: torch.Tensor = modules[PROJECTOR](h) if PROJECTOR in modules else h
+    return z.chunk(len(batch.local_views))
+
+
 def encoder_width(modules: nn.ModuleDict) -> int:
     """Return H, the width of the encoder's representation."""
     width = modules[ENCODER].feature_dim

@@ -8,6 +8,10 @@ BatchNorm stays in training mode and keeps its own statistics.
 With `target_momentum_schedule` "cosine", m grows to 1 in each step of the whole run: 1 - (1 - m) (1 + cos(pi k/K)) / 2
 (BYOL, Section 3.3). k/K is the share of the run that is done, by rounds and by the client's own steps within one.
 
+With `data.local_crops`, M smaller crops predict, too, and the targets remain those of the two views, as DINO's authors
+do with BYOL (Caron et al. 2021, Appendix B): L is then 2 times the mean of 2 - 2 cos(p, sg t) over all 2 + 2 M pairs of
+different views, which is the loss above for M = 0.
+
 Cold start: the target is a copy of the online network just received.
 Deviation: in the first round, EasyFL's target is the online module itself, so its moving average has no effect. Here it
 is a copy from the start, as both papers describe.
@@ -16,12 +20,14 @@ is a copy from the start, as both papers describe.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.losses import byol_regression
 from fedssl.methods.api import Batch, Context, Schedule, Terms
 from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.modules import embed_local
 from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
 from fedssl.methods.composition.progress import PROGRESS, Progress, cosine_to_one, progress
 from fedssl.models import build_mlp
@@ -63,7 +69,12 @@ class BYOL(Objective):
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         (p1, p2), (t1, t2) = online.predicted, online.targets
-        return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}, {}
+        loss = byol_regression(p1, t2) + byol_regression(p2, t1)
+        if local := embed_local(modules, batch):
+            predicted = modules[PREDICTOR](torch.cat(local)).chunk(len(local))
+            loss = loss + sum(byol_regression(p, t) for p in predicted for t in (t1, t2))
+            loss = loss / (1 + len(local))  # two times the mean over the 2 + 2 M pairs
+        return {"regression": loss}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         if not self._is_scheduled:

@@ -3,7 +3,8 @@
 Caron et al. 2021, Eq. 2 to 4 and Algorithm 1. The student's logits of an image are s = n(g(f(x))) n(W)^T: encoder f,
 projector g, prototypes W (K, D), n the unit vector, that is, the last layer of the authors' code with its scale fixed
 to 1. The loss is the cross-entropy of softmax((t - c) / tau_t), t the teacher's logits of one view, against
-log-softmax(s / tau_s) of the other view, averaged over both pairs (`fedssl.losses.dino`).
+log-softmax(s / tau_s) of each other view, averaged over all pairs (`fedssl.losses.dino`). With `data.local_crops`, the
+student also sees smaller crops (multi-crop, Section 3.1): t is of the two views, s of them and of the crops.
 
 - The teacher follows the student in each step, t = m t + (1 - m) s, parameters only: its BatchNorm keeps its own
   statistics. m is `target_momentum`, and grows to 1 by a cosine over the run.
@@ -17,8 +18,9 @@ Student, projector and prototypes are averaged and overwrite the client's. Teach
 target does in FedU (Zhuang et al. 2021): DINO's paper has no federation. Cold start: the teacher is a copy of the
 student just received, and c is 0.
 
-Deviations: both views come from the spec's augmentation, while DINO's differ in blur and solarisation, and there are no
-local crops. The projector comes from the run's model config; DINO's own is 2048-2048-256 with `activation = "gelu"`
+DINO's two views differ in blur and solarisation: `data.second_view`. Add-ons see only the two views.
+
+Deviations: the projector comes from the run's model config; DINO's own is 2048-2048-256 with `activation = "gelu"`
 and without BatchNorm. It starts from PyTorch's first weights, while DINO's linear layers start from a truncated normal
 of deviation 0.02.
 """
@@ -35,6 +37,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import dino, dino_center
 from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms
 from fedssl.methods.composition.follower import Follower
+from fedssl.methods.composition.modules import embed_local
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online
 from fedssl.methods.composition.progress import PROGRESS, Progress, cosine_to_one, progress
 from fedssl.protocol.methods.feddino import FedDINOConfig
@@ -115,6 +118,8 @@ class DINO(Objective):
         own, num_views = center(modules), len(batch.views)
         teacher_NK = TEACHER.embed(modules, torch.cat(batch.views))
         students = prototypes(modules)(torch.cat(online.z)).chunk(num_views)
+        if local := embed_local(modules, batch):
+            students = (*students, *prototypes(modules)(torch.cat(local)).chunk(len(local)))
         # The temperature is a tensor, so that one program serves all rounds: (t - c) / tau is t / tau - c / tau.
         teachers = (teacher_NK / own.temperature).chunk(num_views)
         loss = dino(students, teachers, own.current / own.temperature, self.config.student_temperature, 1.0)

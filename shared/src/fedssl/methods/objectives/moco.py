@@ -7,6 +7,8 @@ What FedMoCo and FedProtoCL have in common: He et al. 2020, Eq. 1 and 2, as in E
 - Q, the module `queue`, is a ring of unit vectors that stays with the client from round to round; it is neither
   averaged nor sent. Both views are queries and keys, both losses are added, and then both sets of keys enter the queue.
 - Cold start: the queue holds what it holds before the first round, random unit vectors from the run's seed.
+- With `data.local_crops`, M smaller crops are queries, too, and keys are only of the two views (Caron et al. 2021,
+  Appendix B, train MoCo-v2 so): the loss is 2 times the mean over all 2 + 2 M pairs of different views.
 
 EasyFL shuffles the key's batch and restores its order, "for making use of BatchNorm". On one device, where a batch's
 statistics do not depend on its order, that changes only rounding, so it is left out here. EasyFL's key network follows
@@ -26,6 +28,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import info_nce
 from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.follower import KEYS
+from fedssl.methods.composition.modules import embed_local
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.methods.composition.ring import Ring
 from fedssl.protocol.methods.fedmoco import MomentumContrastConfig
@@ -57,6 +60,9 @@ class MomentumContrast(Objective):
         queue, temperature = key_queue(modules), self.config.contrast_temperature
         z1, z2 = online.z
         loss = info_nce(z1, k2, queue(), temperature) + info_nce(z2, k1, queue(), temperature)
+        if local := embed_local(modules, batch):
+            loss = loss + sum(info_nce(z, key, queue(), temperature) for z in local for key in (k1, k2))
+            loss = loss / (1 + len(local))  # two times the mean over the 2 + 2 M pairs
         queue.push(torch.cat([k1, k2]))
         return {"info_nce": loss}, {}
 

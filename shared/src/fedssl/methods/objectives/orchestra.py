@@ -18,9 +18,11 @@ augmented view each of random images of the client, repeated if there are few; a
 just received.
 
 As in the authors' code, x1 passes the online network too, which updates its BatchNorm statistics and feeds add-ons.
-Deviations: all views come from the spec's augmentation, while the code blurs less and solarizes in view 2; quarter
-turns are spread evenly within a batch, while the code draws them. Clients with few images have small clusters: the
-`memory_size` / `num_local_centroids` embeddings whose mean a local centroid is may be views of a single image.
+The code blurs less and solarizes in view 2: `data.second_view`.
+
+Deviations: quarter turns are spread evenly within a batch, while the code draws them. Clients with few images have
+small clusters: the `memory_size` / `num_local_centroids` embeddings whose mean a local centroid is may be views of a
+single image.
 """
 
 from collections.abc import Sequence

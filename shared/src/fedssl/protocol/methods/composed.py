@@ -24,6 +24,9 @@ class ComposedConfig(MethodConfig):
     needs_others: ClassVar[bool] = False
     """True if the objective uses more from other clients than initial weights, and so cannot train without them."""
 
+    takes_local_crops: ClassVar[bool] = False
+    """True if a paper defines the objective for local crops besides the two views (multi-crop)."""
+
     averaged_apart: ClassVar[str | None] = None
     """The tensors of the objective that the coordinator averages by itself, in words, or None."""
 

@@ -13,6 +13,7 @@ class BYOLConfig(ComposedConfig):
     """The objective of FedBYOL, FedU, FedEMA and FedRLC."""
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "predictor", "target"})
+    takes_local_crops: ClassVar[bool] = True
 
     target_momentum: float = Field(
         default=0.99, ge=0, le=1, description="m of target = m target + (1 - m) online, after every step."

@@ -22,6 +22,7 @@ class FedDINOConfig(ComposedConfig):
     )
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "prototypes"})
+    takes_local_crops: ClassVar[bool] = True
 
     name: Literal["feddino"] = "feddino"
     num_prototypes: int = Field(

@@ -47,6 +47,8 @@ class MomentumContrastConfig(ComposedConfig):
 class FedMoCoConfig(MomentumContrastConfig):
     """FedAvg of MoCo."""
 
+    takes_local_crops: ClassVar[bool] = True
+
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FedMoCo",
         paper="He et al. 2020, Momentum Contrast for Unsupervised Visual Representation Learning (v1); Chen et al. "

@@ -22,6 +22,7 @@ class FedSimCLRConfig(ComposedConfig):
     )
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "symmetric"})
+    takes_local_crops: ClassVar[bool] = True
 
     name: Literal["fedsimclr"] = "fedsimclr"
     temperature: float = Field(
