@@ -143,7 +143,7 @@ def cpu_cases() -> list[Case]:
 
 def encoder_cases() -> list[Case]:
     """Each family of encoders on colour images of 32 pixels, in a few steps of small batches."""
-    timm = {"name": "timm:resnet10t", "timm_version": importlib.metadata.version("timm"), "width": 512}
+    timm = {"name": "timm:resnet10t", "timm_version": importlib.metadata.version("timm"), "timm_width": 512}
     encoders = [{"name": name} for name in ("convnet", "resnet18", "resnet50", "convnext-tiny")]
     cases = []
     for encoder in (*encoders, {"name": "vit-tiny", "patch_size": 4}, timm):

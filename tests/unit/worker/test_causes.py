@@ -48,7 +48,7 @@ def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
 
 
 def test_another_version_of_timm_is_the_clients_machine_and_trains_nothing(setting: Setting) -> None:
-    model = {"encoder": {"name": "timm:test_resnet", "timm_version": "0.9.0", "width": 96}}
+    model = {"encoder": {"name": "timm:test_resnet", "timm_version": "0.9.0", "timm_width": 96}}
     item = setting.item(make_spec(), 1)
     setting.coordinator.offer(item.model_copy(update={"spec": make_spec(model=model)}))
     assert _cause(setting) == Cause.CLIENT_MACHINE
