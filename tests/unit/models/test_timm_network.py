@@ -68,7 +68,7 @@ def test_names_are_read_as_people_write_them() -> None:
         (
             {**RESNET, "timm_width": 64},
             SpecError,
-            r"representations of the shape \(96,\), and model\.encoder\.timm_width is 64",
+            r"the shape \(96,\), and model\.encoder\.timm_width is 64: set",
         ),
         (
             {**RESNET, "name": "timm:levit_128s"},
