@@ -70,5 +70,5 @@ def test_evaluation_data_and_simulation() -> None:
 
 
 def test_a_pulled_encoder_is_loaded_in_one_line() -> None:
-    assert _signature(fedssl.models.load_encoder) == "path"
+    assert _signature(fedssl.models.load_encoder) == "path, client_state=None"
     assert _signature(fedssl.local.connect) == "root=.fedssl"

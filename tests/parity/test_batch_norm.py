@@ -51,6 +51,9 @@ def test_sites_keep_their_norms_over_a_continuation_and_evaluate_with_them(serve
             return view if view.state is RunState.FINISHED and is_answered else None
 
         running.wait_for(finished, "the end of two rounds", 100)
+        killed = sorted(shards)[0]
+        running.kill(killed)  # its BatchNorm is on its disk
+        running.start(killed, FEDSSL_WORKER_LABELS="own")
         running.client.continue_run(run.id, 3)
         done = running.wait_for(finished, "the end of the third round", 100)
         updates = updates_of(running, done, tmp_path)

@@ -16,8 +16,8 @@ from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 
 VERSION = importlib.metadata.version("timm")
-RESNET = {"name": "timm:test_resnet", "timm_version": VERSION, "width": 96}
-VIT = {"name": "timm:test_vit", "timm_version": VERSION, "width": 64}
+RESNET = {"name": "timm:test_resnet", "timm_version": VERSION, "timm_width": 96}
+VIT = {"name": "timm:test_vit", "timm_version": VERSION, "timm_width": 64}
 
 
 def _spec(encoder: dict[str, Any], method: str = "fedbyol", size: int = 32, **changes: Any) -> RunSpec:
@@ -57,7 +57,7 @@ def test_names_are_read_as_people_write_them() -> None:
     config = EncoderConfig.model_validate(RESNET)
     assert (config.name, config.timm_model, config.feature_dim) == ("timm", "test_resnet", 96)
     assert not config.is_same_network(EncoderConfig.model_validate(VIT))
-    assert {"timm_model", "timm_version", "width"}.isdisjoint(EncoderConfig().model_dump())
+    assert {"timm_model", "timm_version", "timm_width"}.isdisjoint(EncoderConfig().model_dump())
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,11 @@ def test_names_are_read_as_people_write_them() -> None:
     [
         ({**RESNET, "timm_version": "0.9.0"}, LibraryMissing, rf"needs timm 0\.9\.0, and {VERSION} is installed here"),
         ({**RESNET, "name": "timm:test_resnets"}, SpecError, "similar names are test_resnet"),
-        ({**RESNET, "width": 64}, SpecError, r"representations of the shape \(96,\), and model\.encoder\.width is 64"),
+        (
+            {**RESNET, "timm_width": 64},
+            SpecError,
+            r"the shape \(96,\), and model\.encoder\.timm_width is 64: set",
+        ),
         (
             {**RESNET, "name": "timm:levit_128s"},
             SpecError,

@@ -47,6 +47,15 @@ def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
     assert _cause(setting) == Cause.CLIENT_DATA
 
 
+def test_another_version_of_timm_is_the_clients_machine_and_trains_nothing(setting: Setting) -> None:
+    model = {"encoder": {"name": "timm:test_resnet", "timm_version": "0.9.0", "timm_width": 96}}
+    item = setting.item(make_spec(), 1)
+    setting.coordinator.offer(item.model_copy(update={"spec": make_spec(model=model)}))
+    assert _cause(setting) == Cause.CLIENT_MACHINE
+    assert "needs timm 0.9.0, and 1." in setting.coordinator.declined[0].reason
+    assert "GET artifact" not in setting.coordinator.calls
+
+
 def test_divergence_is_the_specs_problem(setting: Setting) -> None:
     spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
     setting.offer(spec, 1, _scaled(setting, 1e30))

@@ -61,7 +61,7 @@ def test_a_name_or_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("resnet19", "'resnet50', 'resnet101', 'vit-tiny', 'vit-small' or 'vit-base'"),
+        ("resnet19", "'vit-tiny', 'vit-small', 'vit-base' or 'timm'"),
         ("{ name }", "write a name such as resnet18"),
         ("{" * 5000, "write a name such as resnet18"),
         ('{ "name": "convnet", "width": [4] }', "Extra inputs are not permitted"),

@@ -11,6 +11,7 @@ from fedssl.evaluation.monitoring import DIVERGENCE, EFFECTIVE_RANK, EMBEDDING_S
 from fedssl.methods.api import ClientData, Context, Metrics
 from fedssl.methods.composition.embedding import embed_stages
 from fedssl.methods.composition.part import ENCODER, PROJECTOR
+from fedssl.models.batch_norm import norm_tensors
 
 _FEWEST_FOR_RANK = 8
 
@@ -21,7 +22,8 @@ def observe(modules: nn.ModuleDict, data: ClientData, broadcast: Mapping[str, to
     `effective_rank`: of the centred h, between 1 and their width (SSD Eq. 11). It is left out for fewer than 8 images,
     because the rank of n images is at most n - 1. `feature_std`: of the unit h, times the square root of their width,
     0 to 1. `embedding_std`: the same of z if there is a projector, which can collapse while h does not. `divergence`:
-    ||w - w_g|| / ||w_g|| over the encoder's parameters, if the broadcast has them.
+    ||w - w_g|| / ||w_g|| over the encoder's parameters, if the broadcast has them, without a BatchNorm that the client
+    keeps.
 
     Changes nothing and draws no random number. Returns nothing if the run is not monitored.
     """
@@ -38,7 +40,7 @@ def observe(modules: nn.ModuleDict, data: ClientData, broadcast: Mapping[str, to
         observed[FEATURE_STD] = _spread(h_NH)
         if z_ND:
             observed[EMBEDDING_STD] = _spread(z_ND[0])
-    if (divergence := _divergence(modules[ENCODER], broadcast)) is not None:
+    if (divergence := _divergence(modules[ENCODER], broadcast, ctx)) is not None:
         observed[DIVERGENCE] = divergence
     return {name: value for name, value in observed.items() if math.isfinite(value)}
 
@@ -48,8 +50,9 @@ def _spread(x_ND: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def _divergence(encoder: nn.Module, broadcast: Mapping[str, torch.Tensor]) -> float | None:
-    own = {f"{ENCODER}.{name}": parameter for name, parameter in encoder.named_parameters()}
+def _divergence(encoder: nn.Module, broadcast: Mapping[str, torch.Tensor], ctx: Context) -> float | None:
+    left_out = norm_tensors(encoder) if ctx.spec.model.batch_norm == "local" else frozenset()
+    own = {f"{ENCODER}.{name}": each for name, each in encoder.named_parameters() if name not in left_out}
     if any(name not in broadcast or broadcast[name].shape != parameter.shape for name, parameter in own.items()):
         return None
     received = {name: broadcast[name].to(parameter.device, torch.float64) for name, parameter in own.items()}

@@ -97,6 +97,6 @@ def _require_width(network: Encoder, config: EncoderConfig, channels: int, image
         network.train()
     if h.shape != (2, config.feature_dim):
         raise SpecError(
-            f"{config} gives representations of the shape {tuple(h.shape[1:])}, and model.encoder.width is "
-            f"{config.feature_dim}: set model.encoder.width to what it gives, or choose a network that gives one vector"
+            f"{config} gives representations of the shape {tuple(h.shape[1:])}, and model.encoder.timm_width is "
+            f"{config.feature_dim}: set it to what the network gives, or choose a network that gives one vector"
         )

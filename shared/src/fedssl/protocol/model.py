@@ -17,7 +17,9 @@ ParameterPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*]+$"
 
 BatchNormPolicy = Literal["average", "local", "recalibrate"]
 
-Setting = Literal["stem", "widths", "norm", "patch_size", "pooling", "depth", "first_weights", "timm_model", "width"]
+Setting = Literal[
+    "stem", "widths", "norm", "patch_size", "pooling", "depth", "first_weights", "timm_model", "timm_width"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ ENCODERS = {
     "vit-base": EncoderKind(_VIT, _VIT_SETTINGS, 768, is_convolutional=False, has_linear_layers=True),
     "timm": EncoderKind(
         "fedssl.models.timm_network:build_timm",
-        ("timm_model", "width"),
+        ("timm_model", "timm_width"),
         is_convolutional=False,
         has_linear_layers=True,
     ),
@@ -132,7 +134,7 @@ class EncoderConfig(StrictModel):
         exclude_if=lambda it: it is None,
         description="timm only: the version that the coordinator and every worker must have installed.",
     )
-    width: Width | None = Field(
+    timm_width: Width | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
         description="timm only: the width of the network's representation, as `num_classes=0` gives it.",
@@ -153,11 +155,11 @@ class EncoderConfig(StrictModel):
             return self
         if self.timm_model is None:
             raise ValueError('encoder.name timm needs the name of a network: write name = "timm:regnety_004"')
-        if self.timm_version is None or self.width is None:
+        if self.timm_version is None or self.timm_width is None:
             code = f"import timm; print(timm.__version__, timm.create_model('{self.timm_model}', num_classes=0)"
             raise ValueError(
                 f"encoder timm:{self.timm_model} needs timm_version, the version that the coordinator and all workers "
-                "have, and width, that of its representation. Where timm is installed, this prints both: "
+                "have, and timm_width, that of its representation. Where timm is installed, this prints both: "
                 f'python -c "import torch; {code}.eval()(torch.zeros(1, 3, 224, 224)).shape[1])"'
             )
         return self
@@ -194,7 +196,7 @@ class EncoderConfig(StrictModel):
     @property
     def feature_dim(self) -> int:
         """H, the width of the representation."""
-        own = self.width if self.name == "timm" else None
+        own = self.timm_width if self.name == "timm" else None
         return own or ENCODERS[self.name].feature_dim or self.widths[-1]
 
     def is_same_network(self, other: "EncoderConfig") -> bool:

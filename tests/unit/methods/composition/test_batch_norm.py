@@ -58,6 +58,7 @@ def test_a_client_continues_with_its_own_norms() -> None:
     idle = _spec("local", training={"batch_size": 32, "local_epochs": 0})
     broadcast = {**first.broadcast, **other.update}
     again = local_round(idle, broadcast, "client-0", number=2, state=one.state)
+    assert again.metrics["divergence"] == 0.0
     assert all(torch.equal(again.update[name], other.update[name]) for name in other.update)
     own = one.state.keys() & first.broadcast.keys()
     assert own >= OF_ENCODER
