@@ -21,12 +21,17 @@ MOST_PATTERN_BYTES = 1 << 14
 _ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 
 
+ABOUT_IMAGES = ("statistics", "channel-sums")
+"""Artifacts of the images as a whole, which belong to no run."""
+
+
 class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
-    artifact: Kind | Literal["metrics", "evaluation"] = Field(
+    artifact: Kind | Literal["metrics", "evaluation", "statistics", "channel-sums"] = Field(
         description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
-        "evaluation on the site's own labelled images."
+        "evaluation on the site's own labelled images; `statistics` for the data card, and `channel-sums` for sums of "
+        "its images' channels, from which the federation's mean and deviation are computed."
     )
     methods: tuple[Pattern, ...] = Field(
         min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."
@@ -60,7 +65,8 @@ class AllowRule(StrictModel):
         ge=1,
         le=10**9,
         exclude_if=lambda it: it is None,
-        description="Only for `evaluation`: classes with fewer training or test images are left out. Default: 10.",
+        description="Only for `evaluation`: classes with fewer training or test images are left out. For `statistics` "
+        "and `channel-sums`: numbers of fewer images or groups are suppressed. Default: 10.",
     )
     min_images: int | None = Field(
         default=None,
@@ -79,8 +85,12 @@ class AllowRule(StrictModel):
 
     @model_validator(mode="after")
     def _fields_fit_evaluations(self) -> "AllowRule":
-        if self.artifact != "evaluation" and self.min_count is not None:
-            raise ValueError("only a rule for evaluation has min_count")
+        if self.artifact not in ("evaluation", *ABOUT_IMAGES) and self.min_count is not None:
+            raise ValueError("only a rule for evaluation, statistics or channel-sums has min_count")
+        if self.artifact in ABOUT_IMAGES:
+            unlike = AllowRule.model_construct(artifact=self.artifact, methods=("*",), min_count=self.min_count)
+            if self != unlike:
+                raise ValueError(f'a rule for {self.artifact} has methods = ["*"] and min_count, and no other keys')
         if self.artifact == "evaluation" and (self.tensors != ("*",) or self.datasets):
             raise ValueError("a rule for evaluation has no tensors and no datasets: it allows counts per class")
         return self

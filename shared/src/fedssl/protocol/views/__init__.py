@@ -1,7 +1,7 @@
 """What the API shows: its requests and answers, a module per noun."""
 
 from fedssl.protocol.views.base import Page, View
-from fedssl.protocol.views.clients import ClientEdit, ClientView, LedgerAnchorView
+from fedssl.protocol.views.clients import ClientEdit, ClientView, FederationCardView, LedgerAnchorView, SiteCardView
 from fedssl.protocol.views.datasets import (
     EvaluationDatasetCreate,
     EvaluationDatasetView,
@@ -54,6 +54,7 @@ __all__ = [
     "EvaluationProgress",
     "EvaluationView",
     "EventView",
+    "FederationCardView",
     "Health",
     "LedgerAnchorView",
     "MethodView",
@@ -70,6 +71,7 @@ __all__ = [
     "RunEdit",
     "RunSummary",
     "RunView",
+    "SiteCardView",
     "SiteEvaluationView",
     "SiteEvaluationsCreate",
     "SiteRoundView",
