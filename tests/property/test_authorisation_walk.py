@@ -131,6 +131,7 @@ TABLE: dict[str, Row] = {
     "GET /v1/clients/{client_id}": Row(VIEWERS, {200}, ("client_id",)),
     "PATCH /v1/clients/{client_id}": Row(OPERATORS, {200}, ("client_id",), body=lambda ids: {"display_name": "Ada"}),
     "GET /v1/clients/{client_id}/ledger-anchors": Row(VIEWERS, {200}, ("client_id",)),
+    "GET /v1/data-card": Row(VIEWERS, {200}),
     "GET /v1/projects": Row(VIEWERS, {200}),
     "POST /v1/projects": Row(ADMINS, {201, 200}, body=lambda ids: {"name": "walk"}, everywhere=True),
     "GET /v1/tokens": Row(ADMINS, {200}),
@@ -156,6 +157,7 @@ TABLE: dict[str, Row] = {
     "DELETE /v1/uploads/{upload_id}": Row(SENDERS, {204}, ("upload_id",), "upload", headers=TUS),
     "POST /v1/work/register": Row(WORKERS, {200}, body=lambda ids: REGISTER),
     "POST /v1/work/claim": Row(WORKERS, {200, 204}, body=lambda ids: {"wait_seconds": 0}),
+    "POST /v1/work/data-report": Row(WORKERS, {200}, body=lambda ids: {"num_unreadable": 0}),
     "POST /v1/work/ended-runs": Row(WORKERS, {200}, body=lambda ids: {"run_ids": [ids["run_id"], ids["deleted"]]}),
     "POST /v1/work/site-evaluations/claim": Row(WORKERS, {200, 204}),
     # No site of this walk has one: tests/integration/coordinator/federation/test_site_evaluations.py has foreign ones.

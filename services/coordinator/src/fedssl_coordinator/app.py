@@ -28,6 +28,7 @@ from fedssl_coordinator.dashboard import endpoints as dashboard
 from fedssl_coordinator.dashboard.layout.page import is_for_people, static_files, unknown_address
 from fedssl_coordinator.federation import methods_endpoints as methods
 from fedssl_coordinator.federation.clients import endpoints as clients
+from fedssl_coordinator.federation.data_reports import endpoints as data_reports
 from fedssl_coordinator.federation.dimensions import endpoints as dimensions
 from fedssl_coordinator.federation.distillation import endpoints as distillation
 from fedssl_coordinator.federation.estimates import endpoints as estimates
@@ -106,6 +107,7 @@ def create_app() -> FastAPI:
         methods.router,
         clients.router,
         anchors.router,
+        data_reports.router,
         tokens.router,
         projects.router,
         notifications.router,

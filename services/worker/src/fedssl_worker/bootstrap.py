@@ -16,6 +16,7 @@ from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
 from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
+from fedssl_worker.data_report import DataReporter
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 from fedssl_worker.disclosure.ledger.keys import SigningKey, make_key, read_key
@@ -72,7 +73,8 @@ def run_worker(settings: Settings) -> int:
         with client_of(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
-                _work(settings, folder, client, egress, images, labels, device)
+                reporter = DataReporter(egress, enforcer, images, labels)
+                _work(settings, folder, client, egress, reporter, images, labels, device)
             except Refused as error:
                 log.error("worker.refused", reason=str(error))
                 report(Health.UNREADY, str(error))
@@ -85,6 +87,7 @@ def _work(
     folder: Path,
     client: WorkerClient,
     egress: Egress,
+    reporter: DataReporter,
     images: OwnImages,
     labels: OwnLabels | None,
     device: torch.device,
@@ -95,7 +98,9 @@ def _work(
 
     def reregister() -> str:
         registration = _registration(settings, images, labels, device, identity)  # a rescan may have changed the images
-        return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
+        client_id = egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
+        reporter.send()
+        return client_id
 
     client_id = reregister()
     bind_contextvars(client=client_id)

@@ -46,6 +46,9 @@ log = structlog.get_logger()
 _ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 
 
+UNREADABLE = "unreadable_images"
+"""The metric with the number of files that were left out. Its rule decides about that number at registration too."""
+
 _KEPT_SHAPES = 2  # two runs of different shapes may take turns
 _KEPT_BYTES = 256 << 20  # larger images are decoded to register, and not kept: most runs ask for another shape
 _ANY_WINDOW = WindowConfig(percentiles=(0, 100))
@@ -93,6 +96,7 @@ class OwnImages:
         num_listed: the number of images, including those that cannot be read.
         num_unreadable: the number of images that cannot be read.
         has_labels: whether the images come with labels of their own.
+        stamp: a text that changes when a file of the images is added, removed or changed.
     """
 
     def __init__(
@@ -106,11 +110,11 @@ class OwnImages:
         allows_cache: bool = True,
     ) -> None:
         """Read the images: see :func:`load_images`."""
-        self._name_or_path = name_or_path
+        self.name_or_path = name_or_path
         self._device = device
         self._image_size, self._channels = image_size, channels
         self._allows_cache = allows_cache
-        self._stamp = _stamp_of(name_or_path)  # before reading: a file that comes later is found by the next rescan
+        self.stamp = _stamp_of(name_or_path)  # before reading: a file that comes later is found by the next rescan
         window = _prepared_window(name_or_path)
         try:
             registered = _register(name_or_path, device, image_size, channels, Reading(window, max_unreadable))
@@ -136,10 +140,10 @@ class OwnImages:
 
     def read_if_changed(self) -> "OwnImages | None":
         """Return the images as they are now, or None if no file was added, removed or changed. Raises DataError."""
-        if _stamp_of(self._name_or_path) == self._stamp:
+        if _stamp_of(self.name_or_path) == self.stamp:
             return None
         return OwnImages(
-            self._name_or_path,
+            self.name_or_path,
             self._device,
             image_size=self._image_size,
             channels=self._channels,
@@ -170,7 +174,7 @@ class OwnImages:
                 "this client's owner does not allow a cache of its images, which data.cache_size needs: leave it out "
                 "of the spec, or start the worker without --no-image-cache"
             )
-        if config.cache_size is not None and not _is_folder(self._name_or_path):
+        if config.cache_size is not None and not _is_folder(self.name_or_path):
             raise DataError(
                 "this client's images are not files in a folder, which data.cache_size needs: leave it out of the spec"
             )
@@ -220,9 +224,9 @@ class OwnImages:
         if config.cache_size is not None:
             for key in [key for key in self._kept if key[-1] is None]:
                 del self._kept[key]  # a run with a cache is one whose images should not be in memory
-            return _from_cache(load_cached(self._name_or_path, config, max_unreadable=tolerated), self._device)
+            return _from_cache(load_cached(self.name_or_path, config, max_unreadable=tolerated), self._device)
         images = load_own(
-            self._name_or_path,
+            self.name_or_path,
             "train",
             image_size=config.image_size,
             channels=config.channels,

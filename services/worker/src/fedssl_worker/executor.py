@@ -35,7 +35,7 @@ from fedssl.protocol.work import Progress, StateLost, WorkItem
 from fedssl.secure_aggregation import RoundContext, Words
 from fedssl.secure_aggregation.deployed import round_context
 from fedssl_worker.causes import CannotTrain, from_coordinator
-from fedssl_worker.data import OwnImages, PreparedImages, PublicImages
+from fedssl_worker.data import UNREADABLE, OwnImages, PreparedImages, PublicImages
 from fedssl_worker.labels import OwnLabels
 from fedssl_worker.settings import SettingsError
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
@@ -118,6 +118,9 @@ class Executor:
             if "can't allocate memory" in str(error):  # raised by the CPU's allocator
                 raise self._out_of_memory(item) from error
             raise
+        if images.unreadable:  # leaves only if the policy allows a metric of this name
+            metrics = {**result.metrics, UNREADABLE: float(len(images.unreadable))}
+            result = dataclasses.replace(result, metrics=metrics)
         return self._states.keep(item, work, result, lost)
 
     def state_of(self, item: SiteEvaluationItem) -> Tensors | None:

@@ -1,5 +1,6 @@
 """`fedssl client`: the data owners that a coordinator knows."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -52,6 +53,53 @@ def show(
         show_json(view)
     else:
         show_pairs({key.replace("_", " ").replace(" at", ""): value for key, value in view})
+
+
+@app.command("card")
+def show_card(
+    project: Annotated[
+        str | None, typer.Option(help="The project of the clients. Default: your own, or else the default one.")
+    ] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show what data owners let the coordinator know of their images: the federated data card.
+
+    Numbers of few images or patients are suppressed ("-"). A drift of 0.2 or more is an alarm: the distance of a site's
+    intensity histogram to the mean of all sites. Below the table stand `mean` and `std` for a spec's `[data]`, if at
+    least two sites allow their sums.
+    """
+    with connect(url, token_file) as client:
+        found = client.data_card(project)
+    if output is Format.JSON:
+        show_json(found)
+        return
+    rows = [
+        (
+            site.client_id,
+            None if site.card is None else site.card.num_images,
+            None if site.card is None else site.card.num_groups,
+            site.num_unreadable,
+            None if site.card is None else _bins(site.card.channels).rstrip(" 0"),
+            None if site.card is None else _bins(site.card.sizes),
+            None if site.card is None else _bins(site.card.histogram),
+            None if site.drift is None else f"{site.drift:.2f}{' ALARM' if site.is_drifting else ''}",
+        )
+        for site in found.sites
+    ]
+    columns = ["client", "#images", "#groups", "#unreadable", "channels", "sizes", "histogram", "drift"]
+    show_table(columns, rows)
+    for each in found.moments:
+        note(f"{each.channels} channels, {each.num_images:,} images of {each.num_clients} clients:")
+        note(f"mean = {[round(value, 4) for value in each.mean]}")
+        note(f"std = {[round(value, 4) for value in each.std]}")
+
+
+def _bins(values: Sequence[float | None]) -> str:
+    return " ".join(
+        "-" if value is None else f"{value:.2g}" if isinstance(value, float) else str(value) for value in values
+    )
 
 
 @app.command()

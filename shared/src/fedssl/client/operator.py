@@ -43,6 +43,7 @@ from fedssl.protocol.views import (
     EvaluationCreate,
     EvaluationView,
     EventView,
+    FederationCardView,
     IdentityConfirmation,
     LedgerAnchorView,
     MethodView,
@@ -325,6 +326,14 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def client(self, client_id: str) -> ClientView:
         """One data owner."""
         return self._connection.call("GET", f"/v1/clients/{_segment(client_id)}", ClientView)
+
+    def data_card(self, project: str | None = None) -> FederationCardView:
+        """Return what a project's sites let the coordinator know of their images, and their mean and deviation.
+
+        `project`: None is the caller's own, or else the default one.
+        """
+        path = "/v1/data-card" if project is None else f"/v1/data-card?project={_segment(project)}"
+        return self._connection.call("GET", path, FederationCardView)
 
     def rename_client(self, client_id: str, display_name: str) -> ClientView:
         """Change a data owner's display name; empty: none. Its id stays, because seeds derive from it."""

@@ -14,6 +14,7 @@ from fedssl.client.downloads import OnBytes, OnSize, download
 from fedssl.client.errors import BadAnswer, Rejected, UnknownEvaluation, UnknownWork
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import Delivery, deliver, upload
+from fedssl.protocol.data_card import DataReport, DataReported
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.secure_work import (
     SECURE_ANSWER_BYTES,
@@ -107,6 +108,10 @@ class WorkerClient(BaseClient):
     def register(self, introduction: Register) -> Registered:
         """Say what this worker is and learn which client it works for."""
         return self._call("/v1/work/register", Registered, introduction)
+
+    def report_data(self, report: DataReport) -> None:
+        """Send what the data owner lets the coordinator know of its images. Raises NotFound if that is older."""
+        self._call("/v1/work/data-report", DataReported, report)
 
     def claim(self, wait_seconds: float = 25.0) -> WorkItem | None:
         """Lease an assignment, waiting up to `wait_seconds` for one; None: there was nothing to do.

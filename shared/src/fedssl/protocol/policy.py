@@ -26,13 +26,18 @@ SITE_ARTIFACTS = get_args(SiteArtifact)
 _ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 
 
+ABOUT_IMAGES = ("statistics", "channel-sums")
+"""Artifacts of the images as a whole, which belong to no run."""
+
+
 class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
-    artifact: Kind | Literal["metrics"] | SiteArtifact = Field(
+    artifact: Kind | Literal["metrics", "statistics", "channel-sums"] | SiteArtifact = Field(
         description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
         "evaluation on the site's own labelled images; `cross-evaluation` for those of another site's classifier; "
-        "`site-head` for a classifier of the site's own, which other sites receive."
+        "`site-head` for a classifier of the site's own, which other sites receive; `statistics` for the data card, and "
+        "`channel-sums` for sums of its images' channels, from which the federation's mean and deviation are computed."
     )
     methods: tuple[Pattern, ...] = Field(
         min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."
@@ -66,7 +71,8 @@ class AllowRule(StrictModel):
         ge=1,
         le=10**9,
         exclude_if=lambda it: it is None,
-        description="Only for `evaluation` and `cross-evaluation`: classes with fewer training or test images are left out. Default: 10.",
+        description="Only for `evaluation` and `cross-evaluation`: classes with fewer training or test images are left "
+        "out. For `statistics` and `channel-sums`: numbers of fewer images or groups are suppressed. Default: 10.",
     )
     min_images: int | None = Field(
         default=None,
@@ -85,8 +91,12 @@ class AllowRule(StrictModel):
 
     @model_validator(mode="after")
     def _fields_fit_evaluations(self) -> "AllowRule":
-        if self.artifact not in ("evaluation", "cross-evaluation") and self.min_count is not None:
-            raise ValueError("only a rule for evaluation or cross-evaluation has min_count")
+        if self.artifact not in ("evaluation", "cross-evaluation", *ABOUT_IMAGES) and self.min_count is not None:
+            raise ValueError("only a rule for evaluation, cross-evaluation, statistics or channel-sums has min_count")
+        if self.artifact in ABOUT_IMAGES:
+            unlike = AllowRule.model_construct(artifact=self.artifact, methods=("*",), min_count=self.min_count)
+            if self != unlike:
+                raise ValueError(f'a rule for {self.artifact} has methods = ["*"] and min_count, and no other keys')
         if self.artifact in SITE_ARTIFACTS and (self.tensors != ("*",) or self.datasets):
             raise ValueError(f"a rule for {self.artifact} has no tensors and no datasets: leave them out")
         return self

@@ -20,6 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedssl.data import ImageData, save_npz
+from fedssl.protocol.data_card import DataReport
 from fedssl.protocol.site_work import SiteAnswer
 from fedssl.protocol.states import RunState
 from fedssl.protocol.work import DELIVERY_HEADER, Claim, Decline, EndedQuery, Heartbeat, Register, Submit
@@ -31,6 +32,7 @@ from support.recording import RecordingProxy, Request
 
 JSON: dict[str, type[BaseModel]] = {
     "/v1/work/register": Register,
+    "/v1/work/data-report": DataReport,
     "/v1/work/claim": Claim,
     "/v1/work/heartbeat": Heartbeat,
     "/v1/work/submit": Submit,

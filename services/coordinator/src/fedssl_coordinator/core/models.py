@@ -107,6 +107,16 @@ class Client(Base):
     announced_identity: Mapped[str | None]
 
 
+class DataReport(Base):
+    """The last report of a client's worker about its images."""
+
+    __tablename__ = "data_reports"
+
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    report: Mapped[Json]
+    reported_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
 class Token(Base):
     __tablename__ = "tokens"
     __table_args__ = (

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedssl_coordinator.core.models import (
     Assignment,
     Client,
+    DataReport,
     DimensionAssignment,
     DistillationJob,
     Evaluation,
@@ -96,6 +97,7 @@ def _criteria(project: str) -> tuple[LoaderCriteriaOption, ...]:
     destinations = select(NotificationDestination.id).where(NotificationDestination.project == project)
     conditions: dict[type[Any], ColumnElement[bool]] = {
         Project: Project.name == project,
+        DataReport: DataReport.client_id.in_(clients),
         LedgerAnchor: LedgerAnchor.client_id.in_(clients),
         Token: (Token.project == project) | Token.client_id.in_(clients),
         Event: Event.run_id.in_(runs) | (Event.run_id.is_(None) & Event.client_id.in_(clients)),

@@ -13,10 +13,11 @@ from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.client import WorkerClient
+from fedssl.client import NotFound, WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.evaluation.site import SiteEvaluation
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
+from fedssl.protocol.data_card import DataReport
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.secure_work import SecureMessage, SecureReveals, SecureVector
@@ -278,6 +279,28 @@ class Egress:
         answered = self._answer(answer)
         self._note_delivered(**about, intent=intent.seq, sent_bytes=len(body))
         return answered
+
+    def send_report(self, report: DataReport) -> None:
+        """Record the report about the images in the ledger, then send it. A coordinator that is older ignores it.
+
+        An empty report, which makes the coordinator forget an earlier one, has no entry.
+        Raises LedgerError before the first byte has left, and ClientError.
+        """
+        body = report.model_dump_json().encode()
+        about = {"digest": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
+        parts = {"statistics": report.card, "channel-sums": report.sums}
+        numbers = [] if report.num_unreadable is None else [f"num_unreadable={report.num_unreadable}"]
+        kinds = [kind for kind, part in parts.items() if part is not None]
+        intent = None
+        if kinds or numbers:
+            intent = self._ledger.append("intent", **about, artifact=kinds, tensors=[], numbers=numbers)
+        try:
+            self._client.report_data(report)
+        except NotFound:
+            log.info("data_report.not_taken", reason="the coordinator is older")
+            return
+        if intent is not None:
+            self._note_delivered(**about, intent=intent.seq, sent_bytes=len(body))
 
     def refuse_evaluation(self, evaluation_id: UUID, round_number: int, reason: str) -> SiteAnswered:
         """Report to the coordinator why this site does not evaluate a round. Raises ClientError."""

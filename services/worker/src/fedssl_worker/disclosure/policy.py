@@ -15,7 +15,7 @@ from fedssl.errors import FedSSLError
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT
 from fedssl.protocol.methods import METHOD_CONFIGS
-from fedssl.protocol.policy import SITE_ARTIFACTS, AllowRule, Pattern, PolicyNotice, SiteArtifact
+from fedssl.protocol.policy import ABOUT_IMAGES, SITE_ARTIFACTS, AllowRule, Pattern, PolicyNotice, SiteArtifact
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.validation import describe_problems
 from fedssl.protocol.work import Metrics, Progress, Resources, WorkItem
@@ -141,11 +141,11 @@ class Policy(StrictModel):
     def notice(self, digest: str) -> PolicyNotice:
         """Return what the worker reports of the policy to the coordinator.
 
-        Rules for evaluations and site heads are left out: older coordinators would refuse the registration, and no round depends on
-        them.
+        Rules for evaluations, site heads and the images as a whole are left out: older coordinators would refuse the
+        registration, and no round depends on them.
         """
-        whole = self.described(digest)
-        return whole.model_copy(update={"allow": tuple(r for r in whole.allow if r.artifact not in SITE_ARTIFACTS)})
+        whole, apart = self.described(digest), (*SITE_ARTIFACTS, *ABOUT_IMAGES)
+        return whole.model_copy(update={"allow": tuple(r for r in whole.allow if r.artifact not in apart)})
 
 
 def read_policy(path: Path) -> tuple[Policy, str]:
@@ -242,6 +242,21 @@ class PolicyEnforcer:
         if rule is None or why:
             raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this {artifact}: {why}")
         return rule
+
+    def images_min_count(self, artifact: str) -> int | None:
+        """Return the fewest images whose statistics may leave, or None if the policy does not allow this artifact.
+
+        It has to be allowed: without a policy it stays.
+        """
+        if self._policy is None or self._policy.dp.require != "none":
+            return None
+        counts = (DEFAULT_MIN_COUNT if rule.min_count is None else rule.min_count
+                  for rule in self._policy.allow if rule.artifact == artifact)  # fmt: skip
+        return max(counts, default=None)
+
+    def permits_number(self, name: str) -> bool:
+        """Return whether a number about the images, which belongs to no run, may leave as a metric of this name."""
+        return self.notice is None or permits_metric(self.notice, "*", name)
 
     @property
     def total_limits(self) -> TotalLimits | None:

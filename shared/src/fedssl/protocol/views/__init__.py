@@ -1,7 +1,14 @@
 """What the API shows: its requests and answers, a module per noun."""
 
 from fedssl.protocol.views.base import Page, View
-from fedssl.protocol.views.clients import ClientEdit, ClientView, IdentityConfirmation, LedgerAnchorView
+from fedssl.protocol.views.clients import (
+    ClientEdit,
+    ClientView,
+    FederationCardView,
+    IdentityConfirmation,
+    LedgerAnchorView,
+    SiteCardView,
+)
 from fedssl.protocol.views.datasets import (
     EvaluationDatasetCreate,
     EvaluationDatasetView,
@@ -58,6 +65,7 @@ __all__ = [
     "EvaluationProgress",
     "EvaluationView",
     "EventView",
+    "FederationCardView",
     "Health",
     "IdentityConfirmation",
     "LedgerAnchorView",
@@ -75,6 +83,7 @@ __all__ = [
     "RunEdit",
     "RunSummary",
     "RunView",
+    "SiteCardView",
     "SiteEvaluationView",
     "SiteEvaluationsCreate",
     "SiteRoundView",

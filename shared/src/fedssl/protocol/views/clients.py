@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from fedssl.protocol.base import ClientId, Digest
 from fedssl.protocol.data import ServedShapes
+from fedssl.protocol.data_card import ChannelMoments, DataCard
 from fedssl.protocol.ledger import PublicKey
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
@@ -65,6 +66,29 @@ class ClientView(View):
         default=None,
         description="The key that the worker announced last. If it differs, the client takes part in no secure round "
         "until an administrator has confirmed it.",
+    )
+
+
+class SiteCardView(View):
+    """The report of a site about its images, and how far they are from the others'."""
+
+    client_id: ClientId
+    reported_at: datetime
+    num_unreadable: int | None
+    card: DataCard | None
+    drift: float | None = Field(
+        description="Total variation distance (0..1) of the histogram to the federation's mean. Null: no histogram."
+    )
+    is_drifting: bool = Field(description="Whether that is an alarm.")
+
+
+class FederationCardView(View):
+    """The data cards of all sites."""
+
+    sites: tuple[SiteCardView, ...]
+    histogram: tuple[float, ...] | None = Field(description="The mean of the sites' histograms. Null: none has one.")
+    moments: tuple[ChannelMoments, ...] = Field(
+        description="Mean and standard deviation per channel, for each number of channels that at least two sites have."
     )
 
 

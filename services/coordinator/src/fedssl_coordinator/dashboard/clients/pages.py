@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from fedssl.protocol.base import ClientId
+from fedssl.protocol.data_card import SIZE_BOUNDS
 from fedssl.protocol.views import ClientEdit
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
@@ -16,6 +17,7 @@ from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, se
 from fedssl_coordinator.dashboard.run import member_queries
 from fedssl_coordinator.dashboard.session import Form, Revoking, Steering, Viewing
 from fedssl_coordinator.federation.clients import service
+from fedssl_coordinator.federation.data_reports import service as data_reports
 from fedssl_coordinator.federation.ledger_anchors import repository as anchors
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -62,7 +64,8 @@ def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Curs
     return render(
         "client.html", visitor, client=client, known=known, runs=runs, ribbons=ribbons, ledger=ledger[:_LEDGER],
         more=encode_cursor(ledger[_LEDGER - 1].at.isoformat()) if len(ledger) > _LEDGER else None,
-        is_first=cursor is None,
+        is_first=cursor is None, site=data_reports.show_site(session, client_id, client.project),
+        size_bounds=SIZE_BOUNDS,
         anchor=anchors.newest(session, client_id), live=member_queries.live_parts(session, client_id), count=count,
         total=total, num_runs=member_queries.num_runs(session, client_id),
     )  # fmt: skip

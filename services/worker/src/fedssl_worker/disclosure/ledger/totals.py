@@ -37,7 +37,7 @@ class Totals:
         elif entry.kind == "rotated" and not self.is_known and not self._updates and "rounds_total" in body:
             self.is_known = True
             self._rounds_before, self.num_bytes = int(body["rounds_total"]), int(body["bytes_total"])
-        elif entry.kind == "intent" and not _is_answer(body):
+        elif entry.kind == "intent" and "run" in body and not _is_answer(body):
             at = (str(body["run"]), int(body["round"]))
             self._rounds.add(at)
             if (update := (*at, str(body.get("digest")))) not in self._updates:

@@ -1,0 +1,1 @@
+"""The reports of clients about their images: the federated data card."""

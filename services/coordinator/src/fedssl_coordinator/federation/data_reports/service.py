@@ -1,0 +1,57 @@
+"""Stores the reports of clients about their images, and compares them."""
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.data_card import DRIFT_ALARM, DataReport, drift, mean_histogram, moments_of
+from fedssl.protocol.views import FederationCardView, SiteCardView
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.federation.data_reports import repository
+from fedssl_coordinator.identity import clients
+
+
+def receive(session: Session, client_id: str, report: DataReport) -> None:
+    """Store a report in place of the client's last one. Record an event if its images now differ from the others'."""
+    project = clients.locked(session, client_id).project
+    if report.card is None:
+        repository.put(session, client_id, report)
+        return
+    before = {site.client_id for site in show(session, project).sites if site.is_drifting}
+    repository.put(session, client_id, report)
+    for site in show(session, project).sites:
+        if site.is_drifting and site.client_id not in before:
+            message = (
+                f"the images of {site.client_id} differ from the federation's: the distance of their intensity "
+                f"histogram to the mean is {site.drift:.2f}, {DRIFT_ALARM} or more"
+            )
+            record(session, "client.data_drift", message, client_id=site.client_id, data={"drift": site.drift})
+
+
+def show(session: Session, project: str) -> FederationCardView:
+    """Return what the clients of a project have reported."""
+    rows = repository.all_of(session, project)
+    reports = {row.client_id: DataReport.model_validate(row.report) for row in rows}
+    histograms = [report.card.histogram for report in reports.values() if report.card is not None]
+    mean = mean_histogram(histograms)
+    sites = []
+    for row in rows:
+        report = reports[row.client_id]
+        distance = None if report.card is None or mean is None else drift(report.card.histogram, mean)
+        sites.append(
+            SiteCardView(
+                client_id=row.client_id,
+                reported_at=row.reported_at,
+                num_unreadable=report.num_unreadable,
+                card=report.card,
+                drift=distance,
+                is_drifting=distance is not None and distance >= DRIFT_ALARM,
+            )
+        )
+    sums = [report.sums for report in reports.values() if report.sums is not None]
+    by_channels = {len(each.means): [one for one in sums if len(one.means) == len(each.means)] for each in sums}
+    moments = tuple(moments_of(by_channels[number]) for number in sorted(by_channels) if len(by_channels[number]) > 1)
+    return FederationCardView(sites=tuple(sites), histogram=mean, moments=moments)
+
+
+def show_site(session: Session, client_id: str, project: str) -> SiteCardView | None:
+    """Return what one client has reported, or None if it has reported nothing."""
+    return next((site for site in show(session, project).sites if site.client_id == client_id), None)
