@@ -29,7 +29,7 @@ def answer(text: str, spec: RunSpec) -> str | None:
     return refusal(notice(text), spec, METHODS[spec.method.name].bind(spec).plan)
 
 
-@pytest.mark.parametrize("text", POLICIES, ids=["two methods", "similarities", "encoder alone", "everything"])
+@pytest.mark.parametrize("text", POLICIES, ids=["secure", "two methods", "similarities", "encoder alone", "everything"])
 def test_every_policy_is_one(text: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
@@ -84,7 +84,7 @@ def test_the_page_names_everything_that_there_is() -> None:
     rule = Policy.model_fields["allow"].annotation
     (model, _) = get_args(rule)
     assert {key for each in document["allow"] for key in each} == set(model.model_fields)
-    for section in ("dp", "metrics", "ledger"):
+    for section in ("secagg", "dp", "metrics", "ledger"):
         section_model = Policy.model_fields[section].annotation
         assert section_model is not None
         assert document[section].keys() == set(section_model.model_fields), section
