@@ -52,7 +52,8 @@ _LISTED = _PHASES[:3]
 @dataclass(frozen=True, slots=True)
 class Advanced:
     """The result of a check of a secure round. `is_over`: no message is awaited any more. `survivors`: whose vectors
-    are to be summed; none if there is no sum, for the reason `why`. `left_out`: clients that the round continues without, and why."""
+    are to be summed; none if there is no sum, for the reason `why`. `left_out`: clients that the round continues
+    without, and why."""
 
     left_out: Mapping[str, str]
     is_over: bool = False
