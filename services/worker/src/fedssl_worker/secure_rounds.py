@@ -170,7 +170,7 @@ class SecureRound:
         pause: Callable[[float], bool],
     ) -> None:
         """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed."""
-        delay, phase = _FIRST_PAUSE_SECONDS, ""
+        delay, answered = _FIRST_PAUSE_SECONDS, ""
         while True:
             status = self._client.secure_status(self._item.assignment_id)
             if status.phase in ("done", "failed") or (trained is None and status.phase not in ("keys", "shares")):
@@ -179,10 +179,10 @@ class SecureRound:
                 raise Cancelled(
                     f"the round continues without this worker: its message came too late for {status.phase}"
                 )
-            if status.phase != phase:
-                delay, phase = _FIRST_PAUSE_SECONDS, status.phase
             if not status.received:
                 self._answer(status, trained)
+            if status.phase != answered:
+                delay, answered = _FIRST_PAUSE_SECONDS, status.phase
             elif pause(delay):
                 return
             else:

@@ -30,12 +30,21 @@ def locked(session: Session, client_id: str) -> Client:
     return session.get_one(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
-def register(session: Session, client_id: str, request: Register) -> int | None:
-    """Store what the worker declares about itself, and return the number of images that it declared before, if it did.
+class Earlier(NamedTuple):
+    """The part of a client before a registration that may not change unnoticed."""
 
-    The first registration sets `registered_at`.
+    num_images: int | None
+    identity: str | None
+    announced_identity: str | None
+
+
+def register(session: Session, client_id: str, request: Register) -> Earlier:
+    """Store what the worker declares about itself, and return what it declared before, if it did.
+
+    The first registration sets `registered_at`, and the first identity key is the one by which others know it.
     """
-    before = locked(session, client_id).num_images
+    client = locked(session, client_id)
+    before = Earlier(client.num_images, client.identity, client.announced_identity)
     values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor", "identity"})}
     if request.identity is not None:
         values["announced_identity"] = request.identity

@@ -51,8 +51,9 @@ _LISTED = _PHASES[:3]
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The result of a check of a secure round. `is_over`: no message is awaited any more. `survivors`: whose vectors are to be summed;
-    none if there is no sum, for the reason `why`. `left_out`: clients that the round continues without, and why."""
+    """The result of a check of a secure round. `is_over`: no message is awaited any more. `survivors`: whose vectors
+    are to be summed; none if there is no sum, for the reason `why`. `left_out`: clients that the round continues
+    without, and why."""
 
     left_out: Mapping[str, str]
     is_over: bool = False
@@ -115,22 +116,18 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
     stored = next((getattr(each, phase) for each in rows if each.client_id == client_id), None)
     if stored is not None and stored == message.model_dump(mode="json"):
         return
+    num_keys = sum(each.keys is not None for each in rows)
     try:
-        if phase == "keys" and current.num_wanted is not None and stored is None:
-            _require_wanted(rows, current.num_wanted)
+        if phase == "keys" and stored is None and num_keys == current.num_wanted:
+            raise PhaseClosed(f"the round takes the first {num_keys} clients, and has them: claim new work")
         _add(_restored(row, rows), client_id, message)
     except (Conflict, PhaseClosed, InvalidMessage) as error:
         slug = {Conflict: "conflict", PhaseClosed: "round-closed", InvalidMessage: "invalid-request"}[type(error)]
         about = AuditEvent("secure_message.refused", str(error), current.run_id, current.number, client_id)
         raise ProblemError(slug, str(error), audit_event=about) from None
     repository.set_message(session, current.id, client_id, phase, message.model_dump(mode="json"))
-    if _is_awaited_last(session, row, rows, client_id):
+    if _is_awaited_last(session, row, rows, client_id) or (phase == "keys" and num_keys + 1 == current.num_wanted):
         enqueue.advance(session, current.run_id)
-
-
-def _require_wanted(rows: Sequence[MemberRow], num_wanted: int) -> None:
-    if sum(each.keys is not None for each in rows) >= num_wanted:
-        raise PhaseClosed(f"the round takes the first {num_wanted} clients, and has them: claim new work")
 
 
 def _is_awaited_last(session: Session, row: SecureRound, rows: Sequence[MemberRow], sender: str) -> bool:

@@ -38,6 +38,7 @@ from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.federation.work import ordinary, repository
 from fedssl_coordinator.identity import clients
+from fedssl_coordinator.identity.clients import Earlier
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts import service as uploads
 from fedssl_coordinator.storage.artifacts.service import UpdatePermit, foreign_assignment, own_assignment
@@ -52,12 +53,11 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
         raise ProblemError(
             "invalid-request", detail, audit_event=AuditEvent("client.refused", detail, client_id=client_id)
         )
-    known = clients.identities(session, [client_id])[client_id]
     before = clients.register(session, client_id, request)
-    _record_identity(session, client_id, request.identity, *known)
-    if before is not None and before != request.num_images:
-        message = f"{client_id} registered with {request.num_images} images, and with {before} before"
-        data = {"before": before, "after": request.num_images}
+    _record_identity(session, client_id, request.identity, before)
+    if before.num_images is not None and before.num_images != request.num_images:
+        message = f"{client_id} registered with {request.num_images} images, and with {before.num_images} before"
+        data = {"before": before.num_images, "after": request.num_images}
         record(session, "client.images_changed", message, client_id=client_id, data=data)
     repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
@@ -68,12 +68,10 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     return Registered(client_id=client_id)
 
 
-def _record_identity(
-    session: Session, client_id: str, announced: str | None, confirmed: str | None, before: str | None
-) -> None:
-    if announced is None or announced in (confirmed, before):
+def _record_identity(session: Session, client_id: str, announced: str | None, before: Earlier) -> None:
+    if announced is None or announced in (before.identity, before.announced_identity):
         return
-    if confirmed is None:
+    if before.identity is None:
         message, data = f"{client_id} has the identity key {announced}", {"identity": announced}
         record(session, "client.identity", message, client_id=client_id, data=data)
         return
@@ -81,7 +79,7 @@ def _record_identity(
         f"{client_id} announced another identity key, {announced}: it takes part in no secure round until an "
         "administrator has confirmed the key with its owner"
     )
-    data = {"identity": announced, "before": confirmed}
+    data = {"identity": announced, "before": before.identity}
     record(session, "client.identity_changed", message, client_id=client_id, data=data)
 
 
