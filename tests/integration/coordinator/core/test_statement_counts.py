@@ -8,6 +8,7 @@ from sqlalchemy import Connection, event
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
+from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import Register, Submit
 from fedssl_coordinator.core.db import engine
 from support.cast import Cast
@@ -113,3 +114,10 @@ def test_a_registration(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     introduction = Register(worker_version="1", methods={}, device="cpu", num_images=1000, channels=1, image_size=8)
     assert _cost(lambda: worker.register(introduction)) == (6, 1, 8)
+
+
+def test_an_anchor_adds_two_statements(coordinator: Coordinator) -> None:
+    worker = coordinator.worker("a")
+    anchors = [LedgerAnchor(key="a" * 64, seq=seq, head=f"{seq:064x}") for seq in (1, 2)]
+    assert worker.heartbeat(anchor=anchors[0]).receipt is not None
+    assert _cost(lambda: worker.heartbeat(anchor=anchors[1])) == (3, 1, 5)

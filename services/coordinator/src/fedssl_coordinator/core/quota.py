@@ -39,6 +39,12 @@ class Quota:
                 self._num_refused[caller] += 1
             return window.count <= limit
 
+    def has_room(self, caller: Hashable, limit: int) -> bool:
+        """Return whether `take` would return True. Counts nothing."""
+        with self._lock:
+            window = self._windows.get(caller)
+            return window is None or self._clock() >= window.end or window.count < limit
+
     def pop_num_refused(self, caller: Hashable) -> int:
         """Return how many were beyond the limit since the last call."""
         with self._lock:

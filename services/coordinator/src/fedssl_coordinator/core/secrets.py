@@ -1,5 +1,6 @@
 """Secrets that all processes of the coordinator share: one signing key in Postgres, and keys derived from it."""
 
+import functools
 import hmac
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,6 +19,12 @@ def signing_key(session: Session) -> Ed25519PrivateKey:
         session.execute(insert(SigningKey).values(id=1, private_key=created).on_conflict_do_nothing())
         private = session.scalar(select(SigningKey.private_key))
         assert private is not None, "this process or another has created it"
+    return key_of(private)
+
+
+@functools.lru_cache(maxsize=2)
+def key_of(private: str) -> Ed25519PrivateKey:
+    """Return the signing key with these private bytes, in hexadecimal as they are stored."""
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
 
 

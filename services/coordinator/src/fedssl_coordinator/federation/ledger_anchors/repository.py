@@ -1,18 +1,39 @@
 """Reads and writes anchors, which are only ever added to."""
 
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
 
-from sqlalchemy import select, text
+from sqlalchemy import BigInteger, Text, bindparam, cast, literal, select, text, true
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl_coordinator.core.models import LedgerAnchor as Row
+from fedssl_coordinator.core.models import SigningKey, table_of
+
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))")
 
 
 def lock(session: Session, client_id: str) -> None:
     """Let this client's other anchors wait until the transaction ends."""
-    key = {"key": f"fedssl/anchors/{client_id}"}
-    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
+    session.execute(_LOCK, {"key": f"fedssl/anchors/{client_id}"})
+
+
+class Extension(NamedTuple):
+    """When an anchor was stored, and the private key with which its receipt is signed."""
+
+    at: datetime
+    private_key: str
+
+
+def extend(session: Session, client_id: str, anchor: LedgerAnchor) -> Extension | None:
+    """Store the anchor of a known ledger that has grown, in one statement. The caller holds the client's lock.
+
+    Returns None, and stores nothing, if the ledger is new, has not grown, or if there is no signing key yet.
+    """
+    row = session.execute(_EXTEND, {"client": client_id, **anchor.model_dump()}).one_or_none()
+    return None if row is None else Extension(*row)
 
 
 def of_entry(session: Session, client_id: str, anchor: LedgerAnchor) -> Sequence[Row]:
@@ -39,3 +60,30 @@ def add(session: Session, client_id: str, anchor: LedgerAnchor, *, is_consistent
 def after(session: Session, client_id: str, last_id: int, limit: int) -> Sequence[Row]:
     statement = select(Row).where(Row.client_id == client_id, Row.id > last_id).order_by(Row.id).limit(limit)
     return session.scalars(statement).all()
+
+
+def _extend() -> Any:
+    """Build the statement of `extend`: on tables, once. A mapped class takes three times as long."""
+    anchors, keys = table_of(Row), table_of(SigningKey)
+    known = anchors.c
+    client, key, head = (cast(bindparam(name), Text) for name in ("client", "key", "head"))
+    seq = cast(bindparam("seq"), BigInteger)
+    newest = (
+        select(known.seq)
+        .where(known.client_id == client, known.key == key, known.is_consistent)
+        .order_by(known.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    of_entry = select(known.id).where(known.client_id == client, known.key == key, known.seq == seq).exists()
+    new = select(client, key, seq, head, literal(True)).select_from(keys).where(newest < seq, ~of_entry)  # noqa: FBT003
+    added = (
+        insert(anchors)
+        .from_select(["client_id", "key", "seq", "head", "is_consistent"], new)
+        .returning(known.at)
+        .cte("added")
+    )
+    return select(added.c.at, keys.c.private_key).select_from(added.join(keys, true()))
+
+
+_EXTEND = _extend()

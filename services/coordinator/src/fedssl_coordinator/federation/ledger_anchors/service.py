@@ -1,8 +1,9 @@
 """Stores anchors and returns receipts for them. A contradiction is stored too, as evidence, and is an event."""
 
 import functools
-from datetime import UTC
+from datetime import UTC, datetime
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
@@ -10,7 +11,7 @@ from fedssl.protocol.views import LedgerAnchorView
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import LedgerAnchor as Row
 from fedssl_coordinator.core.quota import Quota
-from fedssl_coordinator.core.secrets import signing_key
+from fedssl_coordinator.core.secrets import key_of, signing_key
 from fedssl_coordinator.federation.ledger_anchors import repository
 
 # Per client and hour, because both are kept permanently. A worker with its own ledger sends far fewer.
@@ -31,6 +32,13 @@ def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None)
     if anchor is None:
         return None
     repository.lock(session, client_id)
+    # The ordinary case, in one statement. The lock keeps the quota as it is between the two calls.
+    growing = (client_id, True)
+    if _hour().has_room(growing, _MOST_ANCHORS):
+        extension = repository.extend(session, client_id, anchor)
+        if extension is not None:
+            _hour().take(growing, _MOST_ANCHORS)
+            return _receipt(key_of(extension.private_key), client_id, anchor, extension.at)
     known = repository.of_entry(session, client_id, anchor)
     same = next((row for row in known if row.head == anchor.head), None)
     newest = repository.newest(session, client_id, anchor.key)
@@ -46,7 +54,7 @@ def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None)
         _record_event(session, client_id, "ledger.forked", what, anchor, known[0])
     else:
         row = same or _extend(session, client_id, anchor, is_new=newest is None)
-        return _receipt(session, client_id, anchor, row) if row.is_consistent else None
+        return _receipt(signing_key(session), client_id, anchor, row.at) if row.is_consistent else None
     if same is None:
         repository.add(session, client_id, anchor, is_consistent=False)
     return None
@@ -66,9 +74,8 @@ def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: b
     return repository.add(session, client_id, anchor, is_consistent=True)
 
 
-def _receipt(session: Session, client_id: str, anchor: LedgerAnchor, row: Row) -> AnchorReceipt:
-    key = signing_key(session)
-    at = row.at.astimezone(UTC).isoformat(timespec="microseconds")
+def _receipt(key: Ed25519PrivateKey, client_id: str, anchor: LedgerAnchor, stored_at: datetime) -> AnchorReceipt:
+    at = stored_at.astimezone(UTC).isoformat(timespec="microseconds")
     return AnchorReceipt(
         client_id=client_id,
         seq=anchor.seq,
