@@ -50,6 +50,7 @@ _NO_LIMITS = {
 
 def main() -> int:
     options = _options()
+    Replicas.forks = False  # a fork would count what its parent has imported
     with (
         tempfile.TemporaryDirectory() as name,
         Servers(Path(name) / "servers") as servers,
@@ -189,12 +190,11 @@ def _answers(address: str) -> bool | None:
 
 
 def load_spec(options: argparse.Namespace) -> RunSpec:
-    resnet = options.model == "resnet18"
     return tiny_spec(
         name="load",
         num_rounds=options.rounds,
         model={"encoder": MODELS[options.model], "projector": {"hidden_dims": [8], "out_dim": 4}},
-        data={"channels": 1, "image_size": 32 if resnet else 8},
+        data={"channels": 1, "image_size": 8},  # the shape that the simulated workers register with
         cohort={"min_clients": options.clients, "fraction": options.fraction, "deadline_seconds": 600,
                 "lease_seconds": options.lease_seconds},
     )  # fmt: skip
