@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.output import show_table
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
@@ -124,6 +125,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
     return {
         "options": vars(options),
         "outcome": tables.one("SELECT outcome FROM runs WHERE id = %s", run_id),
+        "weights": _extremes(federation, str(tables.one("SELECT broadcast FROM runs WHERE id = %s", run_id))),
         "seconds": round(seconds, 1),
         "registering_seconds": round(registered, 1),
         "rounds": rounds,
@@ -178,6 +180,12 @@ def _await_end(tables: Tables, run_id: UUID, seconds: float, over: threading.Eve
     while time.monotonic() < end and tables.one("SELECT state FROM runs WHERE id = %s", run_id) != RunState.FINISHED:
         if over.wait(0.5):
             return
+
+
+def _extremes(federation: Replicas, digest: str) -> list[float]:
+    """Return the smallest and the largest final weight: simulated workers send zeros, and one positive number each."""
+    tensors = load_tensors(federation.folder / "store" / digest[:2] / digest[2:4] / digest).values()
+    return [min(float(each.min()) for each in tensors), max(float(each.max()) for each in tensors)]
 
 
 def _answers(address: str) -> bool | None:
