@@ -15,6 +15,7 @@ processes, sampled five times per second (fedssl: the sum of their peaks, withou
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -167,27 +168,29 @@ def _resident_mb(pid: int) -> float:
 
 
 def _session_of(leader: int) -> list[int]:
-    return [pid for pid in _processes() if _is_true(lambda: os.getsid(pid) == leader)]
+    """Return the processes of a session."""
+    return [pid for pid in _processes() if _session(pid) == leader]
 
 
 def _named(*words: str) -> list[int]:
     """Return the processes whose command lines contain all of the words."""
-    def has_words(pid: int) -> bool:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-        return all(word in command for word in words)
-
-    return [pid for pid in _processes() if _is_true(lambda: has_words(pid))]
+    return [pid for pid in _processes() if all(word in _command(pid) for word in words)]
 
 
 def _processes() -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
-def _is_true(look: Callable[[], bool]) -> bool:
-    try:
-        return look()
-    except OSError:  # the process has ended
-        return False
+def _session(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return None
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    return ""
 
 
 @contextlib.contextmanager
@@ -231,7 +234,7 @@ def _free_port() -> int:
 
 
 def _differences(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 def _say(*words: object) -> None:

@@ -1,6 +1,6 @@
 """NVFlare's half of the comparison: the FedAvg recipe for NumPy, deployed in POC mode with one process per site.
 
-    python nvflare_job.py --clients 2 --rounds 6 --megabytes 0.4 --out FOLDER
+python nvflare_job.py --clients 2 --rounds 6 --megabytes 0.4 --out FOLDER
 """
 
 import argparse
