@@ -81,6 +81,16 @@ transfer: $(VENV)/.installed-dev ## Upload 2 GB over a line that breaks every fe
 load-test: $(VENV)/.installed-dev ## Load the coordinator with simulated workers (ARGS="--clients 1000 --rounds 2")
 	@PYTHONPATH=tests $(BIN)/python tests/bench/load_simulated_workers.py $(ARGS)
 
+PEERS := .artifacts/peers
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed-dev ## Compare rounds with Flower and NVFlare (ARGS="--clients 2 10 --megabytes 0.4 45")
+	@for peer in flower nvflare; do \
+	  test -x $(PEERS)/$$peer/bin/python || $(PYTHON) -m venv $(PEERS)/$$peer; \
+	  $(PEERS)/$$peer/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench/peers/$$peer.txt || exit 1; \
+	done
+	@PYTHONPATH=tests $(BIN)/python tests/bench/peers/compare.py --environments $(PEERS) $(ARGS)
+
 .PHONY: pooler-test
 pooler-test: $(VENV)/.installed-dev ## Test the coordinator behind PgBouncer, from PATH or PGBOUNCER=/path/to/pgbouncer
 	@$(BIN)/python -m pytest tests/integration/coordinator/check_pgbouncer.py --override-ini='python_files=check_*.py' -p no:cacheprovider $(ARGS)

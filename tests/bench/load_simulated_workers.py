@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.output import show_table
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
@@ -51,6 +52,7 @@ _NO_LIMITS = {
 def main() -> int:
     options = _options()
     unwind_when_terminated()
+    Replicas.forks = False  # a fork would count what its parent has imported
     with (
         tempfile.TemporaryDirectory() as name,
         Servers(Path(name) / "servers") as servers,
@@ -124,6 +126,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
     return {
         "options": vars(options),
         "outcome": tables.one("SELECT outcome FROM runs WHERE id = %s", run_id),
+        "weights": _extremes(federation, str(tables.one("SELECT broadcast FROM runs WHERE id = %s", run_id))),
         "seconds": round(seconds, 1),
         "registering_seconds": round(registered, 1),
         "rounds": rounds,
@@ -180,6 +183,12 @@ def _await_end(tables: Tables, run_id: UUID, seconds: float, over: threading.Eve
             return
 
 
+def _extremes(federation: Replicas, digest: str) -> list[float]:
+    """Return the smallest and the largest final weight: simulated workers send zeros, and one positive number each."""
+    tensors = load_tensors(federation.folder / "store" / digest[:2] / digest[2:4] / digest).values()
+    return [min(float(each.min()) for each in tensors), max(float(each.max()) for each in tensors)]
+
+
 def _answers(address: str) -> bool | None:
     import httpx
 
@@ -190,12 +199,11 @@ def _answers(address: str) -> bool | None:
 
 
 def load_spec(options: argparse.Namespace) -> RunSpec:
-    resnet = options.model == "resnet18"
     return tiny_spec(
         name="load",
         num_rounds=options.rounds,
         model={"encoder": MODELS[options.model], "projector": {"hidden_dims": [8], "out_dim": 4}},
-        data={"channels": 1, "image_size": 32 if resnet else 8},
+        data={"channels": 1, "image_size": 8},  # the shape that the simulated workers register with
         cohort={"min_clients": options.clients, "fraction": options.fraction, "deadline_seconds": 600,
                 "lease_seconds": options.lease_seconds},
     )  # fmt: skip

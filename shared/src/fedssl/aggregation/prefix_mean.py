@@ -34,7 +34,7 @@ class PrefixMean:
         self._mean, self._added = mean, wanted
 
     def of(self, loads: Sequence[Load], weights: Sequence[float]) -> dict[str, Tensor]:
-        """Return `weighted_mean` of the updates, of which only those are read that the mean does not have yet.
+        """Return `weighted_mean` of the updates. Only those that the mean does not have yet are read.
 
         Afterwards the mean is empty.
         """
