@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "2026_11_25_second_data_reports"
-down_revision = "2026_11_25_site_evaluations"
+down_revision = "2026_11_25_second_secure_rounds"
 
 
 def upgrade() -> None:
