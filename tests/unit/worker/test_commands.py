@@ -1,6 +1,7 @@
 """`fedssl-worker ledger` and `policy`: what a data owner reads."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_show_lists_what_left_and_what_was_kept_back(state: Path) -> None:
         "sent", "sent", "unconfirmed", "refused",
     ]  # fmt: skip
     assert "encoder; loss=0.5" in lines[2]
+    assert all(re.match(r" 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ ", line) for line in lines)
     assert "the policy does not permit" in lines[3]
     assert "opened" not in out
 
@@ -153,6 +155,8 @@ def test_policy_check_shows_what_a_policy_allows(tmp_path: Path) -> None:
     assert "fedbyol" in out
     rules = as_json("policy", "check", path)["allow"]
     assert [(rule["artifact"], rule["tensors"]) for rule in rules] == [("weights", ["*"]), ("metrics", ["loss"])]
+    path.write_text(text.partition("[dp]")[0])
+    assert invoke("policy", "check", path)[2] == "Nothing may leave: the policy has no rule.\n"
     path.write_text(text + "odd = 1\n")
     code, _, err = invoke("policy", "check", path)
     assert code == 2

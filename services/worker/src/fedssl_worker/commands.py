@@ -131,6 +131,8 @@ def check(
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
         columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds", "#min count"]
         show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
+        if not notice.allow:
+            note("Nothing may leave: the policy has no rule.")
 
 
 def _report_fields(report: "Report") -> dict[str, Any]:
@@ -162,7 +164,7 @@ def _outcome(body: dict[str, Any], confirmed: set[int]) -> str:
 
 def _row(body: dict[str, Any]) -> tuple[object, ...]:
     return (
-        str(body.get("time", ""))[:19],
+        str(body["time"])[:19].replace("T", " ") + "Z" if "time" in body else None,  # the ledger's clock is UTC
         str(body.get("run", ""))[:8],
         body.get("round"),
         body["outcome"],

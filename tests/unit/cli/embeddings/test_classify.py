@@ -69,7 +69,7 @@ def test_a_kept_classifier_gives_the_same_bytes(here: Path) -> None:
     result = fedssl(*FIT, "--save-head", "head.safetensors")
     assert result.exit_code == 0, result.output
     assert "left out path/broken.png" in result.stderr
-    assert "100.00 % of the held-out images are right" in result.stderr
+    assert "100.00 % of the held-out images are right (chance: 50.00 %, 1 of 2 classes)" in result.stderr
     assert "24 of 25 images" in " ".join(result.stdout.split())
     done("classify", "scans", "--model", "run", "--head", "head.safetensors", "--out", "again.csv")
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
@@ -83,7 +83,7 @@ def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
     with Path("labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["path", "red", "odd"], *cells])
     found = done("classify", "scans", "--model", "run", "--labels", "labels.csv")
-    assert found["classifier"]["multi_label"]
+    assert (found["classifier"]["multi_label"], found["classifier"]["chance"]) == (True, None)
     for line in lines_of("predictions.csv"):
         assert line["predicted"] == ";".join(name for name in ("red", "odd") if float(line[f"p_{name}"]) >= 0.5)
 

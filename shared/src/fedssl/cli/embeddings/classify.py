@@ -19,6 +19,7 @@ from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, printable, show_json, show_pairs, show_table
 from fedssl.cli.progress_bar import progress_bar
+from fedssl.protocol.chance import Chance, chance_of
 
 if TYPE_CHECKING:
     from fedssl.classification.fit import Fit
@@ -179,7 +180,15 @@ def _described(head: "Head", fit: "Fit | None") -> dict[str, Any]:
         {"name": c.name, "num_images": c.num_images, "num_held_out": c.num_held_out, "num_right": c.num_right}
         for c in fit.classes
     ]
-    return {**about, "per_class": rows}
+    chance = _chance(head, fit)
+    return {**about, "chance": None if chance is None else chance.as_json(), "per_class": rows}
+
+
+def _chance(head: "Head", fit: "Fit") -> Chance | None:
+    """Return chance on the held-out images; None if an image may have several labels."""
+    if head.multi_label:
+        return None
+    return chance_of(number for number, each in enumerate(fit.classes) for _ in range(each.num_held_out))
 
 
 def _show_fit(head: "Head", fit: "Fit | None") -> None:
@@ -188,7 +197,9 @@ def _show_fit(head: "Head", fit: "Fit | None") -> None:
     rows = [(each.name, each.num_images, each.num_held_out, each.num_right) for each in fit.classes]
     show_table(["class", "#labelled", "#held out", "#of them right"], rows)
     what = "labels" if head.multi_label else "images"
+    chance = _chance(head, fit)
+    baseline = "" if chance is None else f" (chance: {100 * chance.accuracy:.2f} %, {chance.how})"
     note(
-        f"{100 * fit.accuracy:.2f} % of the held-out {what} are right, by a classifier that was fitted without them; "
-        "the one that is used is fitted to all"
+        f"{100 * fit.accuracy:.2f} % of the held-out {what} are right{baseline}, by a classifier that was fitted "
+        "without them; the one that is used is fitted to all"
     )

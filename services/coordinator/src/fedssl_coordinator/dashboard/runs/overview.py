@@ -34,7 +34,10 @@ class Baselines:
 
     def next_to(self, measure: str) -> str:
         """Return the baselines of "probe" or "knn" as text: `untrained 81.4%, chance 10.0%`."""
-        found = [(self.before, self.results.get(measure)), ("chance", self.chance and self.chance.accuracy)]
+        found = [
+            (self.before, self.results.get(measure)),
+            ("chance", None if self.chance is None else self.chance.accuracy),
+        ]
         return ", ".join(f"{name} {formats.percent(value)}" for name, value in found if value is not None)
 
 

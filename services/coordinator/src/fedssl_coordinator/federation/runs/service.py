@@ -166,7 +166,8 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
 
 
 def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined or are absent."""
+    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined or are
+    absent."""
     return {
         **unseen.reasons(session, runs),
         **declines.reasons(session, runs),
