@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 
 from fedssl.engine import LocalProgress
 from fedssl.errors import MethodError
+from fedssl.protocol.work import CheckNumbers
 from fedssl_worker.check import trial
+from fedssl_worker.check.numbers import read_numbers
+from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.main import app
+from fedssl_worker.settings import SettingsError
 from support.answers import Answers, answering
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy, InspectingProxy
@@ -68,7 +72,7 @@ def _check(url: str, folder: Path, *arguments: object, code: int = 0) -> dict[st
     options = ["--coordinator", url, "--data", folder / "images", "--state", folder / "state", *arguments]
     result = CliRunner().invoke(app, ["check", "--format", "json", *map(str, options)])
     assert result.exit_code == code, result.output
-    assert not (folder / "state").exists()
+    assert (folder / "state").exists() == ("--report" in arguments)
     found: dict[str, Any] = json.loads(result.stdout)
     assert found["ok"] == (code == 0)
     return found
@@ -344,3 +348,25 @@ def test_a_proxy_that_inspects_tls_is_trusted_only_if_its_authority_is_given(
         assert proxy.seen == []
         assert _by_name(_check("https://192.0.2.1", site, "--ca-file", company.file))["coordinator"][0] == "ok"
         assert "GET /healthz HTTP/1.1" in proxy.seen
+
+
+def test_the_numbers_are_reported_only_on_request_and_as_far_as_the_policy_allows(server: Answers, site: Path) -> None:
+    assert read_numbers(site / "state") is None
+    found = _check(server.url, site, "--spec", _spec(site), "--report")
+    numbers = read_numbers(site / "state")
+    assert numbers is not None
+    assert numbers.model_dump() == {
+        "method": "fedbyol",
+        "problems": 0,
+        **{name: found[name] for name in ("update_bytes", "broadcast_bytes", "seconds_per_round")},
+    }
+    assert PolicyEnforcer(None, server.url).permitted_check(numbers) == numbers
+    path = site / "policy.toml"
+    path.write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
+    assert PolicyEnforcer(path, server.url).permitted_check(numbers) is None
+    path.write_text(path.read_text().replace('"loss"', '"loss", "check/seconds_*"'))
+    seconds = CheckNumbers(method="fedbyol", seconds_per_round=numbers.seconds_per_round)
+    assert PolicyEnforcer(path, server.url).permitted_check(numbers) == seconds
+    (site / "state" / "check.json").write_text("{")
+    with pytest.raises(SettingsError, match=r"check\.json cannot be read"):
+        read_numbers(site / "state")

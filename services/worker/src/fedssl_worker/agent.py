@@ -226,7 +226,9 @@ class Agent:
             # Keep both until the next claim names the state to continue from: the older one if the round is skipped, or
             # if the coordinator has lost the update and asks for it again.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
-            self._states.discard(item.run_id, item.last_accepted, resent=accepted, keeps_accepted=evaluates_states(item.spec))
+            self._states.discard(
+                item.run_id, item.last_accepted, resent=accepted, keeps_accepted=evaluates_states(item.spec)
+            )
         elif answer.state is AssignmentState.REJECTED:
             self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
 

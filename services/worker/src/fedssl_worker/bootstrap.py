@@ -14,6 +14,7 @@ from fedssl.liveness import Health, report
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
+from fedssl_worker.check.numbers import read_numbers
 from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
@@ -88,10 +89,10 @@ def _work(
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
-    registration = _registration(settings, images, labels, device)
+    registration, numbers = _registration(settings, images, labels, device), read_numbers(folder)
 
     def reregister() -> str:
-        return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
+        return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff), numbers)
 
     client_id = reregister()
     bind_contextvars(client=client_id)

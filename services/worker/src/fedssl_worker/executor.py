@@ -78,9 +78,7 @@ class Executor:
         self._check_encoder(item)
         images = self._labelled(item, self._images.prepared(item.spec.data))
         work = work_digest(item, images.fingerprint, describe_environment(self._device))
-        self._states.discard(
-            item.run_id, item.last_accepted, work=work, keeps_accepted=evaluates_states(item.spec)
-        )
+        self._states.discard(item.run_id, item.last_accepted, work=work, keeps_accepted=evaluates_states(item.spec))
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
             if finished.lost is not None:

@@ -37,7 +37,9 @@ def run_heads(config: SitesConfig, model: Tensors, state: Tensors | None) -> dic
     found: dict[SiteMeasure, Tensor] = {"classifier": rows}
     if "personal" in wanted:
         own = state if state is not None and PERSONAL_WEIGHT in state else None
-        found["personal"] = rows if own is None else torch.cat([own[PERSONAL_WEIGHT], own[PERSONAL_BIAS][:, None]], dim=1)
+        found["personal"] = (
+            rows if own is None else torch.cat([own[PERSONAL_WEIGHT], own[PERSONAL_BIAS][:, None]], dim=1)
+        )
     return found
 
 

@@ -11,7 +11,14 @@ from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.errors import ResultsError, SpecError
 from fedssl.evaluation.baselines import CHANCE_KEY, Chance
-from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, dumped_sites, parse_cross_site, parse_sites, run_key
+from fedssl.experiments.checkpoints import (
+    FolderCheckpoint,
+    code_version,
+    dumped_sites,
+    parse_cross_site,
+    parse_sites,
+    run_key,
+)
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned

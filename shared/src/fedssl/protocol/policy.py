@@ -66,7 +66,8 @@ class AllowRule(StrictModel):
         ge=1,
         le=10**9,
         exclude_if=lambda it: it is None,
-        description="Only for `evaluation` and `cross-evaluation`: classes with fewer training or test images are left out. Default: 10.",
+        description="Only for `evaluation` and `cross-evaluation`: classes with fewer training or test images are left "
+        "out. Default: 10.",
     )
     min_images: int | None = Field(
         default=None,

@@ -59,6 +59,20 @@ class Enrolled(StrictModel):
     token_id: UUID
 
 
+class CheckNumbers(StrictModel):
+    """What `fedssl-worker check` has measured at a site before it joined. Null: not measured, or not to be reported."""
+
+    method: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="The method of the run that was tried. Null: none."
+    )
+    problems: Count | None = Field(default=None, description="Number of checks that found a problem.")
+    update_bytes: Count | None = Field(default=None, description="Size of what one round sends.")
+    broadcast_bytes: Count | None = Field(default=None, description="Size of what one round receives.")
+    seconds_per_round: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        default=None, description="Expected training time of one round, without transfers."
+    )
+
+
 class Register(StrictModel):
     """A worker's registration, sent when it starts."""
 
@@ -84,6 +98,11 @@ class Register(StrictModel):
     )
     policy: PolicyNotice | None = Field(
         default=None, description="What the data owner's policy allows to be sent. Null if there is no policy."
+    )
+    check: CheckNumbers | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="What `fedssl-worker check --report` has measured, as far as the data owner's policy allows it.",
     )
     anchor: Anchor = None
 

@@ -312,7 +312,7 @@ def test_sites_evaluate_their_personal_classifiers_and_those_of_others() -> None
     ("method", "sites", "message"),
     [
         ({}, {"heads": ["personal"]}, "set method.personal_pull"),
-        ({}, {"heads": ["classifier"], "test_share": 0.5}, "evaluation.sites.test_share differs from method.test_share"),
+        ({}, {"heads": ["classifier"], "test_share": 0.5}, "evaluation.sites.test_share differs from"),
         ({"classes": ["x", "y"]}, {"heads": ["classifier"]}, "evaluation.sites.classes differs from method.classes"),
         ({}, {"cross_site": "probe"}, "needs probe in evaluation.measures"),
         ({"personal_pull": 1.0, "add_ons": [{"name": "proximal"}]}, {}, "cannot be combined"),

@@ -36,7 +36,7 @@ def register(session: Session, client_id: str, request: Register) -> int | None:
     The first registration sets `registered_at`.
     """
     before = locked(session, client_id).num_images
-    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor"})}
+    values = {"serves": None, "check": None, **request.model_dump(exclude={"protocol_version", "anchor"})}
     session.execute(
         update(Client)
         .where(Client.id == client_id)

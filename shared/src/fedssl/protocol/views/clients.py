@@ -12,6 +12,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName
 from fedssl.protocol.views.base import View
+from fedssl.protocol.work import CheckNumbers
 
 
 class ClientEdit(BaseModel):
@@ -49,6 +50,9 @@ class ClientView(View):
     encoder: EncoderConfig | None = Field(default=None, description="The encoder that the worker declared, if any.")
     policy: PolicyNotice | None = Field(
         default=None, description="What the data owner's policy allows to be sent. Null if there is no policy."
+    )
+    check: CheckNumbers | None = Field(
+        default=None, description="What `fedssl-worker check --report` has measured there. Null if it reports nothing."
     )
 
 

@@ -149,9 +149,7 @@ def set_lost_round(session: Session, assignment_id: UUID, round_number: int) -> 
     return session.execute(statement).scalar_one_or_none() is not None
 
 
-def newest_accepted(
-    session: Session, run: Run, client_id: str, up_to_round: int | None = None
-) -> Assignment | None:
+def newest_accepted(session: Session, run: Run, client_id: str, up_to_round: int | None = None) -> Assignment | None:
     """Return the client's newest accepted assignment in the run, up to a round, but not of a skipped round.
 
     A skipped round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted
