@@ -16,7 +16,7 @@ from fedssl.data.partitioning import partition_dataset
 from fedssl.methods import METHODS
 from fedssl.models.classifier import BIAS, WEIGHT
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.states import RunState
 from fedssl.simulation import simulate
 from fedssl_worker.disclosure.ledger.verification import read_entries
@@ -57,7 +57,7 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
         running.client.download_model(trained.id, fine_tuned)
         running.wait_for(lambda: _is_judged(running.client, trained.id), "the sites' counts", 60)
         judged = tables.query(
-            "SELECT round_number, client_id, head_of, counts FROM site_evaluations WHERE counts IS NOT NULL"
+            "SELECT round_number, client_id, head_of, counts, head FROM site_evaluations WHERE counts IS NOT NULL"
         )
         sent = {name: _sent(tmp_path / "run" / "state" / name) for name in labelled}
         [start] = [event.message for event in running.client.event_log(trained.id) if "classifier of" in event.message]
@@ -72,23 +72,29 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
     assert classifier.keys() == again.model.keys()
     assert all(torch.equal(classifier[name], again.model[name]) for name in classifier)
     assert not torch.equal(classifier[WEIGHT], model[WEIGHT])
-    assert {(number, name, owner) for number, name, owner, _ in judged} == {
+    assert {(number, name, owner) for number, name, owner, *_ in judged} == {
         (number, name, owner if owner != name else None)
         for number in (0, 1, 2)
         for name in labelled
         for owner in labelled
     }
-    for number, name, owner, value in judged:
+    answers: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in labelled}
+    for number, name, owner, value, head in judged:
         expected = again.site_evaluations[number][name] if owner is None else again.cross_site[number][owner][name]
-        assert SiteCounts.model_validate_json(json.dumps(value)) == expected
+        counts = SiteCounts.model_validate_json(json.dumps(value))
+        assert counts == expected
+        size = len(counts.model_dump_json())
+        if owner is None:
+            size += len(SiteHead.model_validate_json(json.dumps(head)).model_dump_json())
+        answers[name]["evaluation+site-head" if owner is None else "cross-evaluation"].append(size)
         assert isinstance(expected, SiteCounts)
         assert set(expected.measures) == ({"personal"} if owner else {"knn", "classifier", "personal"})
     assert again.site_evaluations[0] != again.site_evaluations[2]
     sums, weights = (file_bytes(METHODS[each.method.name].bind(each).plan.update) for each in (spec, trained.spec))
-    for path in sent.values():
-        assert (path["probe-sums"], path["weights"]) == ([sums] * 2, [weights] * 2)
-        assert [len(path[kind]) for kind in ("evaluation+site-head", "cross-evaluation")] == [3, 3]
-        assert all(0 < size < weights for kind in ("evaluation+site-head", "cross-evaluation") for size in path[kind])
+    for name, path in sent.items():  # every byte that has left, by what it is
+        left = {kind: sorted(sizes) for kind, sizes in path.items()}
+        own = {kind: sorted(sizes) for kind, sizes in answers[name].items()}
+        assert left == {"probe-sums": [sums] * 2, "weights": [weights] * 2, **own}
 
 
 def _is_judged(client: Client, run_id: UUID) -> bool:
