@@ -356,7 +356,7 @@ def test_the_numbers_are_reported_only_on_request_and_as_far_as_the_policy_allow
     numbers = read_numbers(site / "state")
     assert numbers is not None
     assert numbers.model_dump() == {
-        "method": "fedbyol",
+        "method": "fedalignuniform",
         "problems": 0,
         **{name: found[name] for name in ("update_bytes", "broadcast_bytes", "seconds_per_round")},
     }
@@ -365,7 +365,7 @@ def test_the_numbers_are_reported_only_on_request_and_as_far_as_the_policy_allow
     path.write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
     assert PolicyEnforcer(path, server.url).permitted_check(numbers) is None
     path.write_text(path.read_text().replace('"loss"', '"loss", "check/seconds_*"'))
-    seconds = CheckNumbers(method="fedbyol", seconds_per_round=numbers.seconds_per_round)
+    seconds = CheckNumbers(method="fedalignuniform", seconds_per_round=numbers.seconds_per_round)
     assert PolicyEnforcer(path, server.url).permitted_check(numbers) == seconds
     (site / "state" / "check.json").write_text("{")
     with pytest.raises(SettingsError, match=r"check\.json cannot be read"):

@@ -60,7 +60,7 @@ class Enrolled(StrictModel):
 
 
 class CheckNumbers(StrictModel):
-    """What `fedssl-worker check` has measured at a site before it joined. Null: not measured, or not to be reported."""
+    """Numbers that `fedssl-worker check` has measured at a site. Null: not measured, or not to be reported."""
 
     method: Annotated[str, Field(max_length=64)] | None = Field(
         default=None, description="The method of the run that was tried. Null: none."

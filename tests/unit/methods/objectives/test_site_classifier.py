@@ -318,7 +318,7 @@ def test_sites_evaluate_their_personal_classifiers_and_those_of_others() -> None
         ({"personal_pull": 1.0, "add_ons": [{"name": "proximal"}]}, {}, "cannot be combined"),
     ],
 )
-def test_personal_classifiers_that_nobody_could_evaluate_are_refused(method: Any, sites: Any, message: str) -> None:
+def test_personal_classifiers_that_no_site_could_evaluate_are_refused(method: Any, sites: Any, message: str) -> None:
     evaluation = {"at": "sites", "measures": ["knn"], "sites": {"classes": list("0123456789"), **sites}}
     with pytest.raises(ValidationError, match=message):
         RunSpec.model_validate(
