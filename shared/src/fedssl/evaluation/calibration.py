@@ -43,7 +43,7 @@ def cross_entropy_sums(scores_NC: Tensor, labels: Tensor) -> Tensor:
 
 
 def impossible_sums(sums_2S: Tensor, num_images: int, num_classes: int, *, multi_label: bool) -> str | None:
-    """Return why these cannot be the `cross_entropy_sums` of so many images, or None if they can.
+    """Return why these cannot be the `cross_entropy_sums` of this number of images, or None if they can.
 
     The cross-entropy of an image's labels is a part of that of every label, and the latter is smallest for equal
     probabilities: C log C per image, or 2 C log 2 with several labels.

@@ -280,7 +280,7 @@ def test_a_personal_classifier_follows_its_own_loss_and_is_pulled_to_the_one_tha
 
 
 def test_sites_evaluate_their_personal_classifiers_and_those_of_others() -> None:
-    """Of three sites, one has images of one class, and one has three labels: each evaluates what it can."""
+    """Three sites, one with images of two classes and one with images of one: each evaluates what it can."""
     sites = {
         "classes": list("0123456789"), "min_count": 1, "heads": ["classifier", "personal"], "cross_site": "personal",
     }  # fmt: skip

@@ -31,7 +31,7 @@ class SiteLabelsConfig(ComposedConfig):
 
     @property
     def has_personal_heads(self) -> bool:
-        """Whether each site also trains a classifier of its own."""
+        """Return whether each site also trains a classifier of its own."""
         return False
 
     @field_validator("classes")
