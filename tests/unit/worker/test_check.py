@@ -178,6 +178,14 @@ def test_labels_show_what_an_evaluation_would_send(server: Answers, site: Path) 
     assert "counts of 2 of 3 classes without owl (fewer than 2 training or test images)" in what
     assert "from about 12 test images: at most" in what
     assert _by_name(_check(server.url, site, "--spec", spec))["labels"][0] == "note"
+    spec = _spec(site, evaluation={"at": "sites", "measures": ["probe"], "sites": {**SITES, "cross_site": "probe"}})
+    checks = _by_name(_check(server.url, site, "--labels", "own", "--spec", spec))
+    assert checks["site-head"][1].endswith("which every other site receives")
+    assert checks["cross-evaluation"][0] == "ok"
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
+    given = ("--policy", site / "policy.toml", "--labels", "own", "--spec", spec)
+    denied = _by_name(_check(server.url, site, *given))
+    assert {denied[name][0] for name in ("site-head", "cross-evaluation")} == {"note"}
 
 
 def test_a_policy_without_a_rule_for_evaluations_is_a_note(server: Answers, site: Path) -> None:
