@@ -82,7 +82,7 @@ def measured(name: str, seed: int, args: argparse.Namespace, folder: Path, root:
     encoder = load_encoder(trained, spec)
     h_NH, labels = extract_features(encoder, test, spec.data), torch.from_numpy(test.labels)
     federated = simulate(spec, sites).model
-    own = [accuracy(simulate(spec, {site: each}).model, h_NH, labels) for site, each in sites.items() if len(each) >= 5]
+    own = [_own(spec, site, each, h_NH, labels) for site, each in sites.items()]
     train_NH, train_labels = _pooled(spec, sites, encoder)
     central = 100 * linear_probe(train_NH, train_labels, h_NH, labels).accuracy
     return [
@@ -93,6 +93,14 @@ def measured(name: str, seed: int, args: argparse.Namespace, folder: Path, root:
         max(own),
         _difference(federated, train_NH, train_labels),
     ]
+
+
+def _own(spec: RunSpec, site: str, images: ImageData, h_NH: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the accuracy of one site's own probe, or of its class if it has images of one class."""
+    assert images.labels is not None
+    if len(set(images.labels.tolist())) == 1:
+        return 100 * float((labels == int(images.labels[0])).double().mean())
+    return accuracy(simulate(spec, {site: images}).model, h_NH, labels)
 
 
 def _pooled(
