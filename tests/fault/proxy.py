@@ -119,7 +119,7 @@ class Proxy(Listener):
 
     @property
     def has_rules(self) -> bool:
-        """Whether something will be done to a later request."""
+        """Return whether something will be done to a later request."""
         with self._lock:
             return bool(self._rules)
 

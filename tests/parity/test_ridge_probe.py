@@ -1,19 +1,29 @@
 """The probe over all sites, and the classifier that the sites train from it, have the bits of their simulations."""
 
+import json
+from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import torch
 
+from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import load_tensors
+from fedssl.client import Client, NotFound
 from fedssl.data.partitioning import partition_dataset
+from fedssl.methods import METHODS
 from fedssl.models.classifier import BIAS, WEIGHT
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.states import RunState
 from fedssl.simulation import simulate
+from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.methods import method_spec
 from support.processes import federation
 from support.servers import Servers
+from support.tables import Tables
 
 pytestmark = pytest.mark.parity
 
@@ -33,6 +43,7 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
     with (
         servers.database() as database,
         federation(database, servers.redis_url, tmp_path / "run", shards) as running,
+        Tables(database) as tables,
     ):
         run = running.client.create_run(spec)
         for name in shards:
@@ -44,6 +55,11 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
         running.wait_for(lambda: running.client.run(trained.id).state == RunState.FINISHED, "the classifier", 150)
         fine_tuned = tmp_path / "classifier.safetensors"
         running.client.download_model(trained.id, fine_tuned)
+        running.wait_for(lambda: _is_judged(running.client, trained.id), "the sites' counts", 60)
+        judged = tables.query(
+            "SELECT round_number, client_id, head_of, counts, head FROM site_evaluations WHERE counts IS NOT NULL"
+        )
+        sent = {name: _sent(tmp_path / "run" / "state" / name) for name in labelled}
         [start] = [event.message for event in running.client.event_log(trained.id) if "classifier of" in event.message]
         assert "its classifier of 10 classes" in start
     model = load_tensors(found)
@@ -56,12 +72,66 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
     assert classifier.keys() == again.model.keys()
     assert all(torch.equal(classifier[name], again.model[name]) for name in classifier)
     assert not torch.equal(classifier[WEIGHT], model[WEIGHT])
+    assert {(number, name, owner) for number, name, owner, *_ in judged} == {
+        (number, name, owner if owner != name else None)
+        for number in (0, 1, 2)
+        for name in labelled
+        for owner in labelled
+    }
+    answers: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in labelled}
+    for number, name, owner, value, head in judged:
+        expected = again.site_evaluations[number][name] if owner is None else again.cross_site[number][owner][name]
+        counts = SiteCounts.model_validate_json(json.dumps(value))
+        assert counts == expected
+        size = len(counts.model_dump_json())
+        if owner is None:
+            size += len(SiteHead.model_validate_json(json.dumps(head)).model_dump_json())
+        answers[name]["evaluation+site-head" if owner is None else "cross-evaluation"].append(size)
+        assert isinstance(expected, SiteCounts)
+        assert set(expected.measures) == ({"personal"} if owner else {"knn", "classifier", "personal"})
+    assert again.site_evaluations[0] != again.site_evaluations[2]
+    sums, weights = (file_bytes(METHODS[each.method.name].bind(each).plan.update) for each in (spec, trained.spec))
+    for name, path in sent.items():  # every byte that has left, by what it is
+        left = {kind: sorted(sizes) for kind, sizes in path.items()}
+        own = {kind: sorted(sizes) for kind, sizes in answers[name].items()}
+        assert left == {"probe-sums": [sums] * 2, "weights": [weights] * 2, **own}
+
+
+def _is_judged(client: Client, run_id: UUID) -> bool:
+    """Return whether all sites have answered, and the two with labels have each other's counts of three rounds."""
+    rounds = list(client.site_evaluations(run_id))
+    is_answered = all(site.state != "offered" for view in rounds for site in view.sites)
+    with suppress(NotFound):
+        cells = [cell for view in rounds for cell in client.cross_site(run_id, view.round_number).cells]
+        return is_answered and len(cells) == 6 and all(cell.results for cell in cells)
+    return False
+
+
+def _sent(state: Path) -> dict[str, list[int]]:
+    """Return the bytes of everything that left a site, by its kinds, from the site's ledger."""
+    found = defaultdict(list)
+    for entry in read_entries(state / "ledger"):
+        if entry.kind == "intent":
+            found["+".join(entry.body["artifact"])].append(int(entry.body["bytes"]))
+    return found
 
 
 def _classifier(spec: RunSpec, initial: dict[str, str]) -> RunSpec:
     """Return a run that fine-tunes encoder and classifier of an earlier one."""
     return method_spec(
         "classifier",
+        method={"name": "classifier", "personal_pull": 0.1},
+        evaluation={
+            "at": "sites",
+            "every": 1,
+            "measures": ["knn"],
+            "sites": {
+                "classes": [str(digit) for digit in range(10)],
+                "min_count": 1,
+                "heads": ["classifier", "personal"],
+                "cross_site": "personal",
+            },
+        },
         model={"encoder": spec.model.encoder.model_dump(mode="json"), "initial": initial},
         cohort=spec.cohort.model_dump(mode="json"),
         partition=spec.model_dump(mode="json")["partition"],

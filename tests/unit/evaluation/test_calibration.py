@@ -61,7 +61,7 @@ def test_the_sites_sums_give_the_scale_of_all_images(*, multi_label: bool) -> No
 
 
 def test_a_site_that_invents_sums_cannot_choose_the_scale() -> None:
-    """It claims 5 of 100 images, and sums that are enormous at all scales but one; their bound is worked out by hand."""
+    """It claims 5 of 100 images, and sums that are enormous at all scales but one; the bound is worked out by hand."""
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 3, 95)
     scores = torch.from_numpy(np.eye(3)[labels] * 0.5 + rng.normal(0.2, 0.3, (95, 3)))

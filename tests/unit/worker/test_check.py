@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 
 from fedssl.engine import LocalProgress
 from fedssl.errors import MethodError
+from fedssl.protocol.work import CheckNumbers
 from fedssl_worker.check import trial
+from fedssl_worker.check.numbers import read_numbers
+from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.main import app
+from fedssl_worker.settings import SettingsError
 from support.answers import Answers, answering
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy, InspectingProxy
@@ -68,7 +72,7 @@ def _check(url: str, folder: Path, *arguments: object, code: int = 0) -> dict[st
     options = ["--coordinator", url, "--data", folder / "images", "--state", folder / "state", *arguments]
     result = CliRunner().invoke(app, ["check", "--format", "json", *map(str, options)])
     assert result.exit_code == code, result.output
-    assert not (folder / "state").exists()
+    assert (folder / "state").exists() == ("--report" in arguments)
     found: dict[str, Any] = json.loads(result.stdout)
     assert found["ok"] == (code == 0)
     return found
@@ -174,6 +178,14 @@ def test_labels_show_what_an_evaluation_would_send(server: Answers, site: Path) 
     assert "counts of 2 of 3 classes without owl (fewer than 2 training or test images)" in what
     assert "from about 12 test images: at most" in what
     assert _by_name(_check(server.url, site, "--spec", spec))["labels"][0] == "note"
+    spec = _spec(site, evaluation={"at": "sites", "measures": ["probe"], "sites": {**SITES, "cross_site": "probe"}})
+    checks = _by_name(_check(server.url, site, "--labels", "own", "--spec", spec))
+    assert checks["site-head"][1].endswith("which every other site receives")
+    assert checks["cross-evaluation"][0] == "ok"
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
+    given = ("--policy", site / "policy.toml", "--labels", "own", "--spec", spec)
+    denied = _by_name(_check(server.url, site, *given))
+    assert {denied[name][0] for name in ("site-head", "cross-evaluation")} == {"note"}
 
 
 def test_a_policy_without_a_rule_for_evaluations_is_a_note(server: Answers, site: Path) -> None:
@@ -344,3 +356,25 @@ def test_a_proxy_that_inspects_tls_is_trusted_only_if_its_authority_is_given(
         assert proxy.seen == []
         assert _by_name(_check("https://192.0.2.1", site, "--ca-file", company.file))["coordinator"][0] == "ok"
         assert "GET /healthz HTTP/1.1" in proxy.seen
+
+
+def test_the_numbers_are_reported_only_on_request_and_as_far_as_the_policy_allows(server: Answers, site: Path) -> None:
+    assert read_numbers(site / "state") is None
+    found = _check(server.url, site, "--spec", _spec(site), "--report")
+    numbers = read_numbers(site / "state")
+    assert numbers is not None
+    assert numbers.model_dump() == {
+        "method": "fedalignuniform",
+        "problems": 0,
+        **{name: found[name] for name in ("update_bytes", "broadcast_bytes", "seconds_per_round")},
+    }
+    assert PolicyEnforcer(None, server.url).permitted_check(numbers) == numbers
+    path = site / "policy.toml"
+    path.write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
+    assert PolicyEnforcer(path, server.url).permitted_check(numbers) is None
+    path.write_text(path.read_text().replace('"loss"', '"loss", "check/seconds_*"'))
+    seconds = CheckNumbers(method="fedalignuniform", seconds_per_round=numbers.seconds_per_round)
+    assert PolicyEnforcer(path, server.url).permitted_check(numbers) == seconds
+    (site / "state" / "check.json").write_text("{")
+    with pytest.raises(SettingsError, match=r"check\.json cannot be read"):
+        read_numbers(site / "state")

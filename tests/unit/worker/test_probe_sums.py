@@ -17,7 +17,7 @@ from fedssl.protocol.states import Cause
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
 from fedssl_worker.labels import OwnLabels, load_own_labels
 
-from .conftest import Setting, make_spec, write_images
+from .conftest import CLIENT, Setting, make_spec, write_images
 
 RULE = ("[[allow]]", 'artifact = "probe-sums"', 'methods = ["ridge-probe"]')
 WIDTH = 8  # of the encoder in make_spec
@@ -92,6 +92,16 @@ def test_a_worker_without_labels_declines_before_anything_is_fetched(setting: Se
 def test_labels_that_do_not_fit_are_declined_without_the_names_of_files(setting: Setting) -> None:
     _work(setting, _spec(classes=["cat", "dog"]))
     assert _declined(setting) == "this site's labels do not fit the run's classes: see its worker's log"
+
+
+def test_a_policy_that_refuses_after_the_round_was_opened_keeps_the_sums(setting: Setting) -> None:
+    policy = setting.write_policy(*RULE)
+    setting.offer(_spec(), 1)
+    agent = setting.restart(policy, _labels(setting.folder), reregister=lambda: CLIENT)
+    setting.write_policy(*RULE, "max_bytes = 100")
+    agent.step()
+    assert "bytes of probe-sums, max_bytes allows 100" in _declined(setting)
+    assert setting.kinds()[-1] == "refused"
 
 
 @pytest.mark.parametrize(("rule", "leaves"), [("min_images = 22", True), ("min_images = 23", False)])

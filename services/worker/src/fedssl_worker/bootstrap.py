@@ -14,6 +14,7 @@ from fedssl.liveness import Health, report
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
+from fedssl_worker.check.numbers import read_numbers
 from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.data_report import DataReporter
@@ -94,11 +95,13 @@ def _work(
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
-    identity = _identity(folder)
+    identity, numbers = _identity(folder), read_numbers(folder)
 
     def reregister() -> str:
         registration = _registration(settings, images, labels, device, identity)  # a rescan may have changed the images
-        client_id = egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
+        client_id = egress.register(
+            lambda news: register(client, registration.model_copy(update=news), backoff), numbers
+        )
         reporter.send()
         return client_id
 

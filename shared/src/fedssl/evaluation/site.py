@@ -30,7 +30,7 @@ _THRESHOLD = 0.5  # the lowest score at which an image is predicted to have one 
 
 
 class SiteEvaluation(NamedTuple):
-    """What one site counts, and its own classifier if the spec has `cross_site`, or why there is none."""
+    """The counts of one site, and its own classifier if the spec has `cross_site`, or why there is none."""
 
     counts: SiteCounts
     head: SiteHead | None = None

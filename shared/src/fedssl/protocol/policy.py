@@ -19,7 +19,7 @@ MOST_PATTERN_BYTES = 1 << 14
 """A notice's patterns are compiled wherever a round is offered: so many bytes of them, as JSON, and no more."""
 
 SiteArtifact = Literal["evaluation", "cross-evaluation", "site-head"]
-"""What a site's answer about an evaluation holds."""
+"""The kinds of artifacts in a site's answer about an evaluation."""
 
 SITE_ARTIFACTS = get_args(SiteArtifact)
 

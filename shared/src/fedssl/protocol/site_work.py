@@ -20,8 +20,8 @@ EVALUATIONS_HEADER = "Fedssl-Site-Evaluations"
 `site_evaluations`, otherwise 0. Older coordinators do not send it, and refuse claims that ask for it."""
 
 ANSWER_BYTES = 1 << 20
-"""The limit of an answer. Two measures of 100 classes and 50 score bins have 40,000 counts, and the largest classifier of
-a site takes 700 kB."""
+"""The limit of an answer. Two measures of 100 classes and 50 score bins have 40,000 counts, and the largest classifier
+of a site takes 700 kB."""
 
 EvaluatedRound = Annotated[int, Field(ge=0, le=100_000, description="0 is the model before training.")]
 

@@ -60,6 +60,20 @@ class Enrolled(StrictModel):
     token_id: UUID
 
 
+class CheckNumbers(StrictModel):
+    """Numbers that `fedssl-worker check` has measured at a site. Null: not measured, or not to be reported."""
+
+    method: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="The method of the run that was tried. Null: none."
+    )
+    problems: Count | None = Field(default=None, description="Number of checks that found a problem.")
+    update_bytes: Count | None = Field(default=None, description="Size of what one round sends.")
+    broadcast_bytes: Count | None = Field(default=None, description="Size of what one round receives.")
+    seconds_per_round: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        default=None, description="Expected training time of one round, without transfers."
+    )
+
+
 class Register(StrictModel):
     """A worker's registration, sent when it starts."""
 
@@ -90,6 +104,11 @@ class Register(StrictModel):
         default=None,
         exclude_if=lambda it: it is None,
         description="The worker's Ed25519 public key, by which other workers know it in secure rounds.",
+    )
+    check: CheckNumbers | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="What `fedssl-worker check --report` has measured, as far as the data owner's policy allows it.",
     )
     anchor: Anchor = None
 

@@ -8,7 +8,7 @@ import pytest
 from fedssl.client import Conflict, WorkerClient
 from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.states import RunState
-from fedssl.protocol.work import Register
+from fedssl.protocol.work import CheckNumbers, Register
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.dashboard.runs import overview
 from support.cast import Cast
@@ -153,3 +153,12 @@ def test_declines_are_the_reason_of_a_run_while_its_round_waits(
     cast.advance()
     assert cast.run.reason is None
     assert cast.run.rounds_closed == 1
+
+
+def test_the_numbers_of_a_check_are_those_of_the_last_registration(coordinator: Coordinator) -> None:
+    worker = coordinator.worker("a", register=False)
+    numbers = CheckNumbers(method="fedbyol", problems=0, seconds_per_round=12.5)
+    introduce(worker, check=numbers)
+    assert coordinator.client.client("a").check == numbers
+    introduce(worker)
+    assert coordinator.client.client("a").check is None

@@ -414,7 +414,7 @@ def _cross(item: SiteEvaluationItem, right: int = 3, wrong: int = 1, **more: Any
 
 
 def test_each_sites_classifier_goes_to_the_sites_that_have_counts(coordinator: Coordinator, tables: Tables) -> None:
-    """Of four sites, b's policy keeps its classifier, c has no labels and d is offline."""
+    """Four sites: b's policy keeps its classifier, c has no labels and d is offline."""
     workers = {name: coordinator.worker(name) for name in "abcd"}
     run_id = coordinator.client.create_run(tiny_spec(evaluation=CROSS_SITE, cohort={"min_clients": 2})).id
     coordinator.advance(run_id)

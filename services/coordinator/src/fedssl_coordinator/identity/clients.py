@@ -45,7 +45,8 @@ def register(session: Session, client_id: str, request: Register) -> Earlier:
     """
     client = locked(session, client_id)
     before = Earlier(client.num_images, client.identity, client.announced_identity)
-    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor", "identity"})}
+    declared = request.model_dump(exclude={"protocol_version", "anchor", "identity"})
+    values = {"serves": None, "check": None, **declared}
     if request.identity is not None:
         values["announced_identity"] = request.identity
         values["identity"] = func.coalesce(Client.identity, request.identity)

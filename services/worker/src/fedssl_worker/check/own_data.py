@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedssl.artifacts.images import MAX_SIZE
 from fedssl.artifacts.permission import evaluation_rule
@@ -18,8 +19,10 @@ from fedssl.data.reading import Reading
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
 from fedssl.evaluation.site import evaluated_images
+from fedssl.models import build_encoder
 from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, ServedShapes
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT, EvaluationConfig
+from fedssl.protocol.policy import SiteArtifact
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import BINARY_COLUMNS, MeasureCounts, SiteCounts
 from fedssl_worker.check.outgoing import Outgoing
@@ -88,6 +91,7 @@ def check_labels(
         yield Check("labels", Found.OK, _described(own.labels))
         if spec is not None and config is not None:
             yield _evaluation(own, spec, config, outgoing)
+            yield from _cross_site(spec, config, outgoing)
     except DataError as error:
         yield Check("labels", Found.WRONG, str(error), _REPAIR)
 
@@ -122,6 +126,28 @@ def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoin
         f"test images: at most {size(num_bytes)}"
     )
     return Check(name, Found.OK, what)
+
+
+def _cross_site(spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | None) -> Iterator[Check]:
+    """Report the classifier that this site sends to the other sites, and whether it evaluates theirs."""
+    assert config.sites is not None, "validated by the spec"
+    if config.sites.cross_site is None:
+        return
+    with torch.device("meta"):
+        width = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size).feature_dim
+    num_bytes = len(config.sites.classes) * (width + 1) * 4 * 4 // 3
+    kinds: tuple[tuple[SiteArtifact, str], ...] = (
+        ("site-head", f"a classifier of at most {size(num_bytes)}, which every other site receives"),
+        ("cross-evaluation", "counts of the other sites' classifiers, as many as of its own"),
+    )
+    for artifact, what in kinds:
+        notice = None if outgoing is None else outgoing.notice
+        rule, why = (None, "") if notice is None else evaluation_rule(notice, spec, spec.num_rounds, artifact)
+        if notice is not None and rule is None:
+            todo = f'add a rule with artifact = "{artifact}" if this may leave'
+            yield Check(artifact, Found.NOTE, f"the policy does not permit it: {why}", todo)
+        else:
+            yield Check(artifact, Found.OK, what)
 
 
 def _most_bytes(classes: tuple[int, ...], num_train: int, num_test: int, fewest: int, config: EvaluationConfig) -> int:

@@ -25,6 +25,7 @@ from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.work import (
     SHORT_TEXT_CHARACTERS,
+    CheckNumbers,
     Metrics,
     Progress,
     Registered,
@@ -52,16 +53,18 @@ class Egress:
         self.anchoring = Anchoring(ledger)
         self._delivers = True  # until something refuses a delivery
 
-    def register(self, register: Callable[[dict[str, Any]], Registered]) -> str:
+    def register(self, register: Callable[[dict[str, Any]], Registered], numbers: CheckNumbers | None = None) -> str:
         """Register with the policy and an anchor, and return the client whose worker this is.
 
         Args:
             register: sends a registration that has these fields of `Register`.
+            numbers: what `fedssl-worker check` has measured. It leaves as far as the policy permits it.
 
         Raises PolicyError if the policy is another client's.
         """
         with self.anchoring.exchange(always=True) as exchange:
-            registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor})
+            check = None if numbers is None else self._enforcer.permitted_check(numbers)
+            registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor, "check": check})
             exchange.receipt = registered.receipt
         self._enforcer.require_client(registered.client_id)
         return registered.client_id
@@ -252,7 +255,8 @@ class Egress:
     def send_counts(self, item: SiteEvaluationItem, found: SiteEvaluation) -> SiteAnswered:
         """Record the counts of an evaluation in the ledger, then send them.
 
-        The site's own classifier is sent with them if the policy permits it; otherwise the answer has the reason. Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
+        The site's own classifier is sent with them if the policy permits it; otherwise the answer has the reason.
+        Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
         """
         counts, head, no_head = found
         body = counts.model_dump_json().encode()

@@ -18,7 +18,7 @@ from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.policy import ABOUT_IMAGES, SITE_ARTIFACTS, AllowRule, Pattern, PolicyNotice, SiteArtifact
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.validation import describe_problems
-from fedssl.protocol.work import Metrics, Progress, Resources, WorkItem
+from fedssl.protocol.work import CheckNumbers, Metrics, Progress, Resources, WorkItem
 from fedssl_worker.settings import SettingsError
 
 NO_POLICY = "none"
@@ -278,6 +278,18 @@ class PolicyEnforcer:
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
         """Return the metrics that may leave. In a secure round no metric may."""
         return {name: value for name, value in metrics.items() if self._permits_metric(item, name)}
+
+    def permitted_check(self, numbers: CheckNumbers) -> CheckNumbers | None:
+        """Return the numbers of `fedssl-worker check` that may leave as metrics `check/NAME`, or None if none may."""
+        method = numbers.method or ""
+        found = {
+            name: value
+            for name, value in numbers
+            if name != "method"
+            and value is not None
+            and (self.notice is None or permits_metric(self.notice, method, f"check/{name}"))
+        }
+        return CheckNumbers(method=numbers.method, **found) if found else None
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the loss and the speed, unless metrics of these names may leave."""

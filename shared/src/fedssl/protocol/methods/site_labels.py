@@ -40,7 +40,7 @@ class SiteLabelsConfig(ComposedConfig):
 
     @property
     def has_personal_heads(self) -> bool:
-        """Whether each site also trains a classifier of its own."""
+        """Return whether each site also trains a classifier of its own."""
         return False
 
     @field_validator("classes")

@@ -13,6 +13,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName
 from fedssl.protocol.views.base import View
+from fedssl.protocol.work import CheckNumbers
 
 
 class ClientEdit(BaseModel):
@@ -66,6 +67,9 @@ class ClientView(View):
         default=None,
         description="The key that the worker announced last. If it differs, the client takes part in no secure round "
         "until an administrator has confirmed it.",
+    )
+    check: CheckNumbers | None = Field(
+        default=None, description="What `fedssl-worker check --report` has measured there. Null if it reports nothing."
     )
 
 

@@ -115,18 +115,18 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
         values = {"counts": counts.model_dump(mode="json"), "head": head, "reason": _why_no_head(given)}
         _end(session, row, SiteEvaluationState.COMPLETED, message, **values)
         if row.head_of is None and config.sites is not None and config.sites.cross_site is not None:
-            _pair(session, row, has_head=head is not None)
+            _pair(session, row, run.project, has_head=head is not None)
     return SiteAnswered(evaluation_id=given.evaluation_id, state=SiteEvaluationState(row.state))
 
 
-def _pair(session: Session, row: SiteEvaluation, *, has_head: bool) -> None:
+def _pair(session: Session, row: SiteEvaluation, project: str, *, has_head: bool) -> None:
     """Offer this site's classifier to the sites that have counts of the round, and theirs to this site."""
     repository.lock_round(session, row.run_id, row.round_number)
     others = repository.completed(session, row.run_id, row.round_number)
     others.pop(row.client_id)
     given = [(owner, [row.client_id]) for owner, has_sent in others.items() if has_sent]
-    if has_head and others:
-        given.append((row.client_id, list(others)))
+    if has_head and (judges := clients.eligible(session, project, list(others))):  # without revoked ones
+        given.append((row.client_id, judges))
     for owner, judges in given:
         repository.offer(session, row.run_id, row.round_number, row.model, judges, owner)
     if given:
