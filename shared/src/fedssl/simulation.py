@@ -43,6 +43,7 @@ from fedssl.evaluation.site import evaluate_at_site
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.methods.composition.rounding import restored_update
 from fedssl.methods.site_data import client_data
 from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
@@ -437,7 +438,7 @@ class _Federation:
         """Return the broadcast with the values that a client has trained: it sends them, or keeps them all."""
         update = self._bound.plan.update
         names = {tensor.name for tensor in update if tensor.kind == "weights"} if update else broadcast.keys()
-        own = local.update if update else local.state
+        own = restored_update(local.update, broadcast, self._bound.rounded) if update else local.state
         return {**broadcast, **{name: tensor for name, tensor in own.items() if name in names}}
 
     @staticmethod

@@ -273,7 +273,7 @@ def test_a_single_channel_is_jittered_as_one_of_several_is() -> None:
 
 
 def test_a_smaller_view_of_the_whole_image_has_larger_pixels() -> None:
-    """Pixel (row, column) has the value (4 row + column) / 16. The centres of 2 x 2 pixels lie between those of 4 x 4."""
+    """Pixel (row, column) has the value (4 row + column) / 16. The centres of 2 x 2 pixels lie between them."""
     image = (torch.arange(16.0) / 16).view(1, 1, 4, 4)
     whole = _only(crop="resized", min_scale=1.0, max_scale=1.0)
     view = random_view(image, whole, _generator(), aspect=(1.0, 1.0), size=2)

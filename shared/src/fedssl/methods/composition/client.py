@@ -60,7 +60,7 @@ class ClientAlgorithm:
 
     def keeps_state(self, ctx: Context) -> bool:
         """Return whether this client keeps anything from round to round."""
-        return self.keeps_modules(ctx) or any(part.kept for part in self.parts)
+        return self.keeps_modules(ctx) or ctx.spec.upload.rounds or any(part.kept for part in self.parts)
 
     def encoder(self, ctx: Context) -> EncoderConfig:
         """Return the encoder that this client trains."""

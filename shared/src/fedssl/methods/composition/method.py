@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.composition.rounding import rounded_names, rounded_plan
 from fedssl.methods.composition.server import ServerAlgorithm
 from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.plan import ArtifactPlan
@@ -22,7 +23,18 @@ class BoundMethod:
     @functools.cached_property
     def plan(self) -> ArtifactPlan:
         """The run's artifact plan, from a build on the meta device that computes nothing."""
+        plan = self.restored_plan
+        return rounded_plan(plan, self.spec.method.name) if self.spec.upload.rounds else plan
+
+    @functools.cached_property
+    def restored_plan(self) -> ArtifactPlan:
+        """The plan of what is computed with: of updates whose rounded weights are restored."""
         return self.server.plan(self.spec)
+
+    @functools.cached_property
+    def rounded(self) -> tuple[str, ...]:
+        """The names of the weights that are rounded before they are sent."""
+        return tuple(rounded_names(self.restored_plan)) if self.spec.upload.rounds else ()
 
 
 @dataclass(frozen=True, slots=True)
