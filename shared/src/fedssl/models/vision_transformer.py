@@ -135,7 +135,7 @@ class VisionTransformer(Encoder):
         return self._last_norm(self.pooled(self.blocks(tokens)))
 
     def _positions(self, rows: int, columns: int) -> Tensor:
-        """Return the position embeddings (1, 1 + N, H) of so many patches: for others than those of the images that the
+        """Return the position embeddings (1, 1 + N, H) of a grid of patches: for another than that of the images that the
         encoder was built for, by bicubic interpolation, as in DINO's code."""
         if rows * columns == self.num_patches:
             return self.pos_embed
