@@ -281,7 +281,7 @@ def test_a_smaller_view_of_the_whole_image_has_larger_pixels() -> None:
 
 
 def test_a_smaller_crop_shows_what_a_larger_one_of_the_same_draw_shows() -> None:
-    """Of a smooth image, the mean of the crop hardly depends on the number of its pixels."""
+    """The mean of a crop of a smooth image hardly depends on the number of its pixels."""
     rows, columns = torch.meshgrid(torch.linspace(0, 1, 16), torch.linspace(0, 1, 16), indexing="ij")
     x = ((rows + 2 * columns) / 3).expand(64, 1, -1, -1)
     crop = _only(crop="resized", min_scale=0.1, max_scale=0.6, flip=0.5)
