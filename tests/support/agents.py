@@ -32,20 +32,25 @@ class Workers:
         self.coordinator = coordinator
         self.spec = spec
         self.folder = folder
-        self.agents = {name: self._agent(name) for name in shards(spec)}
+        self._clients = {name: coordinator.worker(name) for name in shards(spec)}
+        self.agents = {name: self._agent(name) for name in self._clients}
         self.id: UUID = coordinator.client.create_run(spec).id
         coordinator.advance(self.id)
 
     def _agent(self, name: str) -> Agent:
         folder = self.folder / name
-        (folder / "broadcasts").mkdir(parents=True)
+        (folder / "broadcasts").mkdir(parents=True, exist_ok=True)
         save_npz(folder / "own.npz", shards(self.spec)[name])
-        client = self.coordinator.worker(name)
+        client = self._clients[name]
         states = ClientStates(folder / "runs")
         images = load_images(str(folder / "own.npz"), CPU)
         executor = Executor(client, images, states, folder / "broadcasts", client_id=name, device=CPU)
         egress = Egress(client, Ledger(folder / "ledger"))
         return Agent(client, executor, egress, states, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))
+
+    def restart(self, name: str) -> None:
+        """Replace a worker by one on the same folder, as a new process would be."""
+        self.agents[name] = self._agent(name)
 
     def train(self, *names: str) -> None:
         for name in names or tuple(self.agents):

@@ -43,6 +43,7 @@ from fedssl.evaluation.site_heads import run_heads
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.methods.composition.rounding import restored_update
 from fedssl.methods.site_data import client_data
 from fedssl.models.pretrained import encoder_of
 from fedssl.models.start_files import Start, read_start, with_digest
@@ -442,7 +443,8 @@ class _Federation:
     def _trained_model(self, broadcast: Tensors, local: LocalResult) -> Tensors:
         """Return the broadcast with the values that a client has trained: it sends them, or keeps them."""
         weights = {tensor.name for tensor in self._bound.plan.broadcast if tensor.kind == "weights"}
-        own = {**local.state, **local.update}
+        sent = restored_update(local.update, broadcast, self._bound.rounded) if local.update else {}
+        own = {**local.state, **sent}
         return {**broadcast, **{name: tensor for name, tensor in own.items() if name in weights}}
 
     @staticmethod

@@ -273,7 +273,7 @@ def test_a_single_channel_is_jittered_as_one_of_several_is() -> None:
 
 
 def test_a_smaller_view_of_the_whole_image_has_larger_pixels() -> None:
-    """Pixel (row, column) has the value (4 row + column) / 16. The centres of 2 x 2 pixels lie between those of 4 x 4."""
+    """Pixel (row, column) has the value (4 row + column) / 16. The centres of 2 x 2 pixels lie between them."""
     image = (torch.arange(16.0) / 16).view(1, 1, 4, 4)
     whole = _only(crop="resized", min_scale=1.0, max_scale=1.0)
     view = random_view(image, whole, _generator(), aspect=(1.0, 1.0), size=2)
@@ -281,7 +281,7 @@ def test_a_smaller_view_of_the_whole_image_has_larger_pixels() -> None:
 
 
 def test_a_smaller_crop_shows_what_a_larger_one_of_the_same_draw_shows() -> None:
-    """Of a smooth image, the mean of the crop hardly depends on the number of its pixels."""
+    """The mean of a crop of a smooth image hardly depends on the number of its pixels."""
     rows, columns = torch.meshgrid(torch.linspace(0, 1, 16), torch.linspace(0, 1, 16), indexing="ij")
     x = ((rows + 2 * columns) / 3).expand(64, 1, -1, -1)
     crop = _only(crop="resized", min_scale=0.1, max_scale=0.6, flip=0.5)

@@ -18,6 +18,7 @@ from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_u
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
+from fedssl.methods.composition.rounding import restored_update
 from fedssl.methods.composition.start import load_start
 from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.measures import WEIGHT_SHARE
@@ -71,7 +72,7 @@ def start_run(
     tensors of the spec's `model.initial`. Raises SpecError if they do not fit, and MethodError if they are missing.
     """
     bound = method.bind(ctx.spec)
-    check_bound(bound.plan, ctx)
+    check_bound(bound.restored_plan, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     modules = bound.client.build(ctx)
     loaded = load_start(modules, bound.client.parts, initial, ctx)
@@ -82,13 +83,15 @@ def start_run(
 
 def begin_aggregation(method: Method, updates: Sequence[Update], ctx: Context) -> None:
     """Add the first updates of a round, in client-id order, to `ctx.prefix_mean`, from which `run_aggregation` of all
-    updates continues. Does nothing if the method, or the spec, needs all updates at once.
+    updates continues. Does nothing if the method, or the spec, needs all updates at once, or if they are rounded
+    differences from the broadcast.
 
     Equal `load`s of two updates must open equal tensors. Raises AggregationError, and what `load` raises: nothing is
     kept then, and `run_aggregation` will find out why.
     """
-    ordered = sorted(updates, key=lambda update: update.client_id)
-    method.bind(ctx.spec).server.begin(ordered, ctx)
+    bound = method.bind(ctx.spec)
+    if not bound.rounded:
+        bound.server.begin(sorted(updates, key=lambda update: update.client_id), ctx)
 
 
 def run_aggregation(
@@ -119,11 +122,12 @@ def run_aggregation(
     bound = method.bind(ctx.spec)
     known, kept = split_state(in_name_order(state))
     before = bound.server.broadcast(known, ctx)
+    ordered = [restored(bound, update, before) for update in ordered]
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     # A training on the coordinator must not begin with an update that is left out later: it may keep a checkpoint.
     distils = ctx.spec.method.distillation_epochs(ctx.round_number) > 0
     is_screened = is_bounded(ctx) or distils or bound.server.screens
-    screen = functools.partial(bounded, ordered, before, bound.plan, ctx)
+    screen = functools.partial(bounded, ordered, before, bound.restored_plan, ctx)
     refusal = functools.partial(_refusal, bound, known, ctx)
     within, norms = screen(refusal) if is_screened else (ordered, NO_NORMS)
     try:
@@ -164,7 +168,7 @@ def _aggregated(
     if restart:
         state = bound.server.restarted(state)
     result = published(bound, state, moments | next_average(bound, state, kept, ctx), metrics, ctx)
-    layout, shares = Layout.of(bound.plan), _shares(within, ctx)
+    layout, shares = Layout.of(bound.restored_plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
     for update in updates:
@@ -174,6 +178,13 @@ def _aggregated(
         share = shares.get(update.client_id)
         measures[update.client_id] = recorded(found) | ({} if share is None else {WEIGHT_SHARE: share})
     return dataclasses.replace(result, norms=dataclasses.replace(norms, measures=measures))
+
+
+def restored(bound: BoundMethod, update: Update, received: Tensors) -> Update:
+    """Return an update with the client's weights, if it has rounded differences from what the client received."""
+    if not bound.rounded:
+        return update
+    return dataclasses.replace(update, load=lambda: restored_update(update.load(), received, bound.rounded))
 
 
 def _refusal(bound: BoundMethod, state: ServerState, ctx: Context, update: Update) -> str | None:

@@ -16,6 +16,7 @@ from fedssl.engine.trainer import Trainer, borrow_trainer
 from fedssl.errors import MethodError
 from fedssl.methods import Method
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, Schedule
+from fedssl.methods.composition.rounding import rounded_update
 from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
@@ -78,6 +79,9 @@ def run_local_round(
         metrics |= _train(trainer, trained, schedule, received, ctx, on_progress)
         metrics |= observe(modules, data, received, ctx)
         update, next_state = algorithm.finish(modules, data, schedule, ctx)
+        if trainer.rounded:
+            update, errors = rounded_update(update, received, kept or {}, trainer.rounded)
+            next_state = {**next_state, **errors}
         check_tensors(update, trainer.plan.update, "update")
         result = LocalResult(_copied(update), _copied(next_state), len(trained), metrics)
     _require_finite(result, received)

@@ -23,7 +23,7 @@ class Trainer:
 
     def __init__(self, method: Method, ctx: Context) -> None:
         bound = method.bind(ctx.spec)
-        self.plan, self.algorithm = bound.plan, bound.client
+        self.plan, self.algorithm, self.rounded = bound.plan, bound.client, bound.rounded
         self.modules = self.algorithm.build(ctx)
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}

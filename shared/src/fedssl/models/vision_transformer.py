@@ -138,8 +138,10 @@ class VisionTransformer(Encoder):
         return self._last_norm(self.pooled(self.run_blocks(self.blocks, tokens)))
 
     def _positions(self, rows: int, columns: int) -> Tensor:
-        """Return the position embeddings (1, 1 + N, H) of so many patches: for others than those of the images that the
-        encoder was built for, by bicubic interpolation, as in DINO's code."""
+        """Return the position embeddings (1, 1 + N, H) of a grid of patches.
+
+        If the encoder was built for images of another size, they are interpolated bicubically, as in DINO's code.
+        """
         if rows * columns == self.num_patches:
             return self.pos_embed
         side = round(self.num_patches**0.5)

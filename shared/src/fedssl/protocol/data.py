@@ -132,8 +132,7 @@ class LocalCropsConfig(StrictModel):
         default=0.4,
         gt=0,
         le=1,
-        description="Their largest area (DINO: 0.4). The smallest of the two views is data.augmentation.min_scale (DINO: "
-        "0.4).",
+        description="Their largest area (DINO: 0.4). The smallest of the other views is data.augmentation.min_scale.",
     )
     blur: Probability | None = Field(
         default=None, description="Probability that they are blurred (DINO: 0.5). Null: that of data.augmentation."

@@ -17,6 +17,7 @@ from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.secure_aggregation import SecureAggregationConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
+from fedssl.protocol.upload import UploadConfig
 from fedssl.protocol.watch import WatchConfig
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}$")]
@@ -45,6 +46,7 @@ class RunSpec(StrictModel):
     watch: WatchConfig = WatchConfig()
     robustness: RobustnessConfig = RobustnessConfig()
     aggregation: AggregationConfig = Field(default=AggregationConfig(), exclude_if=lambda it: it == AggregationConfig())
+    upload: UploadConfig = Field(default=UploadConfig(), exclude_if=lambda it: it == UploadConfig())
     secure_aggregation: SecureAggregationConfig | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
@@ -183,6 +185,13 @@ class RunSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _upload_has_weights(self) -> "RunSpec":
+        if self.upload.rounds and self.method.sends_nothing:
+            sends = f"{self.method.name} sends none"
+            raise ValueError(f"upload.dtype is of weights that are sent, and {sends}: leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _encoder_average_changes(self) -> "RunSpec":
         if self.aggregation.encoder_average is not None and self.method.sends_nothing:
             raise ValueError(
@@ -207,6 +216,8 @@ class RunSpec(StrictModel):
                 "only its client sees an update, so that no one can reject it; with robustness.action = "
                 '"clip", each client clips its own'
             )
+        if self.upload.rounds:
+            return "masks are added to exact differences: leave upload.dtype out"
         if self.aggregation.server_optimizer is not None:
             return "aggregation.server_optimizer cannot be combined with it yet; leave one of them out"
         if self.site_evaluation is not None:

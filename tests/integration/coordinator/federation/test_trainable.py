@@ -45,9 +45,9 @@ def test_a_pattern_that_matches_nothing_ends_the_run_before_any_work(
 def test_the_bytes_on_the_line_are_those_of_the_formula(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each client receives the frozen tensors once, and the others in each of two rounds."""
+    """Each client receives the frozen tensors once, and the others in each round. A damaged file is fetched again."""
     model = {"encoder": {"widths": [8, 16]}, "trainable": ["blocks.1.*"]}
-    spec = method_spec("fedsimclr", model=model)
+    spec = method_spec("fedsimclr", model=model, num_rounds=3)
     plan, sizes = METHODS["fedsimclr"].bind(spec).plan, list[int]()
     download = WorkerClient.download
 
@@ -60,15 +60,19 @@ def test_the_bytes_on_the_line_are_those_of_the_formula(
     workers.train()
     workers.train()
     result = simulate(spec, shards(spec))
-    workers.assert_simulated(result)
     down, once, up = file_bytes(plan.broadcast), file_bytes(plan.frozen), file_bytes(plan.update)
     assert Counter(sizes) == {down: 3 * 2, once: 3}
-    assert sum(sizes) == sum(record.bytes_down for record in result.history) == 3 * (2 * down + once)
-    assert [record.bytes_up for record in result.history] == [3 * up] * 2
+    assert sum(sizes) == sum(record.bytes_down for record in result.history[:2]) == 3 * (2 * down + once)
+    assert [record.bytes_up for record in result.history] == [3 * up] * 3
+    [kept] = (tmp_path / "client-1" / "broadcasts" / "frozen").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    workers.train()
+    assert Counter(sizes) == {down: 3 * 3, once: 3 + 1}
+    workers.assert_simulated(result)
     run = coordinator.client.run(workers.id)
     assert run.model is not None
     assert run.initial_model is not None
     before, after = coordinator.tensors(run.initial_model), coordinator.tensors(run.model)
     assert before.keys() == after.keys() == {each.name for each in plan.received}
     assert all(torch.equal(before[each.name], after[each.name]) for each in plan.frozen)
-    assert coordinator.client.estimate(spec).bytes_in_total in (None, 3 * (2 * (down + up) + once))
+    assert coordinator.client.estimate(spec).bytes_in_total in (None, 3 * (3 * (down + up) + once))

@@ -41,7 +41,7 @@ def _crops(client: Training, images: tuple[torch.Tensor, ...], *names: str) -> l
 
 
 def test_byol_predicts_the_targets_from_crops_too() -> None:
-    """Two targets and four predictions: 2 + 2 * 2 pairs, of which the loss is two times the mean."""
+    """Two targets and four predictions: the loss is two times the mean over 2 + 2 * 2 pairs."""
     client = _client("fedbyol")
     batch = client.batch()
     p = _embedded(client, list(batch.views), "encoder", "projector", "predictor")

@@ -30,7 +30,7 @@ _PAPER = 255
 def draw_views(
     name_or_path: str, spec: str, changes: list[str] | None, out: Path, num_images: int, num_views: int, seed: int
 ) -> None:
-    """Write a PNG with one row per image: the prepared image, then random views of it, in turn first and second ones."""
+    """Write a PNG with one row per image: the prepared image, then random views, first and second ones in turn."""
     data = read_spec(spec, changes).data
     prepared, batch = _images(name_or_path, data, num_images)
     generator = torch.Generator().manual_seed(seed)

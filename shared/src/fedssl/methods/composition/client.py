@@ -69,7 +69,8 @@ class ClientAlgorithm:
 
     def keeps_state(self, ctx: Context) -> bool:
         """Return whether this client keeps anything from round to round."""
-        return self.keeps_modules(ctx) or any(part.kept for part in self.parts) or ctx.spec.model.batch_norm == "local"
+        keeps_norms, keeps_errors = ctx.spec.model.batch_norm == "local", ctx.spec.upload.rounds
+        return self.keeps_modules(ctx) or keeps_norms or keeps_errors or any(part.kept for part in self.parts)
 
     def encoder(self, ctx: Context) -> EncoderConfig:
         """Return the encoder that this client trains."""

@@ -1,9 +1,11 @@
 """A method, and a method bound to a run's spec: what the engine calls."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.composition.rounding import rounded_names, rounded_plan
 from fedssl.methods.composition.server import ServerAlgorithm
 from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.plan import ArtifactPlan
@@ -18,10 +20,21 @@ class BoundMethod:
     client: ClientAlgorithm
     server: ServerAlgorithm
 
-    @property
+    @functools.cached_property
     def plan(self) -> ArtifactPlan:
         """The run's artifact plan."""
+        plan = self.restored_plan
+        return rounded_plan(plan, self.spec.method.name) if self.spec.upload.rounds else plan
+
+    @property
+    def restored_plan(self) -> ArtifactPlan:
+        """The plan of what is computed with: of updates whose rounded weights are restored."""
         return self.server.plan
+
+    @functools.cached_property
+    def rounded(self) -> tuple[str, ...]:
+        """The names of the weights that are rounded before they are sent."""
+        return tuple(rounded_names(self.restored_plan)) if self.spec.upload.rounds else ()
 
 
 @dataclass(frozen=True, slots=True)
