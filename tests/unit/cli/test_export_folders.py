@@ -1,6 +1,7 @@
 """`fedssl export --to huggingface` and `--to monai`: what the other libraries load is our network."""
 
 import csv
+import importlib.metadata
 import json
 import shutil
 from pathlib import Path
@@ -39,6 +40,7 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.25, 0.2, 0.3]
 CLASSES = ("benign", "ma/lignant")
 RESNET = {"name": "resnet18", "stem": "imagenet"}
 VIT = {"name": "vit-tiny", "patch_size": 8, "pooling": "mean", "depth": 2}
+OF_TIMM = {"name": "timm:test_vit", "timm_version": importlib.metadata.version("timm"), "timm_width": 64}
 
 
 def _run(folder: Path, encoder: dict[str, Any], channels: int = 3, *, head: bool = True, size: int = 32) -> Path:
@@ -61,7 +63,7 @@ def _images(channels: int, size: int = 32) -> torch.Tensor:
     return torch.rand(3, channels, size, size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("encoder", "channels"), [(RESNET, 3), (VIT, 1)])
+@pytest.mark.parametrize(("encoder", "channels"), [(RESNET, 3), (VIT, 1), (OF_TIMM, 3)])
 def test_timm_loads_the_folder_with_its_classes_and_normalisation(
     tmp_path: Path, encoder: dict[str, Any], channels: int
 ) -> None:

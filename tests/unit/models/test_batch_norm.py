@@ -19,6 +19,8 @@ def test_statistics_become_the_means_over_the_batches() -> None:
     assert norm.momentum == 0.1
     assert torch.equal(norm.weight, weight)
     assert (network.training, norm.training, network[1].training) == (False, True, False)
+    recalibrate(network, [])
+    assert (float(norm.running_mean), int(norm.num_batches_tracked)) == (6.5, 2)
 
 
 def test_frozen_norms_keep_their_statistics_and_are_nobodys_own() -> None:

@@ -246,9 +246,12 @@ def _evaluated(labels: SiteLabels, split: LabelSplit, fewest: int) -> tuple[Indi
 def _plain_batches(
     take: Callable[[Indices], ImageData], positions: Indices, spec: RunSpec, device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Yield images in order, not augmented, in batches of about the training's size, as the encoder takes them."""
+    """Yield images in order, not augmented, in batches of about the training's size, as the encoder takes them.
+
+    There is no batch of a single image.
+    """
     num_batches = max(1, len(positions) // spec.training.batch_size)
-    for part in np.array_split(positions, num_batches):
+    for part in np.array_split(positions, num_batches) if len(positions) > 1 else ():
         yield normalize(to_float(torch.tensor(take(part).images).to(device)), spec.data)
 
 

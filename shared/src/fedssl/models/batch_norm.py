@@ -28,7 +28,8 @@ def recalibrate(network: nn.Module, batches: Iterable[Tensor]) -> None:
     """Set the statistics of the network's BatchNorms to the means, over the batches, of the batches' own.
 
     A layer's statistics are those of what it receives while all layers before it normalise by the batch. Nothing else
-    changes: no weight, no frozen BatchNorm, and not whether a module is in training mode.
+    changes: no weight, no frozen BatchNorm, and not whether a module is in training mode. Without any batch, the
+    statistics stay as they are.
 
     Reference: "precise BN" (Wu & Johnson 2021, Rethinking "Batch" in BatchNorm, Section 3), with equal weights for
     batches, as torch's `update_bn`.
@@ -37,11 +38,11 @@ def recalibrate(network: nn.Module, batches: Iterable[Tensor]) -> None:
     momenta = [norm.momentum for norm in norms]
     flags = {module: module.training for module in network.modules()}
     try:
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches so far
         network.train()
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            for norm in norms if number == 0 else ():
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean over all batches so far
             network(batch)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -18,6 +18,7 @@ from fedssl.errors import ExportError
 from fedssl.files import write_atomically
 from fedssl.models.classifier import Head
 from fedssl.models.pretrained import PretrainedEncoder
+from fedssl.models.timm_network import timm_defaults
 from fedssl.protocol.model import EncoderConfig
 
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
@@ -38,7 +39,7 @@ def export_timm_folder(encoder: PretrainedEncoder, head: Head | None, card: str 
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = dict(encoder.encoder.state_dict())
     if head is not None:
-        name = _CLASSIFIER[_kind(encoder.config)]
+        name = _classifier(encoder.config)
         tensors |= {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
     save_tensors(tensors, folder / WEIGHTS)
     write_atomically(folder / CONFIG, json.dumps(_config(encoder, head), indent=2) + "\n")
@@ -54,8 +55,8 @@ def require_timm(encoder: PretrainedEncoder) -> None:
         raise ExportError(
             f"timm has no {config}, only ResNets with the imagenet stem: export it with --to onnx or --to monai"
         )
-    if config.name == "timm":
-        raise ExportError(f"a folder of {config} is not written yet: export its weights with --to timm")
+    if config.name == "timm" and not isinstance(_classifier(config), str):
+        raise ExportError(f"{config} has several classifiers: export its weights with --to timm")
     if encoder.data.window is not None:
         raise ExportError(
             "the run maps values of more than 8 bits to 0..1 (data.window), which timm's preprocessing cannot do: "
@@ -67,6 +68,11 @@ def _kind(config: EncoderConfig) -> str:
     return next((kind for kind in ("vit", "convnext") if config.name.startswith(kind)), "resnet")
 
 
+def _classifier(config: EncoderConfig) -> Any:
+    """Return the name of the classifier in timm's network: a text, or several for a few of its networks."""
+    return timm_defaults(config).classifier if config.name == "timm" else _CLASSIFIER[_kind(config)]
+
+
 def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
     """Return the description from which timm creates the network and prepares images."""
     config, data, kind = encoder.config, encoder.data, _kind(encoder.config)
@@ -75,10 +81,17 @@ def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
         pool = "token" if config.pooling == "class_token" else "avg"
         arguments |= {"img_size": data.image_size, "patch_size": config.patch_size, "global_pool": pool}
         arguments["depth"] = config.depth
+    name, is_fixed, first = config.name.replace("-", "_"), kind == "vit", _FIRST_CONVOLUTION[kind]
+    if kind == "vit":
+        name += "_patch16_224"
+    if config.name == "timm":
+        defaults = timm_defaults(config)
+        name, is_fixed, first = config.timm_model or "", defaults.fixed_input_size, defaults.first_conv
+        arguments |= {"img_size": data.image_size} if is_fixed else {}
     num_classes = 0 if head is None else len(head.class_names)
     size = [data.channels, data.image_size, data.image_size]
     return {
-        "architecture": config.name.replace("-", "_") + ("_patch16_224" if kind == "vit" else ""),
+        "architecture": name,
         "num_classes": num_classes,
         "num_features": encoder.feature_dim,
         "global_pool": arguments.get("global_pool", "avg"),
@@ -88,7 +101,7 @@ def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
             "tag": "fedssl",
             "custom_load": False,
             "input_size": size,
-            "fixed_input_size": kind == "vit",
+            "fixed_input_size": is_fixed,
             "interpolation": "bilinear",
             "crop_pct": 1.0,
             "crop_mode": "center",
@@ -96,8 +109,8 @@ def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:
             "std": list(data.std or (1.0,) * data.channels),
             "num_classes": num_classes,
             "pool_size": None,
-            "first_conv": _FIRST_CONVOLUTION[kind],
-            "classifier": _CLASSIFIER[kind],
+            "first_conv": first,
+            "classifier": _classifier(config),
         },
         "fedssl": {
             "multi_label": None if head is None else head.multi_label,

@@ -40,7 +40,7 @@ def build_timm(config: EncoderConfig, channels: int, image_size: int | None) -> 
         hint = f": similar names are {', '.join(near)}" if near else ""
         raise SpecError(f"timm {config.timm_version} has no network {name!r}{hint}")
     settings: dict[str, Any] = {"in_chans": channels, "num_classes": 0}
-    if image_size is not None and timm.models.get_pretrained_cfg(name).fixed_input_size:
+    if image_size is not None and timm_defaults(config).fixed_input_size:
         settings["img_size"] = image_size
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, **settings)
@@ -58,6 +58,12 @@ def build_timm(config: EncoderConfig, channels: int, image_size: int | None) -> 
     if image_size is not None:
         _require_width(network, config, channels, image_size)
     return network
+
+
+def timm_defaults(config: EncoderConfig) -> Any:
+    """Return what timm declares of the network, as its `PretrainedCfg`: its classifier, and whether its images have one
+    size. Raises LibraryMissing."""
+    return _import_timm(config).models.get_pretrained_cfg(config.timm_model)
 
 
 def _import_timm(config: EncoderConfig) -> Any:
