@@ -3,11 +3,15 @@
 Some of the files cannot be read, and are left out.
 """
 
+import io
+import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tifffile
 import torch
@@ -44,6 +48,23 @@ def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]], patient: st
         np.save(path, values)
 
 
+def _pack(folder: Path) -> None:
+    """Put four of the arrays into files that hold several images: `.npz`, a tar shard and Parquet."""
+    values = [np.load(path) for path in (folder / f"{number}.npy" for number in range(8, 12))]
+    np.savez(folder / "8.npz", images=np.stack(values[:2]))
+    content = []
+    for each in values[2:]:
+        Image.fromarray(each).save(png := io.BytesIO(), "PNG")
+        content.append(png.getvalue())
+    with tarfile.open(folder / "9.tar", "w") as archive:
+        info = tarfile.TarInfo("000.png")
+        info.size = len(content[0])
+        archive.addfile(info, io.BytesIO(content[0]))
+    pq.write_table(pa.table({"image": [{"bytes": content[1], "path": "1.png"}]}), folder / "a.parquet")
+    for number in range(8, 12):
+        (folder / f"{number}.npy").unlink()
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """12 bits in 16: without a window they would be nearly black."""
@@ -53,6 +74,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for image in range(12):
             values = rng.integers(0, 4096, (11, 9)).astype(np.uint16)
             _write(folder / f"{image}{suffix}", values, f"{PATIENT}-{image % 4}")
+        if suffix == ".npy":
+            _pack(folder)
         (folder / f"3{suffix}").write_bytes((folder / f"3{suffix}").read_bytes()[:-60])
     return found
 

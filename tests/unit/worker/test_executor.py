@@ -336,3 +336,13 @@ def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_
     (tmp_path / "02.png").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be prepared"):  # the owner's share binds a run that allows more, too
         tolerant.prepared(DataConfig(channels=1, image_size=10, max_unreadable=0.5))
+
+
+def test_an_update_reports_how_many_files_were_left_out(setting: Setting, tmp_path: Path) -> None:
+    folder = _random_files(tmp_path / "files", 8)
+    (folder / "broken.png").write_bytes(b"")
+    setting.images = load_images(str(folder), CPU, max_unreadable=0.2)
+    spec = make_spec(data={"channels": 1, "image_size": 16, "max_unreadable": 0.2}, num_rounds=1)
+    finished = setting.executor().execute(setting.item(spec, 1), silent)
+    assert finished.metrics["unreadable_images"] == 1
+    assert finished.num_examples == 8

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedssl.data import dicom, medical_packages, nifti
-from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, split_name
+from fedssl.data import dicom, medical_packages, nifti, packed
+from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, is_packed, split_name
 from fedssl.errors import DataError
 
 _NUM_NAMED = 3
@@ -18,7 +18,7 @@ _PERHAPS_DICOM = ("", ".ima", ".dic")
 
 _CONVERT = "this format is not read: convert them to PNG, JPEG or TIFF"
 _MEDICAL = "this format is not read: convert them to PNG of 8 bits, with the window that you choose"
-_PACKED = "not unpacked: unpack it, or give an .npz file by its own path"
+_PACKED = "not unpacked: unpack it, or use an uncompressed .tar file"
 _FORMATS_NOT_READ = {
     **dict.fromkeys((".mha", ".mhd", ".nrrd"), _MEDICAL),
     **dict.fromkeys(
@@ -27,8 +27,7 @@ _FORMATS_NOT_READ = {
          ".scn"),
         _CONVERT,
     ),
-    **dict.fromkeys((".npz", ".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar", ".h5", ".hdf5", ".parquet",
-                     ".tfrecord"), _PACKED),
+    **dict.fromkeys((".zip", ".tgz", ".tar.gz", ".7z", ".rar", ".h5", ".hdf5", ".tfrecord"), _PACKED),
 }  # fmt: skip
 
 
@@ -150,6 +149,9 @@ class _Reader:
             elif is_nifti(name):
                 self._note_link(entry, name)
                 images += self._slices(entry, name)
+            elif is_packed(entry.name):
+                self._note_link(entry, name)
+                images += self._members(entry, name)
             elif _is_dicom(entry):
                 self._note_link(entry, name)
                 images += self._frames(entry, name)
@@ -185,6 +187,24 @@ class _Reader:
         except ValueError:
             return [name]  # decoding reports why it cannot be read
         return self._parts(name, num_slices, name)
+
+    def _members(self, entry: os.DirEntry[str], name: str) -> list[str]:
+        """Return the names of the images in a file that holds many.
+
+        Raises DataError if it cannot be read, because the number of images that this would leave out is unknown.
+        """
+        if _suffix(name) == ".parquet" and not packed.is_installed():
+            self._leave(_suffix(name), packed.MISSING, name, may_be_images=True)
+            return []
+        try:
+            num_images = packed.count_images(Path(entry.path))
+        except ValueError as error:
+            raise DataError(
+                f"cannot read {readable(entry.path)}: {error}; repair the file, or move it out of the folder"
+            ) from error
+        if not num_images:
+            self._leave(_suffix(name), "no images in it", name, may_be_images=True)
+        return [f"{name}#{number}" for number in range(1, num_images + 1)]
 
     def _parts(self, name: str, num: int, group: bytes | str) -> list[str]:
         """Return the names of a file's images: its own, or one per part if it has several. They form a group."""

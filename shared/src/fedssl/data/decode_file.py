@@ -26,7 +26,7 @@ from fedssl.data.rasters import (
     read_raster,
     require_size,
 )
-from fedssl.data.trees import is_dicom, is_nifti, split_name
+from fedssl.data.trees import is_array, is_dicom, is_nifti, split_name
 from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, quantised, with_channels
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig, channels_in_words
@@ -249,7 +249,7 @@ def _open_unless_tiff(files: ImageFiles, name: str) -> Image.Image | None:
 
 def _is_read_by_pil(files: ImageFiles, name: str, channels: int | None) -> bool:
     """Return whether a file is read in 8 bits throughout."""
-    is_other = name.lower().endswith(".npy") or is_dicom(name) or is_nifti(name)
+    is_other = is_array(name) or is_dicom(name) or is_nifti(name)
     return files.reading.window is None and channels in (None, 1, 3) and not is_other
 
 

@@ -116,7 +116,5 @@ def split_folder(folder: Path, split: str) -> Path:
 
 
 def _no_images(path: Path, found: Contents) -> str:
-    packed = next((other.name for other in sorted(path.glob("*.npz"))), None) if path.is_dir() else None
-    hint = f", or name the file: {packed}" if packed else ""
     seen = f" that can be read; {text}. Put images" if (text := found.describe()) else ": put them"
-    return f"{path} holds no images{seen} into one sub-folder per class ({', '.join(SUFFIXES)}){hint}"
+    return f"{path} holds no images{seen} into one sub-folder per class ({', '.join(SUFFIXES)})"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedssl.data.formats import ARRAY_ERRORS
+from fedssl.data.trees import is_array
 from fedssl.data.windowing import NO_VOI, Range, range_of, require_finite, to_unit
 from fedssl.protocol.data import WindowConfig, channels_in_words
 
@@ -82,7 +83,7 @@ def read_raster(source: Path | io.BytesIO, name: str, channels: int | None) -> R
 
     Raises one of IMAGE_ERRORS if the file cannot be read, is larger than MAX_BYTES, or would be read in part.
     """
-    if name.lower().endswith(".npy"):
+    if is_array(name):
         return _read_array(source, channels)
     try:
         with Image.open(source, formats=FORMATS) as image:

@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Protocol
 
+from fedssl.data import packed
+from fedssl.data.packed import PACKED_SUFFIXES
 from fedssl.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".npy")
@@ -40,12 +42,22 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 def is_dicom(name: str) -> bool:
     """Return whether a listed image is DICOM: all listed images without the suffix of another format are."""
-    return not is_image(split_name(name)[0]) and not is_nifti(name)
+    return not is_image(split_name(name)[0]) and not is_nifti(name) and not is_packed(name)
 
 
 def is_nifti(name: str) -> bool:
     """Return whether a file, or a listed slice of it, is NIfTI."""
     return split_name(name)[0].lower().endswith(NIFTI_SUFFIXES)
+
+
+def is_packed(name: str) -> bool:
+    """Return whether a file holds many images, or a listed image is one of such a file."""
+    return split_name(name)[0].lower().endswith(PACKED_SUFFIXES)
+
+
+def is_array(name: str) -> bool:
+    """Return whether a listed image is an array of NumPy."""
+    return split_name(name)[0].lower().endswith((".npy", ".npz"))
 
 
 class Tree(Protocol):
@@ -71,7 +83,7 @@ class Tree(Protocol):
         ...
 
     def open(self, name: str) -> Path | io.BytesIO:
-        """Return a path or stream that PIL can open. Raises DataError."""
+        """Return a path or stream that PIL can open. Raises DataError, and ValueError for one of many in a file."""
         ...
 
     def stamp(self, name: str) -> str:
@@ -106,11 +118,13 @@ class FolderTree:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
 
-    def open(self, name: str) -> Path:
-        return self._path / split_name(name)[0]
+    def open(self, name: str) -> Path | io.BytesIO:
+        file, number = split_name(name)
+        path = self._path / file
+        return packed.open_image(path, number) if is_packed(name) else path
 
     def stamp(self, name: str) -> str:
-        path = self.open(name)
+        path = self._path / split_name(name)[0]
         try:
             status = path.stat()
         except OSError as error:

@@ -1,0 +1,188 @@
+"""Files that hold many images: `.npz` arrays, tar shards (WebDataset) and Parquet with a column of images.
+
+Nothing is unpacked to disk. Image number k, from 1, is the k-th row of `images` in an `.npz` file, the k-th image file
+of a tar archive, or the k-th row of a Parquet file. Labels and groups inside of these files are not read: the class of
+an image is the sub-folder, as for every other file.
+"""
+
+import functools
+import importlib.util
+import io
+import tarfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.data.formats import ARRAY_ERRORS, require_memory
+
+PACKED_SUFFIXES = (".npz", ".tar", ".parquet")
+
+MISSING = "Parquet is not read without its package: pip install 'fedssl[parquet]'"
+"""Why Parquet files are left out if the extra is not installed."""
+
+MAX_MEMBER_BYTES = 256 << 20
+"""The largest size of one image's file in an archive, and of a group of rows in a Parquet file."""
+
+_MEMBERS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
+_MOST_IMAGES = 1_000_000
+_LOADING = threading.Lock()  # several threads read images of one file, which is opened once
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    offset: int
+    size: int
+
+
+@functools.cache
+def is_installed() -> bool:
+    """Return whether the package that reads Parquet is installed."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+def count_images(path: Path) -> int:
+    """Return the number of images in a file. Raises ValueError if the file cannot be read."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return len(_explained(_arrays, path))
+    return len(_explained(_members if suffix == ".tar" else _rows, path))
+
+
+def open_image(path: Path, number: int | None) -> io.BytesIO:
+    """Return the file of one image, for PIL, or an array of NumPy if the suffix is `.npz`. Raises ValueError.
+
+    `number` counts from 1.
+    """
+    suffix = path.suffix.lower()
+    read = {".npz": _row_of_array, ".tar": _member_of, ".parquet": _cell_of}[suffix]
+    found: io.BytesIO = _explained(lambda path, stamp: read(path, stamp, (number or 0) - 1), path)
+    return found
+
+
+def _explained(read: Any, path: Path) -> Any:
+    """Call `read` with the path and its stamp. Every error becomes a ValueError with a reason."""
+    try:
+        status = path.stat()
+        with _LOADING:
+            return read(path, f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}")
+    except (*ARRAY_ERRORS, tarfile.TarError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "pyarrow":
+            raise ValueError(str(error) or type(error).__name__) from error
+        raise
+
+
+def _require(number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise ValueError(f"it has {count:,} images, and number {number + 1:,} is wanted; it changed, or is damaged")
+
+
+@functools.lru_cache(maxsize=1)
+def _arrays(path: Path, stamp: str) -> NDArray[Any]:
+    require_memory(path)
+    with np.load(path, allow_pickle=False) as archive:
+        if "images" not in archive.files:
+            raise ValueError("it has no array `images`")
+        if "window" in archive.files:
+            raise ValueError("its images have been through a window: give the file by its own path")
+        images: NDArray[Any] = archive["images"]
+    if images.ndim not in (3, 4) or len(images) > _MOST_IMAGES:
+        raise ValueError(f"`images` has the shape {images.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is read")
+    return images
+
+
+def _row_of_array(path: Path, stamp: str, number: int) -> io.BytesIO:
+    images = _arrays(path, stamp)
+    _require(number, len(images))
+    found = io.BytesIO()
+    np.save(found, images[number], allow_pickle=False)
+    found.seek(0)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
+    found = []
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if member.isfile() and member.name.lower().endswith(_MEMBERS):
+                found.append(_Member(member.offset_data, member.size))
+    last = max((member.offset + member.size for member in found), default=0)
+    if last > path.stat().st_size or len(found) > _MOST_IMAGES:
+        raise ValueError("it ends before its last image: it is truncated")
+    return tuple(found)
+
+
+def _member_of(path: Path, stamp: str, number: int) -> io.BytesIO:
+    members = _members(path, stamp)
+    _require(number, len(members))
+    member = members[number]
+    if member.size > MAX_MEMBER_BYTES:
+        raise ValueError(f"the image's file has {member.size:,} bytes; at most {MAX_MEMBER_BYTES:,} are read")
+    with path.open("rb") as file:
+        file.seek(member.offset)
+        content = file.read(member.size)
+    if len(content) != member.size:
+        raise ValueError("it ends before this image: it is truncated")
+    return io.BytesIO(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The images of a Parquet file: for each, its group of rows and its row there."""
+
+    column: str
+    places: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(path: Path, stamp: str) -> _Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        column = next((name for name in _COLUMNS if name in file.schema_arrow.names), None)
+        if column is None:
+            raise ValueError(f"it has no column of images ({', '.join(_COLUMNS)})")
+        kind = file.schema_arrow.field(column).type
+        is_struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        if not (is_struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise ValueError(f"its column {column} holds {kind}, and only the bytes of image files are read")
+        if file.metadata.num_rows > _MOST_IMAGES:
+            raise ValueError(f"it has {file.metadata.num_rows:,} rows; at most {_MOST_IMAGES:,} are read. Split it")
+        num_rows = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    return _Table(column, tuple((group, row) for group, count in enumerate(num_rows) for row in range(count)))
+
+
+@functools.lru_cache(maxsize=1)
+def _group(path: Path, stamp: str, column: str, group: int) -> list[bytes | None]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        size = file.metadata.row_group(group).total_byte_size
+        if size > MAX_MEMBER_BYTES:
+            raise ValueError(
+                f"a group of rows has {size:,} bytes; at most {MAX_MEMBER_BYTES:,} are read. Write it with fewer rows "
+                "per group"
+            )
+        cells = file.read_row_group(group, columns=[column]).column(0).to_pylist()
+    return [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+
+
+def _cell_of(path: Path, stamp: str, number: int) -> io.BytesIO:
+    table = _rows(path, stamp)
+    _require(number, len(table))
+    group, row = table.places[number]
+    content = _group(path, stamp, table.column, group)[row]
+    if content is None:
+        raise ValueError("this row has no bytes of an image")
+    return io.BytesIO(content)

@@ -1,0 +1,118 @@
+"""Files that hold many images: arrays in `.npz`, tar shards and Parquet give the bits of the same images as files."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fedssl.data import load_conformed
+from fedssl.data.image_cache import load_cached
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig
+
+_DATA = DataConfig(channels=3, image_size=16)
+
+
+def _pixels(number: int) -> np.ndarray:  # type: ignore[type-arg]
+    return np.random.default_rng(number).integers(0, 256, (20, 24, 3), np.uint8)
+
+
+def _png(number: int) -> bytes:
+    Image.fromarray(_pixels(number)).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def _write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Nine images in three files; `plain` has the same as files."""
+    folder, plain = tmp_path / "packed", tmp_path / "plain"
+    for each in (folder / "a", folder / "b", plain / "a", plain / "b"):
+        each.mkdir(parents=True)
+    np.savez(folder / "a" / "0.npz", images=np.stack([_pixels(number) for number in range(3)]), labels=[7, 7, 7])
+    _write_tar(folder / "a" / "1.tar", {"x/3.png": _png(3), "x/3.cls": b"5", "x/4.png": _png(4), "x/4.json": b"{}"})
+    cells = [{"bytes": _png(number), "path": None} for number in range(5, 9)]
+    pq.write_table(pa.table({"image": cells, "label": [0, 1, 0, 1]}), folder / "b" / "2.parquet", row_group_size=3)
+    for number in range(9):
+        (plain / "ab"[number > 4] / f"{number}.png").write_bytes(_png(number))
+    return folder
+
+
+def test_the_bits_are_those_of_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, plain = (load_conformed(str(each), "train", _DATA) for each in (folder, tmp_path / "plain"))
+    assert found.labels is not None
+    assert found.labels.tolist() == [0] * 5 + [1] * 4
+    # Arrays are scaled without rounding to 8 bits in between.
+    assert np.abs(found.images[:3].astype(int) - plain.images[:3]).max() <= 1
+    assert np.array_equal(found.images[3:], plain.images[3:])
+    data = _DATA.model_copy(update={"cache_size": 20})
+    caches = []
+    for processes in (1, 4):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(processes)))
+        caches.append(load_cached(str(folder), data, processes=processes))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "files"))
+    files = load_cached(str(tmp_path / "plain"), data).images.squares(np.arange(9))
+    one, four = (cache.images.squares(np.arange(9)) for cache in caches)
+    assert one.equal(four)
+    assert one.equal(files), "at 20 pixels nothing is scaled in width or height"
+    assert caches[0].digests[0].endswith("#1")
+
+
+def test_one_damaged_image_is_counted_and_a_damaged_file_stops(folder: Path) -> None:
+    _write_tar(folder / "a" / "1.tar", {"3.png": _png(3)[:50], "4.png": _png(4)})
+    tolerant = _DATA.model_copy(update={"max_unreadable": 0.2})
+    assert load_conformed(str(folder), "train", tolerant, leave_out=True).unreadable == (3,)
+    with pytest.raises(DataError, match=r"1\.tar#1"):
+        load_conformed(str(folder), "train", _DATA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("1.tar", b"", "empty"),
+        ("1.tar", b"x" * 2000, "header|truncated"),
+        ("0.npz", b"", "not a zip file"),
+        ("0.npz", b"PK" + b"x" * 100, "zip|pickle"),
+        ("2.parquet", b"", "size|0 bytes"),
+        ("2.parquet", b"PAR1" + b"x" * 100, "magic|corrupt"),
+    ],
+)
+def test_files_that_are_damaged_name_the_reason(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"cannot read .*{name}: .*({reason}).*repair the file"):
+        load_conformed(str(tmp_path), "train", _DATA)
+
+
+def test_truncated_shards_and_what_is_not_images(folder: Path, tmp_path: Path) -> None:
+    shard = folder / "a" / "1.tar"
+    shard.write_bytes(shard.read_bytes()[:1800])
+    with pytest.raises(DataError, match=r"1\.tar: .*(truncated|unexpected end)"):
+        load_conformed(str(folder), "train", _DATA)
+    other = tmp_path / "other"
+    other.mkdir()
+    pq.write_table(pa.table({"image": ["a.png"]}), other / "names.parquet")
+    with pytest.raises(DataError, match="its column image holds string, and only the bytes"):
+        load_conformed(str(other), "train", _DATA)
+    pq.write_table(pa.table({"text": ["a"]}), other / "names.parquet")
+    with pytest.raises(DataError, match="it has no column of images"):
+        load_conformed(str(other), "train", _DATA)
+    (other / "names.parquet").unlink()
+    np.savez(other / "x.npz", images=np.zeros((2, 8, 8), np.uint8), window=np.array("{}"))
+    with pytest.raises(DataError, match="through a window: give the file by its own path"):
+        load_conformed(str(other), "train", _DATA)
+    (other / "x.npz").unlink()
+    _write_tar(other / "x.tar", {"readme.txt": b"no image"})
+    with pytest.raises(DataError, match=r"holds no images.*1 \.tar \(no images in it"):
+        load_conformed(str(other), "train", _DATA)
