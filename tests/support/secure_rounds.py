@@ -1,6 +1,7 @@
 """Secure rounds without a network: a cohort with identities, and the messages of all phases with some of them lost."""
 
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -20,6 +21,13 @@ from fedssl.secure_aggregation import (
     choose_thresholds,
 )
 from fedssl.secure_aggregation.messages import Confirmation, Inbox, Reveals, Roster, SealedShares, Survivors
+from fedssl.secure_aggregation.shamir import PRIME
+
+
+def random_coefficients(threshold: int) -> list[int]:
+    """Return the `threshold` - 1 random coefficients of a polynomial."""
+    return [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+
 
 NEVER = 5
 """A client answers the phases keys, shares, vectors, confirmations and reveals (0 to 4) before it is lost in one."""

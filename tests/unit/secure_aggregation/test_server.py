@@ -16,8 +16,8 @@ from fedssl.secure_aggregation.messages import (
 )
 from fedssl.secure_aggregation.primitives import seal
 from fedssl.secure_aggregation.roster import check_roster, sealing_key
-from fedssl.secure_aggregation.shamir import random_coefficients, split
-from support.secure_rounds import SecureRound, with_self_share
+from fedssl.secure_aggregation.shamir import split
+from support.secure_rounds import SecureRound, random_coefficients, with_self_share
 
 FIRST, SECOND, LAST = "c000", "c001", "c005"
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedssl.secure_aggregation.errors import InvalidMessage
-from fedssl.secure_aggregation.shamir import PRIME, combine, random_coefficients, split
+from fedssl.secure_aggregation.shamir import PRIME, combine, split
+from support.secure_rounds import random_coefficients
 
 
 def _is_probably_prime(number: int) -> bool:

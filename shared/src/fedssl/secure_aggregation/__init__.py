@@ -2,8 +2,8 @@
 
 SecAgg+ (Bell et al. 2020) without a network: objects that take and return messages. `SecureClient` is one client in one
 round, `SecureServer` the coordinator. Primitives come from `cryptography`; no one outside this project has reviewed the
-protocol (docs/adr/0011-secure-aggregation.md). Simulations use it
-(`fedssl.engine.secure_rounds`); deployed runs do not have secure aggregation yet.
+protocol (docs/adr/0011-secure-aggregation.md). Simulations (`fedssl.engine.secure_rounds`), coordinators and workers
+use it.
 """
 
 from fedssl.secure_aggregation.client import SecureClient

@@ -31,7 +31,15 @@ from fedssl.secure_aggregation.messages import (
     secret_commitment,
     share_commitment,
 )
-from fedssl.secure_aggregation.primitives import open_sealed, public_key, random_secret, seal
+from fedssl.secure_aggregation.primitives import (
+    NONCE_BYTES,
+    derive,
+    label,
+    open_sealed,
+    public_key,
+    random_secret,
+    seal,
+)
 from fedssl.secure_aggregation.roster import (
     CheckedRoster,
     check_keys,
@@ -40,7 +48,7 @@ from fedssl.secure_aggregation.roster import (
     sealing_key,
     self_mask_key,
 )
-from fedssl.secure_aggregation.shamir import SHARE_BYTES, random_coefficients, split
+from fedssl.secure_aggregation.shamir import SHARE_BYTES, split
 
 
 class Signer(Protocol):
@@ -81,20 +89,26 @@ class SecureClient:
     A phase called again with the same input returns the same message, made once. With another input it raises Refused:
     two vectors under one mask would give their difference, and two lists of survivors the masks of one client.
 
-    It is in memory only. If a worker that has sent keys loses it, the worker must decline the round: a second object
+    All that is random derives from `seed`. A client that was made again with the same seed and then gets the same
+    inputs returns the same messages. So a worker that stores the seed, and each input before it sends the answer, can
+    continue after it was killed. A worker that has sent keys and lost the seed must decline the round: another client
     would mask the same update again, and the difference of two sums could be one update.
 
     Args:
         context: computed by the worker itself. client, identity: its name and its Ed25519 key. limits: its owner's.
+        seed: 32 random bytes for this round only, or None to make them.
 
     Raises Refused if the context does not respect the limits or does not have this client.
     """
 
-    def __init__(self, context: RoundContext, client: str, identity: Signer, limits: OwnerLimits) -> None:
+    def __init__(
+        self, context: RoundContext, client: str, identity: Signer, limits: OwnerLimits, seed: bytes | None = None
+    ) -> None:
         check_limits(context, client, limits)
         self._context, self._client, self._identity = context, client, identity
         self._digest = context.digest
-        self._secrets = _Secrets(random_secret(), random_secret(), random_secret())
+        self._seed = random_secret() if seed is None else seed
+        self._secrets = _Secrets(*(self._random("secret", name) for name in ("encryption", "mask", "self")))
         self._roster: CheckedRoster | None = None
         self._shares: SealedShares | None = None
         self._held: dict[str, _Held] = {}
@@ -104,6 +118,10 @@ class SecureClient:
         self._reveals: Reveals | None = None
         self.announcement = self._announce()
         """The keys, to be sent first."""
+
+    def _random(self, *purpose: str, of: bytes = b"") -> bytes:
+        """Return 32 bytes that only this client in this round knows, for one purpose."""
+        return derive(self._seed, self._digest, label(*purpose, "") + of)
 
     def _announce(self) -> KeyAnnouncement:
         secrets = self._secrets
@@ -121,6 +139,11 @@ class SecureClient:
         except InvalidMessage:
             raise Refused(f"the cohort has another identity key of {self._client} than this worker's") from None
         return announcement
+
+    @property
+    def roster_digest(self) -> bytes | None:
+        """The digest of the keys for which shares were made: with whom a sum is made. None before the shares."""
+        return None if self._roster is None else self._roster.digest
 
     def share(self, roster: Roster) -> SealedShares:
         """Return sealed shares of both secrets for each neighbour.
@@ -143,8 +166,10 @@ class SecureClient:
 
     def _split(self, roster: CheckedRoster) -> SealedShares:
         holders, threshold = roster.holders(self._client), self._context.thresholds.threshold
-        secrets = (self._secrets.mask, self._secrets.own)
-        mask, own = (split(secret, len(holders), random_coefficients(threshold)) for secret in secrets)
+        secrets = {"mask": self._secrets.mask, "self": self._secrets.own}
+        mask, own = (
+            split(secret, len(holders), self._coefficients(kind, threshold, roster)) for kind, secret in secrets.items()
+        )
         boxes, commitments = {}, {}
         for holder, share, own_share in zip(holders, mask, own, strict=True):
             commitments[holder] = self._commitments(self._client, holder, _Held(share, own_share))
@@ -154,8 +179,14 @@ class SecureClient:
             key = sealing_key(
                 self._digest, self._secrets.encryption, roster.keys[holder].encryption_key, self._client, holder
             )
-            boxes[holder] = seal(key, share + own_share, roster.sealing_label(self._client, holder))
+            nonce = self._random("nonce", holder, of=roster.digest)[:NONCE_BYTES]
+            boxes[holder] = seal(key, share + own_share, roster.sealing_label(self._client, holder), nonce)
         return SealedShares(self._client, boxes, commitments)
+
+    def _coefficients(self, kind: str, threshold: int, roster: CheckedRoster) -> list[int]:
+        """Return the coefficients of a secret's polynomial: 256 random bits each, of a field with 297 more elements."""
+        powers = range(1, threshold)
+        return [int.from_bytes(self._random("coefficient", kind, str(power), of=roster.digest)) for power in powers]
 
     def _commitments(self, owner: str, holder: str, held: _Held) -> ShareCommitments:
         return ShareCommitments(

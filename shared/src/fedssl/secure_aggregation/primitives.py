@@ -1,7 +1,7 @@
 """Key agreement, key derivation, sealed messages and signatures: all of `cryptography`, with fedssl's names and errors.
 
-Every key, nonce and secret comes from the operating system's random numbers. This package cannot import
-`fedssl.seeding` (import-linter): the run's seed is public.
+Every key, nonce and secret comes from the operating system's random numbers, or derives from a secret that does. This
+package cannot import `fedssl.seeding` (import-linter): the run's seed is public.
 """
 
 import os
@@ -59,9 +59,12 @@ def derive(secret: bytes, context: bytes, info: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY_BYTES, context, info).derive(secret)
 
 
-def seal(key: bytes, text: bytes, associated: bytes) -> bytes:
-    """Return nonce and AES-256-GCM ciphertext: 28 bytes more than the text. The nonce is random."""
-    nonce = os.urandom(NONCE_BYTES)
+def seal(key: bytes, text: bytes, associated: bytes, nonce: bytes | None = None) -> bytes:
+    """Return nonce and AES-256-GCM ciphertext: 28 bytes more than the text.
+
+    The nonce is random, unless it is given: then it must never be used with this key for another text.
+    """
+    nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
     return nonce + AESGCM(key).encrypt(nonce, text, associated)
 
 

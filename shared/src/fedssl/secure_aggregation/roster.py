@@ -58,6 +58,11 @@ def check_roster(context: RoundContext, roster: Roster) -> CheckedRoster:
         require_private(context.thresholds, len(roster))
     except ValueError as error:
         raise InvalidMessage(f"the roster is too small: {error}") from None
+    return with_graph(context, roster)
+
+
+def with_graph(context: RoundContext, roster: Roster) -> CheckedRoster:
+    """Return a roster that was checked before, with its graph."""
     digest = roster_digest(context.digest, roster)
     names = [keys.client for keys in roster]
     graph = neighbours(digest, names, context.thresholds.degree)

@@ -1,8 +1,8 @@
 """The coordinator's side of one secure round: it collects and freezes each phase, and unmasks the sum."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
 
 from fedssl.secure_aggregation.agreement import check_confirmation, check_list, check_sharers
 from fedssl.secure_aggregation.context import RoundContext
@@ -23,7 +23,7 @@ from fedssl.secure_aggregation.messages import (
     Survivors,
     share_commitment,
 )
-from fedssl.secure_aggregation.roster import CheckedRoster, check_keys, check_roster
+from fedssl.secure_aggregation.roster import CheckedRoster, check_keys, check_roster, with_graph
 from fedssl.secure_aggregation.shamir import SHARE_BYTES
 from fedssl.secure_aggregation.unmasking import UnmaskedSum, removed_masks
 
@@ -31,13 +31,16 @@ Phase = Literal["keys", "shares", "vectors", "confirmations", "reveals", "done",
 
 
 @dataclass(slots=True)
-class _Collected:
-    keys: dict[str, KeyAnnouncement]
-    shares: dict[str, SealedShares]
-    vectors: dict[str, bytes]
-    signatures: dict[str, bytes]
-    confirmations: dict[str, Confirmation]
-    reveals: dict[str, Reveals]
+class Collected:
+    """The messages of a round that were accepted, by client. `vectors`: digests of the masked vectors; `signatures`:
+    what was signed with them."""
+
+    keys: dict[str, KeyAnnouncement] = field(default_factory=dict)
+    shares: dict[str, SealedShares] = field(default_factory=dict)
+    vectors: dict[str, bytes] = field(default_factory=dict)
+    signatures: dict[str, bytes] = field(default_factory=dict)
+    confirmations: dict[str, Confirmation] = field(default_factory=dict)
+    reveals: dict[str, Reveals] = field(default_factory=dict)
 
 
 class SecureServer:
@@ -52,11 +55,37 @@ class SecureServer:
     def __init__(self, context: RoundContext) -> None:
         self._context, self._digest = context, context.digest
         self.phase: Phase = "keys"
-        self._collected = _Collected({}, {}, {}, {}, {}, {})
+        self._collected = Collected()
         self._roster: CheckedRoster | None = None
         self._sharers: tuple[str, ...] = ()
         self._survivors: tuple[str, ...] = ()
         self._total = Words.zeros(context.num_words64 + 1, context.num_words32)
+
+    @classmethod
+    def restored(cls, context: RoundContext, phase: Phase, collected: Collected) -> Self:
+        """Return the server of a round whose messages were all accepted before, and were stored since.
+
+        Its sum is empty: `finish` needs that of the stored vectors.
+        """
+        server = cls(context)
+        server.phase, server._collected = phase, collected
+        if phase != "keys":
+            server._roster = with_graph(context, tuple(keys for _, keys in sorted(collected.keys.items())))
+        if phase not in ("keys", "shares"):
+            server._sharers = tuple(sorted(collected.shares))
+        if phase not in ("keys", "shares", "vectors"):
+            server._survivors = tuple(sorted(collected.vectors))
+        return server
+
+    @property
+    def collected(self) -> Collected:
+        """The messages that were accepted."""
+        return self._collected
+
+    @property
+    def roster_digest(self) -> bytes | None:
+        """The digest of all keys, once they are complete."""
+        return None if self._roster is None else self._roster.digest
 
     def add_keys(self, keys: KeyAnnouncement) -> None:
         """Add a client's keys."""
@@ -102,7 +131,11 @@ class SecureServer:
         self._sharers = tuple(sorted(sent))
         self._require_sum(self._sharers, roster.keys, "sent shares")
         self.phase = "vectors"
-        return {client: Inbox(self._sharers, self._deliveries(roster, client)) for client in self._sharers}
+        return {client: self.inbox(client) for client in self._sharers}
+
+    def inbox(self, client: str) -> Inbox:
+        """Return the inbox of a client that sent shares, once these are complete."""
+        return Inbox(self._sharers, self._deliveries(self._frozen(), client))
 
     def _deliveries(self, roster: CheckedRoster, client: str) -> tuple[Delivery, ...]:
         sent = self._collected.shares
@@ -114,17 +147,22 @@ class SecureServer:
 
     def add_vector(self, vector: MaskedVector) -> None:
         """Add a client's masked vector to the sum. One that is late raises PhaseClosed; its own mask still hides it."""
-        if self._is_repeated(self._collected.vectors.get(vector.client), vector.digest()):
-            return
-        self._require("vectors")
-        if vector.client not in self._sharers:
-            raise InvalidMessage(f"{vector.client} did not send shares, so its vector cannot be unmasked")
         if vector.words.sizes != self._total.sizes:
             raise InvalidMessage(f"{vector.client} sent {vector.words.sizes} words, not {self._total.sizes}")
-        check_sharers(self._context, self._frozen(), self._sharers, (vector.client,), {vector.client: vector.signature})
-        self._total.add(vector.words)
-        self._collected.vectors[vector.client] = vector.digest()
-        self._collected.signatures[vector.client] = vector.signature
+        if self.record_vector(vector.client, vector.digest(), vector.signature):
+            self._total.add(vector.words)
+
+    def record_vector(self, client: str, digest: bytes, signature: bytes) -> bool:
+        """Record a vector that the caller keeps and adds up, and return whether it is new."""
+        if self._is_repeated(self._collected.vectors.get(client), digest):
+            return False
+        self._require("vectors")
+        if client not in self._sharers:
+            raise InvalidMessage(f"{client} did not send shares, so its vector cannot be unmasked")
+        check_sharers(self._context, self._frozen(), self._sharers, (client,), {client: signature})
+        self._collected.vectors[client] = digest
+        self._collected.signatures[client] = signature
+        return True
 
     def freeze_vectors(self) -> Survivors:
         """Return the survivors, for each of them. Raises NoSum if there are too few."""
@@ -182,32 +220,46 @@ class SecureServer:
             if len(share) != SHARE_BYTES or not is_promised:
                 raise InvalidMessage(f"{holder} sent a wrong share of {owner}")
 
-    def finish(self) -> UnmaskedSum:
+    def finish(self, total: Words | None = None) -> UnmaskedSum:
         """Return the sum of the survivors' words.
+
+        `total`: the sum of the survivors' masked vectors, if the caller has added them up.
 
         Raises NoSum if fewer shares of a needed secret were revealed than the threshold (the phase stays open for
         more), if a client shared another secret than it committed to, or if the masks do not cancel.
         """
         self._require("reveals")
-        roster, collected = self._frozen(), self._collected
-        lost = set(self._sharers).difference(self._survivors)
-        needed = {owner: self._revealed_of(owner) for owner in self._sharers}
-        # A lost client without a surviving neighbour shares a mask with none of the survivors.
-        needed = {o: s for o, s in needed.items() if o not in lost or set(roster.graph[o]) & set(self._survivors)}
-        threshold = self._context.thresholds.threshold
-        if few := [owner for owner, shares in needed.items() if len(shares) < threshold]:
-            have = len(collected.reveals)
+        needed, threshold = self._needed(), self._context.thresholds.threshold
+        if (few := self._too_few(needed)) is not None:
+            have = len(self._collected.reveals)
             raise NoSum(
                 f"{have} of {len(self._survivors)} survivors revealed shares, and fewer than {threshold} have one of "
-                f"{few[0]}"
+                f"{few}"
             )
+        masked = self._total if total is None else total
         try:
-            result = removed_masks(self._context, roster, self._total, self._survivors, needed)
+            result = removed_masks(self._context, self._frozen(), masked, self._survivors, needed)
         except NoSum:
             self.phase = "failed"
             raise
         self.phase = "done"
         return result
+
+    @property
+    def is_complete(self) -> bool:
+        """True if enough shares were revealed to remove all masks."""
+        return self.phase == "reveals" and self._too_few(self._needed()) is None
+
+    def _needed(self) -> dict[str, dict[int, bytes]]:
+        """Return the revealed shares of each secret that is needed."""
+        graph, survivors = self._frozen().graph, set(self._survivors)
+        # A lost client without a surviving neighbour shares a mask with none of the survivors.
+        owners = [owner for owner in self._sharers if owner in survivors or survivors.intersection(graph[owner])]
+        return {owner: self._revealed_of(owner) for owner in owners}
+
+    def _too_few(self, needed: Mapping[str, Mapping[int, bytes]]) -> str | None:
+        threshold = self._context.thresholds.threshold
+        return next((owner for owner, shares in needed.items() if len(shares) < threshold), None)
 
     def _revealed_of(self, owner: str) -> dict[int, bytes]:
         """Return the revealed shares of one client's needed secret, by their points; no more than the threshold."""

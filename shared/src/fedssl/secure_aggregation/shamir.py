@@ -4,7 +4,6 @@ Reference: Shamir 1979, "How to share a secret". The prime is the smallest above
 is an element.
 """
 
-import secrets
 from collections.abc import Mapping, Sequence
 
 from fedssl.secure_aggregation.errors import InvalidMessage
@@ -14,18 +13,13 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 
-def random_coefficients(threshold: int) -> list[int]:
-    """Return the `threshold` - 1 random coefficients of a new polynomial."""
-    return [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-
-
 def split(secret: bytes, num_shares: int, coefficients: Sequence[int]) -> list[bytes]:
     """Return the shares at 1, ..., `num_shares` of the polynomial secret + c_1 x + c_2 x^2 + ...
 
     Args:
         secret: 32 bytes.
         num_shares: number of shares, at least the threshold.
-        coefficients: c_1, ..., c_(t-1), from `random_coefficients(t)`, for this secret only. Any t shares give the
+        coefficients: c_1, ..., c_(t-1), random and secret, for this secret only. Any t shares give the
             secret; fewer say nothing about it.
 
     Returns:

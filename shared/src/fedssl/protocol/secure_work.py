@@ -1,0 +1,151 @@
+"""The messages between a worker and the coordinator in a secure round. Bytes are in hexadecimal.
+
+Each phase has one message per client. `fedssl.secure_aggregation` has the protocol, and its `wire` converts messages.
+"""
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import Field, StringConstraints
+
+from fedssl.protocol.base import ClientId, Digest, StrictModel
+from fedssl.protocol.plan import TensorSpec
+
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Hex33 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{66}$")]
+Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+Box = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{188}$")]
+"""Two shares of 33 bytes, sealed: 94 bytes."""
+
+MOST_NEIGHBOURS = 10_000
+
+SECURE_BYTES = 1 << 20
+"""The largest message of a client. One of a round with 128 clients has 60 kB."""
+
+SECURE_ANSWER_BYTES = 8 << 20
+"""The largest answer about a phase."""
+
+VECTOR_NAME = "masked"
+"""The name of the only tensor in the file of a masked vector: int64, one word that counts clients and then the words
+of the update."""
+
+
+def vector_tensors(num_words: int) -> tuple[TensorSpec, ...]:
+    """Return the tensor in the file of a masked vector: this number of words, and the word that counts clients."""
+    return (TensorSpec(name=VECTOR_NAME, dtype="I64", shape=(1 + num_words,)),)
+
+
+OUT_OF_RANGE = "out of range: "
+"""How the reason begins with which a client declines a secure round because a value does not fit into its word."""
+
+SecurePhase = Literal["keys", "shares", "vectors", "confirmations", "reveals", "done", "failed"]
+
+
+class SecureMember(StrictModel):
+    """A client of a secure round's cohort, and its Ed25519 identity key."""
+
+    client: ClientId
+    identity: Hex32
+
+
+class SecureKeys(StrictModel):
+    """The public keys of one client in one round, signed by its identity key."""
+
+    phase: Literal["keys"] = "keys"
+    encryption_key: Hex32
+    mask_key: Hex32
+    commitment: Hex32
+    signature: Hex64
+
+
+class SecureShareCommitments(StrictModel):
+    """Hashes of the two shares that one client has made for another."""
+
+    mask: Hex32
+    own: Hex32
+
+
+class SecureShares(StrictModel):
+    """A client's shares for its neighbours, sealed, and the hashes of all its shares."""
+
+    phase: Literal["shares"] = "shares"
+    boxes: Annotated[dict[ClientId, Box], Field(max_length=MOST_NEIGHBOURS)]
+    commitments: Annotated[dict[ClientId, SecureShareCommitments], Field(max_length=MOST_NEIGHBOURS)]
+
+
+class SecureVector(StrictModel):
+    """The masked vector of a client, which it has uploaded, and its signature of the clients that sent shares."""
+
+    phase: Literal["vectors"] = "vectors"
+    update: Digest
+    signature: Hex64
+
+
+class SecureConfirmation(StrictModel):
+    """A survivor's signature of the list of survivors."""
+
+    phase: Literal["confirmations"] = "confirmations"
+    signature: Hex64
+
+
+class SecureReveals(StrictModel):
+    """The shares that remove masks: of the own mask of each survivor, and of the mask key of each lost client."""
+
+    phase: Literal["reveals"] = "reveals"
+    self_shares: Annotated[dict[ClientId, Hex33], Field(max_length=MOST_NEIGHBOURS)]
+    mask_shares: Annotated[dict[ClientId, Hex33], Field(max_length=MOST_NEIGHBOURS)]
+    unusable: Annotated[tuple[ClientId, ...], Field(max_length=MOST_NEIGHBOURS)] = ()
+
+
+SecureMessage = SecureKeys | SecureShares | SecureVector | SecureConfirmation | SecureReveals
+
+
+class SecureSubmission(StrictModel):
+    """One message of a client about its assignment in a secure round. The same message again gets the same answer."""
+
+    assignment_id: UUID
+    message: Annotated[SecureMessage, Field(discriminator="phase")]
+
+
+class SecureQuery(StrictModel):
+    """Asks for the phase of the secure round of an assignment."""
+
+    assignment_id: UUID
+
+
+class SecureDelivery(StrictModel):
+    """The shares of a neighbour for the client that asks."""
+
+    sender: ClientId
+    box: Box
+    commitments: SecureShareCommitments
+
+
+class SecureInbox(StrictModel):
+    """All clients that sent shares, and the shares of the asking client's neighbours among them."""
+
+    sharers: Annotated[tuple[ClientId, ...], Field(max_length=MOST_NEIGHBOURS)]
+    deliveries: Annotated[tuple[SecureDelivery, ...], Field(max_length=MOST_NEIGHBOURS)]
+
+
+class SecureStatus(StrictModel):
+    """The phase of a secure round, and what the asking client needs in it.
+
+    `is_member`: whether the asking client still takes part. `received`: whether its message of this phase has arrived.
+    """
+
+    phase: SecurePhase
+    is_member: bool
+    received: bool
+    roster: Annotated[dict[ClientId, SecureKeys] | None, Field(max_length=MOST_NEIGHBOURS)] = Field(
+        default=None, description="In the phase `shares`: the keys of all clients that take part."
+    )
+    inbox: SecureInbox | None = Field(default=None, description="In the phase `vectors`.")
+    survivors: Annotated[dict[ClientId, Hex64] | None, Field(max_length=MOST_NEIGHBOURS)] = Field(
+        default=None,
+        description="In the phase `confirmations`: the clients whose vectors are in the sum, with their signatures of "
+        "the clients that sent shares.",
+    )
+    confirmations: Annotated[dict[ClientId, Hex64] | None, Field(max_length=MOST_NEIGHBOURS)] = Field(
+        default=None, description="In the phase `reveals`: the signatures of the list of survivors."
+    )

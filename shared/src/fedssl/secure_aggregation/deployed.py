@@ -1,0 +1,52 @@
+"""The context of a deployed run's round, which the coordinator and each worker compute on their own."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import SecureMember
+from fedssl.secure_aggregation.context import Member, RoundContext
+from fedssl.secure_aggregation.thresholds import choose_thresholds
+
+
+def round_context(
+    run: str,
+    number: int,
+    *,
+    spec: RunSpec,
+    plan: ArtifactPlan,
+    broadcast: str,
+    num_words: int,
+    cohort: Iterable[SecureMember],
+) -> RoundContext:
+    """Return the context of one round.
+
+    It includes the whole spec: a coordinator that let only one client train, and gave the others a learning rate of 0,
+    would obtain that client's update as the sum.
+
+    Args:
+        run: the run's id. number: of the round.
+        plan: the method's artifact plan, of the caller's own installation.
+        broadcast: SHA-256 of the round's broadcast, in hexadecimal.
+        num_words: as `fedssl.engine.secure_sums.num_client_words` returns.
+        cohort: all clients of the round, with their identity keys.
+
+    Raises ValueError if the cohort is too small for the spec's `secure_aggregation`, or has a name or a key twice.
+    """
+    config = spec.secure_aggregation
+    assert config is not None, "only with secure aggregation"
+    members = sorted((Member(each.client, each.identity) for each in cohort), key=lambda member: member.client)
+    least = max(config.min_cohort, spec.cohort.min_updates or 0)
+    documents = {"plan": plan.model_dump(mode="json"), "spec": spec.model_dump(mode="json")}
+    return RoundContext(
+        run=run,
+        round=number,
+        broadcast=broadcast,
+        plan=hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest(),
+        num_words64=num_words,
+        num_words32=0,
+        thresholds=choose_thresholds(len(members), min_cohort=least, collusion=config.collusion),
+        cohort=tuple(members),
+    )
