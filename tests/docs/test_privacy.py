@@ -18,7 +18,7 @@ from support.methods import method_spec
 
 PAGE = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
 POLICIES = re.findall(r"^```toml policy\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-TWO_METHODS, SIMILARITIES, ENCODER_ALONE, EVERYTHING = POLICIES
+SECURE, TWO_METHODS, SIMILARITIES, ENCODER_ALONE, EVERYTHING = POLICIES
 
 
 def notice(text: str) -> PolicyNotice:
@@ -29,7 +29,7 @@ def answer(text: str, spec: RunSpec) -> str | None:
     return refusal(notice(text), spec, METHODS[spec.method.name].bind(spec).plan)
 
 
-@pytest.mark.parametrize("text", POLICIES, ids=["two methods", "similarities", "encoder alone", "everything"])
+@pytest.mark.parametrize("text", POLICIES, ids=["secure", "two methods", "similarities", "encoder alone", "everything"])
 def test_every_policy_is_one(text: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
@@ -68,6 +68,9 @@ def test_the_encoder_alone() -> None:
 
 def test_what_is_required_and_not_there_is_refused() -> None:
     assert "secure aggregation" in (answer(EVERYTHING, method_spec("fedbyol")) or "")
+    assert "secure aggregation" in (answer(SECURE, method_spec("fedbyol")) or "")
+    secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 5}}
+    assert answer(SECURE, method_spec("fedbyol", **secure)) is None
 
 
 def test_the_page_names_everything_that_there_is() -> None:
@@ -81,7 +84,7 @@ def test_the_page_names_everything_that_there_is() -> None:
     rule = Policy.model_fields["allow"].annotation
     (model, _) = get_args(rule)
     assert {key for each in document["allow"] for key in each} == set(model.model_fields)
-    for section in ("dp", "metrics", "ledger"):
+    for section in ("secagg", "dp", "metrics", "ledger"):
         section_model = Policy.model_fields[section].annotation
         assert section_model is not None
         assert document[section].keys() == set(section_model.model_fields), section

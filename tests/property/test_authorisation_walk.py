@@ -173,6 +173,16 @@ TABLE: dict[str, Row] = {
     "POST /v1/work/deliver": Row(
         WORKERS, {413, 422}, ("assignment",), "assignment", content=b"x" * 16,
     ),
+    "POST /v1/work/secure/send": Row(  # the walk's run has no secure aggregation
+        WORKERS, {409}, ("assignment",), "assignment",
+        body=lambda ids: {
+            "assignment_id": ids["assignment"],
+            "message": {"phase": "confirmations", "signature": "0" * 128},
+        },
+    ),
+    "POST /v1/work/secure/status": Row(
+        WORKERS, {409}, ("assignment",), "assignment", body=lambda ids: {"assignment_id": ids["assignment"]}
+    ),
     "POST /v1/work/decline": Row(
         WORKERS, {200}, ("assignment",), "assignment",
         body=lambda ids: {"assignment_id": ids["assignment"], "reason": "no"},
@@ -182,6 +192,9 @@ TABLE: dict[str, Row] = {
     "DELETE /v1/runs/{run_id}": Row(ADMINS, {204, 409}, ("run_id",)),
     "DELETE /v1/notification-destinations/{destination_id}": Row(ADMINS, {204, 404}, ("destination_id",)),
     "DELETE /v1/tokens/{token_id}": Row(ADMINS, {204}, ("token_id",)),
+    "POST /v1/clients/{client_id}/identity": Row(
+        ADMINS, {409}, ("client_id",), body=lambda ids: {"identity": "0" * 64}
+    ),
     "POST /v1/clients/{client_id}/revoke": Row(ADMINS, {200}, ("client_id",)),
 }  # fmt: skip
 

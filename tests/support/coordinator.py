@@ -114,9 +114,11 @@ class Coordinator:
     def worker_token(self, client_id: str) -> str:
         return self.client.create_token("worker", client_id).secret
 
-    def worker(self, client_id: str, *, register: bool = True) -> WorkerClient:
-        """A worker's client with a token of its own, registered."""
-        worker = WorkerClient(self.url, self.worker_token(client_id), retry=Retry(seconds=0), tls=self._tls)
+    def worker(
+        self, client_id: str, *, register: bool = True, identity: str | None = None, url: str = ""
+    ) -> WorkerClient:
+        """A worker's client with a token of its own, registered. `url`: of a proxy in front of this coordinator."""
+        worker = WorkerClient(url or self.url, self.worker_token(client_id), retry=Retry(seconds=0), tls=self._tls)
         if register:
             worker.register(
                 Register(
@@ -127,6 +129,7 @@ class Coordinator:
                     channels=1,
                     image_size=8,
                     serves=ServedShapes(),
+                    identity=identity,
                 )
             )
         return worker

@@ -104,7 +104,9 @@ def test_what_this_version_cannot_do_is_never_passed_over() -> None:
     spec = method_spec("fedbyol")
     plan = plan_of(spec)
     why = refusal(notice(rule(secure="required")), spec, plan)
-    assert "may leave only inside a secure aggregation, which this version does not have" in (why or "")
+    assert "may leave only inside a secure aggregation, and the run sends it without masks" in (why or "")
+    secure = method_spec("fedbyol", aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
+    assert refusal(notice(rule(secure="required")), secure, plan) is None
     # Another rule may let the same tensors leave as they are.
     assert refusal(notice(rule(secure="required"), rule()), spec, plan) is None
     why = refusal(notice(rule(), privacy="example"), spec, plan)

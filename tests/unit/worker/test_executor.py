@@ -9,7 +9,8 @@ import tifffile
 import torch
 from PIL import Image
 
-from fedssl.artifacts.tensors import Tensors
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.client import NotFound
 from fedssl.data import ImageData
 from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
@@ -21,10 +22,12 @@ from fedssl_worker import data as data_module
 from fedssl_worker import executor as executor_module
 from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import load_images
+from fedssl_worker.disclosure.policy import NotPermitted
 from fedssl_worker.executor import choose_device
 from fedssl_worker.settings import SettingsError
+from fedssl_worker.state import Finished
 
-from .conftest import CPU, Setting, make_spec, write_images
+from .conftest import CPU, Setting, good_update, make_spec, write_images
 
 
 def silent(progress: Progress) -> None:
@@ -53,10 +56,27 @@ def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any,
 
 def test_a_run_that_asks_for_masks_gets_no_update_without_them(setting: Setting) -> None:
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
-    with pytest.raises(CannotTrain, match="cannot mask its update") as refused:
-        setting.executor().execute(setting.item(make_spec(**secure), 1), silent)
-    assert refused.value.cause == Cause.SPEC
-    assert setting.coordinator.calls == []
+    item = setting.item(make_spec(**secure), 1)
+    with pytest.raises(CannotTrain, match="cohort has no secure sum: secure aggregation needs at least 3") as refused:
+        setting.executor().secure_context(item)
+    assert refused.value.cause == Cause.COORDINATOR
+    finished = setting.executor().execute(item, silent)
+    with pytest.raises(NotPermitted, match="only leave as a masked vector"):
+        setting.egress().deliver(item, finished)
+    assert setting.coordinator.artifacts.keys() == {item.broadcast}
+
+
+def test_an_update_out_of_range_names_its_tensor_and_no_number(setting: Setting) -> None:
+    secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
+    item = setting.item(make_spec(**secure), 1)
+    update = good_update()
+    name = next(name for name, tensor in update.items() if tensor.is_floating_point())
+    update[name].view(-1)[0] = 1e9
+    path = setting.folder / "update.safetensors"
+    save_tensors(update, path)
+    with pytest.raises(CannotTrain, match=f"^out of range: {name}: a value does not fit") as refused:
+        setting.executor().secure_words(item, Finished(path, digest_of(path), 1000, {}))
+    assert "e+09" not in str(refused.value)
 
 
 def test_shapes_beyond_the_workers_bounds_are_refused(setting: Setting, tmp_path: Path) -> None:

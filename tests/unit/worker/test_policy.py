@@ -18,7 +18,7 @@ URL = "https://fed.example.org"
 HEAD = f'schema = 1\nclient = "hospital-a"\ncoordinator = "{URL}"\n'
 WEIGHTS = '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n'
 
-# The design's example, with the pin's fingerprint written out. Nothing enforces its last two parts yet.
+# The design's example, with the pin's fingerprint written out. Nothing enforces its last part yet.
 DESIGNED = """
 schema = 1
 client = "hospital-a"
@@ -35,16 +35,16 @@ allow = []
 [ledger]
 sign = true
 segment_entries = 1000
-[dp]
-require = "none"
-"""
-NOT_ENFORCED_YET = """
-epsilon_max = "8"
 [secagg]
 min_cohort = 5
 collusion = 2
 pins = { hospital-b = "ed25519:%s" }
+[dp]
+require = "none"
 """ % ("a" * 64)
+NOT_ENFORCED_YET = """
+epsilon_max = "8"
+"""
 
 
 def written(folder: Path, text: str) -> Path:
@@ -70,6 +70,8 @@ def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
     assert policy.ledger.sign
     assert policy.ledger.segment_entries == 1000
     assert policy.dp.require == "none"
+    secagg = {"min_cohort": 5, "collusion": 2, "pins": {"hospital-b": f"ed25519:{'a' * 64}"}}
+    assert policy.secagg.model_dump() == secagg
 
 
 def test_a_file_that_an_editor_on_windows_has_saved(tmp_path: Path) -> None:
@@ -86,14 +88,11 @@ def test_keys_that_nothing_enforces_yet_are_refused_and_named_together(tmp_path:
         read_policy(written(tmp_path, DESIGNED + NOT_ENFORCED_YET))
     for words in (
         "dp.epsilon_max: this version has no differential privacy and does not enforce this limit: remove epsilon_max",
-        "secagg: this version has no secure aggregation and does not enforce min_cohort, collusion or pins",
-        'set secure = "required" in its rule',
         'set require = "example" in [dp]',
     ):
         assert words in str(caught.value)
 
 
-_SECAGG = "secagg: this version has no secure aggregation and does not enforce"
 _EPSILON = "dp.epsilon_max: this version has no differential privacy and does not enforce"
 
 
@@ -104,11 +103,9 @@ MISTAKES = {
     HEAD + 'stores = ["https://s3.example.org/bucket"]\n': "stores.0",
     HEAD + 'stores = ["https://s3.example.org:x"]\n': "stores.0",
     HEAD + 'stores = ["https://user@s3.example.org"]\n': "stores.0",
-    HEAD + "[secagg]\nmincohort = 5\n": _SECAGG,
-    HEAD + "[secagg]\nmin_cohort = 3\n": _SECAGG,  # also with the value that was its default
-    HEAD + WEIGHTS + 'secure = "required"\n[secagg]\nmin_cohort = 5\n': _SECAGG,
-    HEAD + "[secagg]\n": _SECAGG,
-    HEAD + "secagg = 5\n": _SECAGG,
+    HEAD + "[secagg]\nmincohort = 5\n": "secagg.mincohort: there is no such key",
+    HEAD + "[secagg]\nmin_cohort = 2\n": "secagg.min_cohort",
+    HEAD + "secagg = 5\n": "secagg: ",
     HEAD + '[dp]\nepsilon_max = "8"\n': _EPSILON,
     HEAD + '[dp]\nrequire = "example"\nepsilon_max = "8"\n': _EPSILON,
     HEAD + "[ledger]\nsing = true\n": "ledger.sing: there is no such key",
@@ -127,7 +124,7 @@ MISTAKES = {
     HEAD + '[dp]\nrequire = "client"\n': "dp.require",
     HEAD + '[dp]\nepsilon_max = "eight"\n': _EPSILON,
     HEAD + "[dp]\nepsilon_max = 8.0\n": _EPSILON,
-    HEAD + '[secagg]\npins = { hospital-b = "sha256:00" }\n': _SECAGG,
+    HEAD + '[secagg]\npins = { hospital-b = "sha256:00" }\n': "secagg.pins.hospital-b",
     HEAD + "[ledger]\nsegment_entries = 1\n": "ledger.segment_entries",
     "schema = ": "is not TOML",
     "\x00": "is not TOML",
@@ -278,6 +275,11 @@ def test_required_secure_aggregation_refuses_what_its_rule_covers(tmp_path: Path
     enforcer = PolicyEnforcer(written(tmp_path, HEAD + WEIGHTS + 'secure = "required"\n'), URL)
     with pytest.raises(NotPermitted, match="secure aggregation"):
         enforcer.require_permitted(make_item(make_spec(), 1))
+    masked = make_spec(aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
+    item = make_item(masked, 1)
+    enforcer.require_permitted(item)
+    assert enforcer.permitted_metrics(item, {"loss": 1.0}) == {}
+    assert enforcer.reportable(item) == []
 
 
 def test_numbers_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:

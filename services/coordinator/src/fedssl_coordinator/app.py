@@ -37,6 +37,7 @@ from fedssl_coordinator.federation.ledger_anchors import endpoints as anchors
 from fedssl_coordinator.federation.runs import endpoints as runs
 from fedssl_coordinator.federation.site_evaluations import endpoints as site_evaluations
 from fedssl_coordinator.federation.work import endpoints as work
+from fedssl_coordinator.federation.work import secure_endpoints as secure_work
 from fedssl_coordinator.federation.work import site_evaluation_endpoints as site_evaluation_work
 from fedssl_coordinator.federation.work.waiting_claims import WaitingClaims
 from fedssl_coordinator.health import router as health
@@ -100,6 +101,7 @@ def create_app() -> FastAPI:
         evaluations.router,
         site_evaluations.router,
         site_evaluation_work.router,
+        secure_work.router,
         events.router,
         methods.router,
         clients.router,

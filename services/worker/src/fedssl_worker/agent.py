@@ -30,14 +30,16 @@ from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, Resources, WorkItem
+from fedssl.secure_aggregation import RoundContext
 from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
-from fedssl_worker.causes import cause_of
+from fedssl_worker.causes import CannotTrain, cause_of
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor
 from fedssl_worker.lease import Lease
 from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
 from fedssl_worker.resources import measured_resources
+from fedssl_worker.secure_rounds import SecureRound
 from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
@@ -75,6 +77,7 @@ class Agent:
         on_idle: Callable[[], None] = lambda: None,
         evaluate: Callable[[], None] = lambda: None,
         shown: Callable[[WorkItem], AbstractContextManager[None]] = lambda item: nullcontext(),
+        begin_secure: Callable[[WorkItem, RoundContext], SecureRound] | None = None,
     ) -> None:
         """Set up an agent.
 
@@ -84,6 +87,7 @@ class Agent:
             on_idle: is called while there is no work.
             evaluate: answers an evaluation at this site. It is called while there is one, and no work.
             shown: shows claimed work to the data owner until it has ended.
+            begin_secure: begins this worker's part in a secure round. Without it, such work is declined.
         """
         self._client = client
         self._executor = executor
@@ -95,6 +99,7 @@ class Agent:
         self._on_idle = on_idle
         self._evaluate = evaluate
         self._shown = shown
+        self._secure = begin_secure
 
     def run(self) -> None:
         """Claim and work until an exception. Raises Refused, and PolicyError if the policy becomes invalid."""
@@ -206,6 +211,9 @@ class Agent:
         def resources() -> Resources | None:
             return self._egress.permitted_resources(item, measured_resources())
 
+        secure = None
+        if item.spec.secure_aggregation is not None:
+            secure = self._begin_secure(item, self._executor.secure_context(item))
         with Lease(self._client, item, self._egress.anchoring, resources) as lease:
             step_timer = StepTimer()
 
@@ -213,22 +221,33 @@ class Agent:
                 step_timer.observe(progress)
                 lease.report(self._egress.permitted_progress(item, progress))
 
-            with tracing.span("train"), TRAINING_SECONDS.time():
+            agreeing = nullcontext() if secure is None else secure.agreeing()
+            with agreeing, tracing.span("train"), TRAINING_SECONDS.time():
                 finished = self._executor.execute(item, report)
             log.info("work.trained", seconds=round(time.monotonic() - started, 2), metrics=finished.metrics)
             uploading = Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0)
             lease.report(uploading)
-            answer = self._egress.deliver(item, finished, lambda _: lease.report(uploading))
-        log.info("update.submitted", state=answer.state.value, digest=finished.digest)
+            if secure is not None:
+                words = self._executor.secure_words(item, finished)
+                secure.finish(finished, words, lambda: lease.report(uploading))
+                answer = AssignmentState.ACCEPTED
+            else:
+                answer = self._egress.deliver(item, finished, lambda _: lease.report(uploading)).state
+        log.info("update.submitted", state=answer.value, digest=finished.digest)
         UPLOAD_BYTES.inc(finished.update.stat().st_size)
-        ASSIGNMENTS.labels(answer.state.value).inc()
-        if answer.state is AssignmentState.ACCEPTED:
+        ASSIGNMENTS.labels(answer.value).inc()
+        if answer is AssignmentState.ACCEPTED:
             # Keep both until the next claim names the state to continue from: the older one if the round is skipped, or
             # if the coordinator has lost the update and asks for it again.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
             self._states.discard(item.run_id, item.last_accepted, resent=accepted)
-        elif answer.state is AssignmentState.REJECTED:
+        elif answer is AssignmentState.REJECTED:
             self._states.discard(item.run_id, item.last_accepted)
+
+    def _begin_secure(self, item: WorkItem, context: RoundContext) -> SecureRound:
+        if self._secure is None:
+            raise CannotTrain("this worker has no identity key for secure aggregation")
+        return self._secure(item, context)
 
     def _wait_if_disk_is_full(self, error: Exception) -> bool:
         """Return whether the disk is full, and wait if so.

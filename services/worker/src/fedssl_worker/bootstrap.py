@@ -18,6 +18,7 @@ from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger.keys import SigningKey, make_key, read_key
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.enrolment import enrolled_token, stored_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
@@ -26,6 +27,7 @@ from fedssl_worker.labels import OwnLabels, load_own_labels, supported_methods
 from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.metrics import serve
 from fedssl_worker.public_cache import PublicCache
+from fedssl_worker.secure_rounds import SecureRounds
 from fedssl_worker.settings import Settings, SettingsError
 from fedssl_worker.site_evaluations import SiteEvaluations
 from fedssl_worker.state import ClientStates
@@ -88,7 +90,8 @@ def _work(
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
-    registration = _registration(settings, images, labels, device)
+    identity = _identity(folder)
+    registration = _registration(settings, images, labels, device, identity)
 
     def reregister() -> str:
         return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
@@ -96,7 +99,13 @@ def _work(
     client_id = reregister()
     bind_contextvars(client=client_id)
     report(Health.READY)
-    log.info("worker.registered", client=client_id, coordinator=client.url, device=registration.device)
+    log.info(
+        "worker.registered",
+        client=client_id,
+        coordinator=client.url,
+        device=registration.device,
+        identity=f"ed25519:{identity.public}",
+    )
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
     executor = Executor(
@@ -112,6 +121,7 @@ def _work(
         labels=labels,
     )
     evaluations = SiteEvaluations(client, executor, egress, images, labels, device, backoff)
+    secure = SecureRounds(client, egress, states, folder / "secure", identity.private)
     collector = StateCollector(client, states, settings.keep_ended_seconds)
 
     def on_idle() -> None:
@@ -129,6 +139,7 @@ def _work(
         on_idle=on_idle,
         evaluate=evaluations.answer_next,
         shown=CurrentWork(folder).shown,
+        begin_secure=secure.begin,
     )
     agent.run()
 
@@ -158,7 +169,18 @@ def _enrolled_token(settings: Settings, folder: Path, enrolment: str | None, enf
     return token
 
 
-def _registration(settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device) -> Register:
+def _identity(folder: Path) -> SigningKey:
+    """Return the key by which other workers know this one, made at the first start. Raises SettingsError."""
+    path = folder / "identity.pem"
+    try:
+        return read_key(path, "identity key") if path.exists() else make_key(path)
+    except LedgerError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _registration(
+    settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device, identity: SigningKey
+) -> Register:
     return Register(
         worker_version=version("fedssl-worker"),
         methods=supported_methods(images.data, labels),
@@ -168,6 +190,7 @@ def _registration(settings: Settings, images: OwnImages, labels: OwnLabels | Non
         image_size=images.image_size,
         serves=images.serves,
         encoder=settings.encoder,
+        identity=identity.public,
     )
 
 

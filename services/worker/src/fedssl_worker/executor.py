@@ -5,26 +5,32 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import structlog
 import torch
 
+from fedssl.aggregation import OutOfRange
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import max_file_bytes
 from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
+from fedssl.engine.aggregation import ValueOutOfRange
 from fedssl.engine.devices import find_device
+from fedssl.engine.secure_sums import UnusableUpdate, client_words, num_client_words
 from fedssl.errors import ArtifactDamaged, Cancelled, DataError, MethodError, NotFinite
 from fedssl.methods import METHODS, Method
-from fedssl.methods.api import Context
+from fedssl.methods.api import Context, Update
 from fedssl.methods.site_data import wants_site_labels, with_site_labels
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import TensorSpec
-from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import OUT_OF_RANGE
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, StateLost, WorkItem
+from fedssl.secure_aggregation import RoundContext, Words
+from fedssl.secure_aggregation.deployed import round_context
 from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import OwnImages, PreparedImages, PublicImages
 from fedssl_worker.labels import OwnLabels
@@ -72,7 +78,6 @@ class Executor:
         `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
         not the announced one) and ClientError. `causes.cause_of` returns whose problem each of them is.
         """
-        _require_no_masks(item.spec)
         self._check_sizes(item)
         method = self._method_of(item)
         self._check_encoder(item)
@@ -112,6 +117,43 @@ class Executor:
         self._method_of(item)
         with from_coordinator():
             return self._fetch(item, lambda _: None)
+
+    def secure_context(self, item: WorkItem) -> RoundContext:
+        """Return the context of a secure round, from what this worker itself knows. Raises CannotTrain."""
+        method = self._method_of(item)
+        try:
+            return round_context(
+                str(item.run_id),
+                item.round_number,
+                spec=item.spec,
+                plan=method.bind(item.spec).plan,
+                broadcast=item.broadcast,
+                num_words=num_client_words(method, _secure_view(item)),
+                cohort=item.secure_cohort or (),
+            )
+        except ValueError as error:
+            raise CannotTrain(f"the coordinator's cohort has no secure sum: {error}", Cause.COORDINATOR) from None
+
+    def secure_words(self, item: WorkItem, finished: Finished) -> Words:
+        """Return the words of an update, which are to be masked.
+
+        Raises CannotTrain, without a number in its message, if the update cannot be used or has a value out of range.
+        """
+        broadcast = self._fetch(item, lambda _: None)
+        update = Update(item.client_id, finished.num_examples, lambda: read_tensors(finished.update, finished.digest))
+        num_clients, method = len(item.secure_cohort or ()), self._method_of(item)
+        try:
+            words = client_words(method, broadcast, update, num_clients, _secure_view(item))
+        except UnusableUpdate:
+            message = "the update cannot be used: it is not finite, or lies beyond every possible training"
+            raise CannotTrain(message, Cause.SPEC) from None
+        except ValueOutOfRange as error:
+            tensor = error.__cause__.tensor if isinstance(error.__cause__, OutOfRange) else "a tensor"
+            raise CannotTrain(
+                f"{OUT_OF_RANGE}{tensor}: a value does not fit into its word: lower training.optimizer.learning_rate",
+                Cause.SPEC,
+            ) from None
+        return Words(words.numpy().view(np.uint64), np.zeros(0, np.uint32))
 
     def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
         """Return the images with the labels that the run's method trains on. Raises DataError.
@@ -246,6 +288,11 @@ class Executor:
         )
 
 
+def _secure_view(item: WorkItem) -> Context:
+    """Return the context in which the words of an update are computed, as the coordinator would compute them."""
+    return Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id)
+
+
 def choose_device(wanted: str, threads: int) -> torch.device:
     """Return the device to train on, and set up torch for it. Raises SettingsError if it does not exist."""
     torch.set_num_threads(threads)
@@ -268,16 +315,6 @@ def describe_device(device: torch.device) -> str:
 def describe_environment(device: torch.device) -> str:
     """Return a text that names what the bits of a training depend on, besides its inputs."""
     return f"torch {torch.__version__}, {describe_device(device)}"
-
-
-def _require_no_masks(spec: RunSpec) -> None:
-    """Raise CannotTrain if the run asks for secure aggregation: this worker would send the update without masks."""
-    if spec.secure_aggregation is not None:
-        raise CannotTrain(
-            "the run asks for secure aggregation, and this version of the worker cannot mask its update: update the "
-            "worker, or create a run without secure_aggregation",
-            Cause.SPEC,
-        )
 
 
 def _progress(local: LocalProgress) -> Progress:

@@ -9,6 +9,8 @@ that was written with that update. This needs no write, so a crash cannot interr
                              /note.sha256          the digest of note.json
                              /state.safetensors    never leaves this machine
                              /update.safetensors   until the claim after the one in which it was accepted
+                             /masked               in a secure round: the digest of the masked vector, which is what
+                                                   the coordinator accepts and names
     runs/RUN.ended                                 its time is when this worker learned that the run has ended
 """
 
@@ -30,13 +32,14 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, read_tensors, save_tensors
 from fedssl.engine import LocalResult
 from fedssl.errors import ArtifactDamaged, FedSSLError
-from fedssl.files import sync
+from fedssl.files import sync, write_atomically
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.work import AcceptedUpdate, Metrics, StateLost, WorkItem
 
 _RECORD, _CHECKSUM = "note.json", "note.sha256"
 _STATE, _UPDATE, _INCOMING = "state.safetensors", "update.safetensors", "incoming-"
 _ENDED = ".ended"
+_MASKED = "masked"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -103,7 +106,7 @@ class ClientStates:
         folder = self._folder_of(run_id, last.round_number, last.update)
         try:
             record = _read_record(folder)
-            if record.update != last.update or record.round_number != last.round_number:
+            if folder.name != f"{record.round_number:06d}-{record.update}":
                 raise ClientStateLost(last, "damaged", "its record is of another update")
             return read_tensors(folder / _STATE, record.state)
         except ArtifactDamaged as error:
@@ -153,6 +156,10 @@ class ClientStates:
         sync(run)
         return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics, lost)
 
+    def set_masked(self, finished: Finished, digest: str) -> None:
+        """Record that the coordinator knows an update only by the digest of its masked vector."""
+        write_atomically(finished.update.with_name(_MASKED), digest)
+
     def discard(
         self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None, resent: AcceptedUpdate | None = None
     ) -> None:
@@ -197,7 +204,9 @@ class ClientStates:
         yield from sorted(run.iterdir()) if run.is_dir() else ()
 
     def _folder_of(self, run_id: UUID, round_number: int, update: str) -> Path:
-        return self._root / str(run_id) / f"{round_number:06d}-{update}"
+        run, name = self._root / str(run_id), f"{round_number:06d}-{update}"
+        masked = run.glob(f"{round_number:06d}-*/{_MASKED}")
+        return next((file.parent for file in masked if file.read_text() == update), run / name)
 
 
 def _read_record(folder: Path) -> _RoundRecord:

@@ -81,6 +81,26 @@ def rename(
         note(f"{view.id} is shown as {view.display_name}" if view.display_name else f"{view.id} has no display name")
 
 
+@app.command("confirm-identity")
+def confirm_identity(
+    name: ClientArgument,
+    identity: Annotated[str, typer.Argument(metavar="KEY", help="The new key, as the owner's worker logs it.")],
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Confirm a data owner's new identity key, so that its worker takes part in secure rounds again.
+
+    Ask the owner for the key by another channel first: with a key of its own, a coordinator could pose as a client.
+    """
+    with connect(url, token_file) as client:
+        view = client.confirm_identity(name, identity.removeprefix("ed25519:"))
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        note(f"{view.id} has the identity key ed25519:{view.identity}")
+
+
 @app.command()
 def revoke(
     name: ClientArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE

@@ -42,6 +42,7 @@ from fedssl.protocol.views import (
     EvaluationCreate,
     EvaluationView,
     EventView,
+    IdentityConfirmation,
     LedgerAnchorView,
     MethodView,
     MetricView,
@@ -323,6 +324,11 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         """Change a data owner's display name; empty: none. Its id stays, because seeds derive from it."""
         body = request_body(ClientEdit, display_name=display_name)
         return self._connection.call("PATCH", f"/v1/clients/{_segment(client_id)}", ClientView, body=body)
+
+    def confirm_identity(self, client_id: str, identity: str) -> ClientView:
+        """Let a client take part in secure rounds with the new identity key that its owner has confirmed."""
+        path, body = f"/v1/clients/{_segment(client_id)}/identity", IdentityConfirmation(identity=identity)
+        return self._connection.call("POST", path, ClientView, body=body)
 
     def revoke_client(self, client_id: str) -> ClientView:
         """Shut a data owner out: its tokens stop working and no run draws on it any more."""

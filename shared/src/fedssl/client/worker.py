@@ -15,6 +15,13 @@ from fedssl.client.errors import BadAnswer, Rejected, UnknownEvaluation, Unknown
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import Delivery, deliver, upload
 from fedssl.protocol.ledger import LedgerAnchor
+from fedssl.protocol.secure_work import (
+    SECURE_ANSWER_BYTES,
+    SecureMessage,
+    SecureQuery,
+    SecureStatus,
+    SecureSubmission,
+)
 from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
@@ -226,6 +233,21 @@ class WorkerClient(BaseClient):
         if delivery.submitted is not None:
             self._about(submission.assignment_id, delivery.submitted)
         return delivery
+
+    def send_secure(self, assignment_id: UUID, message: SecureMessage) -> SecureStatus:
+        """Send one message of secure aggregation, and return the phase. Sent again, it changes nothing.
+
+        Raises Conflict if another message of this phase has arrived, and Gone if the phase is over.
+        """
+        return self._call_secure("send", SecureSubmission(assignment_id=assignment_id, message=message))
+
+    def secure_status(self, assignment_id: UUID) -> SecureStatus:
+        """Return the phase of a secure round, and what is needed for the next message. Raises LeaseLost."""
+        return self._call_secure("status", SecureQuery(assignment_id=assignment_id))
+
+    def _call_secure(self, verb: str, body: BaseModel) -> SecureStatus:
+        path = f"/v1/work/secure/{verb}"
+        return self._connection.call("POST", path, SecureStatus, body=body, max_bytes=SECURE_ANSWER_BYTES)
 
     def decline(self, assignment_id: UUID, reason: str, cause: Cause | None = None) -> Submitted:
         """Give an assignment back, with the reason (cut to 500 characters) and whose problem it is."""

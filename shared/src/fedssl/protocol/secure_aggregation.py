@@ -25,6 +25,14 @@ class SecureAggregationConfig(StrictModel):
         description="How many clients may give the coordinator everything that they know without disclosing the "
         "update of another one.",
     )
+    phase_seconds: float = Field(
+        default=60,
+        ge=1,
+        le=3600,
+        exclude_if=lambda it: it == 60,
+        description="How long a phase of the protocol waits for the messages of all its clients. After that it "
+        "continues without the missing ones if there are enough others. The masked vectors have the time of the round.",
+    )
 
     @model_validator(mode="after")
     def _sum_hides_two(self) -> "SecureAggregationConfig":
@@ -34,10 +42,3 @@ class SecureAggregationConfig(StrictModel):
                 f"{self.collusion + 2} updates or more, so that those of two honest clients are in it"
             )
         return self
-
-
-UNAVAILABLE = (
-    "a deployed run cannot have secure_aggregation yet, because workers and coordinator do not exchange the messages "
-    "of its protocol: leave it out, or train with `fedssl simulate`, which has it"
-)
-"""Why a coordinator refuses a run that asks for secure aggregation."""

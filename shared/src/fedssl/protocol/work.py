@@ -12,6 +12,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import MOST_NEIGHBOURS, SecureMember
 from fedssl.protocol.states import AssignmentState, Cause
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
@@ -85,6 +86,11 @@ class Register(StrictModel):
     policy: PolicyNotice | None = Field(
         default=None, description="What the data owner's policy allows to be sent. Null if there is no policy."
     )
+    identity: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The worker's Ed25519 public key, by which other workers know it in secure rounds.",
+    )
     anchor: Anchor = None
 
     @field_validator("policy")
@@ -127,6 +133,11 @@ class WorkItem(StrictModel):
     )
     dimensions: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] | None = Field(
         default=None, max_length=2**16, description="The embedding dimensions that are assigned to this client (SSD)."
+    )
+    secure_cohort: Annotated[tuple[SecureMember, ...], Field(max_length=MOST_NEIGHBOURS)] | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="All clients of a secure round, with their identity keys. Null: the run has no secure aggregation.",
     )
     lease_seconds: LeaseSeconds
     round_deadline: AwareDatetime

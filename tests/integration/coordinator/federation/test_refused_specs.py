@@ -51,11 +51,6 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "seed too large": ({"seed": 2**63}, "spec.seed", "less than"),
     "seed of 5000 digits": ({"seed": 10**4299}, "spec.seed", "less than"),
     "negative seed": ({"seed": -1}, "spec.seed", "greater"),
-    "secure aggregation, which only simulations have": (
-        {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}},
-        "spec.secure_aggregation",
-        "train with `fedssl simulate`",
-    ),
     "secure aggregation of what is not a sum": (
         {"method": {"name": "fedu2"}, "secure_aggregation": {}}, "spec", "reducer eua compares each update",
     ),

@@ -20,13 +20,16 @@ from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
+from fedssl.engine.secure_sums import run_secure_aggregation
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, DataError, MethodError, SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.secure_aggregation import NoSum
 from fedssl_coordinator.aggregator import update_norms
+from fedssl_coordinator.aggregator.secure_rounds import as_tensor, unmasked_sum
 from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
@@ -37,6 +40,7 @@ from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.rounds import collapse_alerts, repository, service
+from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.storage.artifacts import service as artifacts
 
 
@@ -115,6 +119,8 @@ def _computed(run: Run, current: Round, rows: Sequence[Assignment]) -> Callable[
         return functools.partial(end_without_result, rows=rows, error=error)
     except ValueOutOfRange as error:
         return functools.partial(skip_out_of_range, rows=rows, error=error)
+    except NoSum as error:
+        return functools.partial(_skip_without_sum, reason=str(error))
     except UpdateLost as error:
         if not (lost := lost_updates(rows, error)):
             raise
@@ -145,11 +151,25 @@ def next_weights(
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
-    updates = [_update(row) for row in _accepted(rows)]
     ctx = _context(spec, current.number, device)
     if _trained_without_state(spec, rows):
         training["restart"] = True
+    if spec.secure_aggregation is not None:
+        return _stored(_unmasked(spec, current, previous, ctx, **training))
+    updates = [_update(row) for row in _accepted(rows)]
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
+
+
+def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **training: Any) -> ServerResult:
+    """Return the result of a secure round. Raises NoSum."""
+    with transaction() as session:
+        digests = secure_rounds.vectors(session, current.id)
+    try:
+        found = unmasked_sum(current.id, digests)
+    except (ArtifactDamaged, ArtifactNotFound) as error:
+        raise NoSum(f"the store lacks a masked vector: {error}") from error
+    method = METHODS[spec.method.name]
+    return run_secure_aggregation(method, previous, as_tensor(found), len(found.survivors), ctx, **training)
 
 
 def publish_first(session: Session, run: Run, weights: Weights) -> None:
@@ -204,6 +224,10 @@ def skip_out_of_range(
     from its state before the round. The caller holds the run's lock."""
     update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
     service.skip_round(session, run, current, str(error))
+
+
+def _skip_without_sum(session: Session, run: Run, current: Round, reason: str) -> None:
+    service.skip_round(session, run, current, f"no secure sum: {reason}")
 
 
 def _fail(session: Session, run: Run, current: Round, reason: str) -> None:

@@ -51,6 +51,11 @@ def compute_plan(session: Session, digest: str) -> None:
     after_commit(session, _send_task, "compute_plan", digest)
 
 
+def collect(session: Session) -> None:
+    """Have an aggregator remove artifacts that nothing needs any more after the commit."""
+    after_commit(session, _send_task, "collect")
+
+
 def notify(session: Session) -> None:
     """Have a process of the queue `notify` deliver notifications after the commit."""
     after_commit(session, _send_task, "notify")

@@ -99,6 +99,10 @@ class Client(Base):
     methods: Mapped[Json | None]
     encoder: Mapped[Json | None]
     policy: Mapped[Json | None]
+    # The Ed25519 key that other workers know it by in secure rounds, and the one that its worker announced last. If
+    # they differ, it takes part in no secure round until an administrator confirms the new key.
+    identity: Mapped[str | None]
+    announced_identity: Mapped[str | None]
 
 
 class Token(Base):
@@ -249,6 +253,40 @@ class Assignment(Base):
     leased_at: Mapped[datetime | None]
     lease_expires_at: Mapped[datetime | None]
     closed_at: Mapped[datetime | None]
+
+
+class SecureRound(Base):
+    """The protocol of a secure round. The messages of its members are deleted once the round is closed."""
+
+    __tablename__ = "secure_rounds"
+    __table_args__ = (
+        CheckConstraint(
+            "phase IN ('keys', 'shares', 'vectors', 'confirmations', 'reveals', 'done', 'failed')", name="phase_known"
+        ),
+    )
+
+    round_id: Mapped[UUID] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    phase: Mapped[str]
+    # Until when the phase waits for its last messages.
+    deadline: Mapped[datetime]
+    num_words: Mapped[int] = mapped_column(BigInteger)
+    # The cohort with its identity keys, thresholds, and, at the end, whose masks were removed.
+    facts: Mapped[Json]
+
+
+class SecureMember(Base):
+    """The messages of one client in a secure round, as they arrived. Its list of a phase is frozen at the phase's end:
+    nothing is added afterwards."""
+
+    __tablename__ = "secure_members"
+
+    round_id: Mapped[UUID] = mapped_column(ForeignKey("secure_rounds.round_id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    keys: Mapped[Json | None]
+    shares: Mapped[Json | None]
+    vectors: Mapped[Json | None]
+    confirmations: Mapped[Json | None]
+    reveals: Mapped[Json | None]
 
 
 class DimensionAssignment(Base):

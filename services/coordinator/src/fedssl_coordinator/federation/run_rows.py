@@ -24,6 +24,8 @@ from fedssl_coordinator.core.models import (
     PartialUpload,
     Round,
     Run,
+    SecureMember,
+    SecureRound,
     SiteEvaluation,
     Upload,
 )
@@ -185,6 +187,9 @@ def delete_all(session: Session, run_id: UUID) -> None:
     of_rounds = select(Assignment.id).where(Assignment.run_id == run_id)
     for uploads in (Upload, PartialUpload):
         session.execute(delete(uploads).where(uploads.assignment_id.in_(of_rounds)))
+    secure = select(Round.id).where(Round.run_id == run_id)
+    for messages in (SecureMember, SecureRound):
+        session.execute(delete(messages).where(messages.round_id.in_(secure)))
     # Evaluations before metrics: this waits for one that completes at this moment, and by then it has written metrics.
     for table in (Evaluation, SiteEvaluation, Metric, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))

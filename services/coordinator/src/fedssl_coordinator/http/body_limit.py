@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedssl.protocol.secure_work import SECURE_BYTES
 from fedssl.protocol.site_work import ANSWER_BYTES
 from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
@@ -23,6 +24,7 @@ _ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/", "POST": "/v1/wor
 _REGISTRATION = "/v1/work/register"
 _WORKERS = ("/v1/work/", "/v1/enrolments")
 _SITE_EVALUATION = "/v1/work/site-evaluations/submit"
+_SECURE_MESSAGE = "/v1/work/secure/send"
 _SMALL = 1 << 16
 _POLICY = 1 << 17
 
@@ -98,6 +100,8 @@ def _limit(scope: Scope) -> int:
         return min(most, _POLICY)
     if scope["path"] == _SITE_EVALUATION and _has_credentials(scope):
         return min(most, ANSWER_BYTES)
+    if scope["path"] == _SECURE_MESSAGE and _has_credentials(scope):
+        return min(most, SECURE_BYTES)
     if scope["path"].startswith(_WORKERS) or not _has_credentials(scope):
         return min(most, _SMALL)
     return most

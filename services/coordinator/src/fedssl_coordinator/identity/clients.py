@@ -30,13 +30,25 @@ def locked(session: Session, client_id: str) -> Client:
     return session.get_one(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
-def register(session: Session, client_id: str, request: Register) -> int | None:
-    """Store what the worker declares about itself, and return the number of images that it declared before, if it did.
+class Earlier(NamedTuple):
+    """The part of a client before a registration that may not change unnoticed."""
 
-    The first registration sets `registered_at`.
+    num_images: int | None
+    identity: str | None
+    announced_identity: str | None
+
+
+def register(session: Session, client_id: str, request: Register) -> Earlier:
+    """Store what the worker declares about itself, and return what it declared before, if it did.
+
+    The first registration sets `registered_at`, and the first identity key is the one by which others know it.
     """
-    before = locked(session, client_id).num_images
-    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor"})}
+    client = locked(session, client_id)
+    before = Earlier(client.num_images, client.identity, client.announced_identity)
+    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor", "identity"})}
+    if request.identity is not None:
+        values["announced_identity"] = request.identity
+        values["identity"] = func.coalesce(Client.identity, request.identity)
     session.execute(
         update(Client)
         .where(Client.id == client_id)
@@ -100,6 +112,18 @@ def declared_encoders(session: Session, project: str, names: Sequence[str] | Non
     rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, project, names))))
     found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
     return dict(sorted(found.items()))
+
+
+def identities(session: Session, names: Sequence[str]) -> dict[str, tuple[str | None, str | None]]:
+    """Return each client's identity key, and the one that its worker announced last."""
+    statement = select(Client.id, Client.identity, Client.announced_identity).where(among(Client.id, names))
+    return {row.id: (row.identity, row.announced_identity) for row in session.execute(statement)}
+
+
+def confirm_identity(session: Session, client: Client, identity: str) -> None:
+    """Make the identity key that a client's worker announced last the one by which others know it."""
+    client.identity = identity
+    session.flush()
 
 
 class SharedPolicy(NamedTuple):

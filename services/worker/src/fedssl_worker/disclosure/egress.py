@@ -18,6 +18,7 @@ from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.secure_work import SecureMessage, SecureReveals, SecureVector
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.work import (
@@ -30,6 +31,7 @@ from fedssl.protocol.work import (
     Submitted,
     WorkItem,
 )
+from fedssl.secure_aggregation import OwnerLimits
 from fedssl_worker.disclosure.anchoring import Anchoring
 from fedssl_worker.disclosure.ledger import EVALUATION, Ledger, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
@@ -160,17 +162,66 @@ class Egress:
         self, item: WorkItem, update: Path, digest: str, numbers: Mapping[str, float]
     ) -> tuple[LedgerEntry, dict[str, Any]]:
         """Check an update, and write the entry `intent`. Return it, with the fields that it shares with `sent`."""
+        if item.spec.secure_aggregation is not None:
+            raise NotPermitted("the update of a secure round may only leave as a masked vector")
         with self._refusals(item, digest):
-            header = check_update(update, item.plan)
-            if digest_of(update) != digest:
-                raise DigestMismatch("the update's file changed after it was trained: it is not sent")
-            self._enforcer.require_permitted(item)
-            if (num_images := num_summed(update, item.plan)) is not None:
-                self._enforcer.require_enough_images(item, num_images)
+            header = self._require_may_leave(item, update, digest)
             self._require_within_totals(item, header.total_bytes, digest)
         about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
         fields = {**_update_fields(item, header, numbers), "reported": self._enforcer.reportable(item)}
         return self._ledger.append("intent", **about, **fields), about
+
+    def _require_may_leave(self, item: WorkItem, update: Path, digest: str) -> Header:
+        """Return the header of an update that the plan declares and the policy permits. Raises ArtifactError and
+        NotPermitted for any other."""
+        header = check_update(update, item.plan)
+        if digest_of(update) != digest:
+            raise DigestMismatch("the update's file changed after it was trained: it is not sent")
+        self._enforcer.require_permitted(item)
+        if (num_images := num_summed(update, item.plan)) is not None:
+            self._enforcer.require_enough_images(item, num_images)
+        return header
+
+    def send_masked(
+        self, item: WorkItem, finished: Finished, masked: Path, message: SecureVector, sum_of: Mapping[str, Any]
+    ) -> None:
+        """Check an update, record it in the ledger, then send its masked vector instead of it.
+
+        Args:
+            masked: the file of the masked vector, whose digest `message` has.
+            sum_of: with whom the sum is made, for the ledger.
+
+        Raises what `send` raises.
+        """
+        with self._refusals(item, message.update):
+            header = self._require_may_leave(item, finished.update, finished.digest)
+            self._require_within_totals(item, masked.stat().st_size, message.update)
+        about = {**_work_fields(item), "digest": message.update, "bytes": masked.stat().st_size}
+        fields = {**_update_fields(item, header, {}), "reported": [], **sum_of}
+        intent = self._ledger.append("intent", **about, **fields)
+        num_sent = self._client.upload(message.update, masked, item.assignment_id)
+        self.send_secure(item, message)
+        self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
+
+    def send_secure(self, item: WorkItem, message: SecureMessage, sum_of: Mapping[str, Any] | None = None) -> None:
+        """Send a message of secure aggregation. What it reveals is recorded in the ledger before. Raises ClientError,
+        and LedgerError before the first byte has left."""
+        if isinstance(message, SecureReveals):
+            revealed = {"own_masks": sorted(message.self_shares), "mask_keys": sorted(message.mask_shares)}
+            self._ledger.append("revealed", **_work_fields(item), **revealed, **(sum_of or {}))
+        self._client.send_secure(item.assignment_id, message)
+
+    @property
+    def secure_limits(self) -> OwnerLimits:
+        """The demands of the data owner on a secure round."""
+        rules = self._enforcer.secure_rules
+        pins = None if rules.pins is None else {name: key.removeprefix("ed25519:") for name, key in rules.pins.items()}
+        return OwnerLimits(rules.min_cohort, rules.collusion, pins)
+
+    def refuse_secure(self, item: WorkItem, reason: str) -> NotPermitted:
+        """Record why this worker does not do what a secure round asks of it, and return the error to raise."""
+        self._ledger.append("refused", **_work_fields(item), reason=reason)
+        return NotPermitted(f"secure aggregation: {reason}")
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""

@@ -33,10 +33,6 @@ _PORTS = {"http": 80, "https": 443}
 _PLAIN_NAME = re.compile(r"[a-z0-9_-]+")
 _MESSAGES = {"extra_forbidden": "there is no such key: correct its spelling", "missing": "is missing"}
 NOT_ENFORCED = {
-    "secagg": (
-        "this version has no secure aggregation and does not enforce min_cohort, collusion or pins: remove [secagg]. "
-        'To keep an artifact here until there is secure aggregation, set secure = "required" in its rule'
-    ),
     "dp.epsilon_max": (
         "this version has no differential privacy and does not enforce this limit: remove epsilon_max. To refuse all "
         'work until there is differential privacy, set require = "example" in [dp]'
@@ -60,6 +56,25 @@ class Privacy(StrictModel):
     """`[dp]`: whether training must be differentially private. Nothing is yet, so `example` refuses all work."""
 
     require: Literal["none", "example"] = "none"
+
+
+Pin = Annotated[str, StringConstraints(pattern=r"^ed25519:[0-9a-f]{64}$")]
+"""A worker's identity key, as `fedssl client show` has it."""
+
+
+class SecureRules(StrictModel):
+    """`[secagg]`: what a secure round must have before this worker takes part in it."""
+
+    min_cohort: int = Field(default=3, ge=3, le=10_000, description="The smallest number of updates in a sum.")
+    collusion: int = Field(
+        default=0, ge=0, le=9_998, description="How many clients may help the coordinator against this one."
+    )
+    pins: dict[ClientId, Pin] | None = Field(
+        default=None,
+        max_length=10_000,
+        description="The identity key of each other client that may take part. Without pins, the coordinator decides "
+        "who the clients are, and could invent them.",
+    )
 
 
 class MetricRules(StrictModel):
@@ -104,6 +119,7 @@ class Policy(StrictModel):
     )
     allow: tuple[AllowRule, ...] = Field(default=(), max_length=255)
     dp: Privacy = Privacy()
+    secagg: SecureRules = SecureRules()
     metrics: MetricRules = MetricRules()
     ledger: LedgerRules = LedgerRules()
 
@@ -223,12 +239,17 @@ class PolicyEnforcer:
             return None
         return TotalLimits(self.digest, policy.max_rounds_total, policy.max_bytes_total)
 
+    @property
+    def secure_rules(self) -> SecureRules:
+        """The demands of the policy on a secure round."""
+        return SecureRules() if self._policy is None else self._policy.secagg
+
     def permits_store(self, server: str) -> bool:
         """Return whether artifacts may go to and come from this object store, given as https://HOST:PORT."""
         return self._policy is None or _normalised_address(server) in map(_normalised_address, self._policy.stores)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
-        """Return the metrics that may leave."""
+        """Return the metrics that may leave. In a secure round no metric may."""
         return {name: value for name, value in metrics.items() if self._permits_metric(item, name)}
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
@@ -246,6 +267,8 @@ class PolicyEnforcer:
         return sorted(name for name in REPORTED if self._permits_metric(item, name))
 
     def _permits_metric(self, item: WorkItem, name: str) -> bool:
+        if item.spec.secure_aggregation is not None:
+            return False
         return self.notice is None or permits_metric(self.notice, item.spec.method.name, name)
 
     def _require_ours(self, policy: Policy) -> None:

@@ -1,7 +1,7 @@
 """What the API shows: its requests and answers, a module per noun."""
 
 from fedssl.protocol.views.base import Page, View
-from fedssl.protocol.views.clients import ClientEdit, ClientView, LedgerAnchorView
+from fedssl.protocol.views.clients import ClientEdit, ClientView, IdentityConfirmation, LedgerAnchorView
 from fedssl.protocol.views.datasets import (
     EvaluationDatasetCreate,
     EvaluationDatasetView,
@@ -55,6 +55,7 @@ __all__ = [
     "EvaluationView",
     "EventView",
     "Health",
+    "IdentityConfirmation",
     "LedgerAnchorView",
     "MethodView",
     "MetricView",

@@ -29,6 +29,14 @@ class ClientEdit(BaseModel):
         return name
 
 
+class IdentityConfirmation(BaseModel):
+    """The identity key that a client's worker has announced, as its owner has confirmed it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    identity: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
 class ClientView(View):
     """A data owner, as the coordinator knows it."""
 
@@ -49,6 +57,14 @@ class ClientView(View):
     encoder: EncoderConfig | None = Field(default=None, description="The encoder that the worker declared, if any.")
     policy: PolicyNotice | None = Field(
         default=None, description="What the data owner's policy allows to be sent. Null if there is no policy."
+    )
+    identity: str | None = Field(
+        default=None, description="The Ed25519 key, in hexadecimal, by which other workers know it in secure rounds."
+    )
+    announced_identity: str | None = Field(
+        default=None,
+        description="The key that the worker announced last. If it differs, the client takes part in no secure round "
+        "until an administrator has confirmed it.",
     )
 
 

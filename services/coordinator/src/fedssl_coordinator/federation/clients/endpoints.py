@@ -3,8 +3,9 @@
 from fastapi import APIRouter
 
 from fedssl.protocol.base import ClientId
-from fedssl.protocol.views import ClientEdit, ClientView, Page
+from fedssl.protocol.views import ClientEdit, ClientView, IdentityConfirmation, Page
 from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of
 from fedssl_coordinator.core.paging import client_id as as_client_id
 from fedssl_coordinator.federation.clients import service
@@ -31,6 +32,12 @@ def show_client(client_id: ClientId, caller: Viewer, session: DB) -> ClientView:
 def edit_client(client_id: ClientId, request: ClientEdit, caller: Operator, session: DB) -> ClientView:
     """Change a client's display name. Its id stays, because seeds derive from it."""
     return service.edit(session, client_id, request)
+
+
+@router.post("/{client_id}/identity", responses=problems(404, 409))
+def confirm_identity(client_id: ClientId, request: IdentityConfirmation, caller: Admin, session: DB) -> ClientView:
+    """Confirm the new identity key of a client's worker. Compare it with its owner before, by another channel."""
+    return service.confirm_identity(session, client_id, request.identity)
 
 
 @router.post("/{client_id}/revoke")

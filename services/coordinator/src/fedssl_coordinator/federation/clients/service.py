@@ -38,6 +38,22 @@ def edit(session: Session, client_id: str, request: ClientEdit) -> ClientView:
     return view(client)
 
 
+def confirm_identity(session: Session, client_id: str, identity: str) -> ClientView:
+    """Let a client take part in secure rounds with its new identity key. Raises ProblemError if its worker has
+    announced another one."""
+    if (client := clients.get(session, client_id)) is None:
+        raise _not_found(client_id)
+    if client.announced_identity != identity:
+        announced = client.announced_identity or "none"
+        raise ProblemError("conflict", f"the worker of {client_id} has announced {announced}: confirm that key")
+    if client.identity != identity:
+        data = {"identity": identity, "before": client.identity}
+        clients.confirm_identity(session, client, identity)
+        record(session, "client.identity_confirmed", f"{client_id}: {identity}", client_id=client_id, data=data)
+        enqueue.wake_watchers(session)
+    return view(client)
+
+
 def revoke(session: Session, client_id: str) -> ClientView:
     """Revoke a client: its tokens are invalid, and no round waits for it. Its accepted updates stay."""
     if (shown := show(session, client_id)).revoked_at is not None:

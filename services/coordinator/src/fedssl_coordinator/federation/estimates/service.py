@@ -20,7 +20,6 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
 
     Raises ProblemError if such a run would be refused because of its clients, or if no run can have such a spec.
     """
-    fitness.require_available(spec)
     fitness.require_possible(spec)
     fitness.require_fit(session, project, spec)
     names = clients.eligible(session, project, spec.cohort.clients)
@@ -31,6 +30,8 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
     taking = [name for name in names if name not in left_out]
     asked = spec.cohort.num_asked(len(taking)) if taking else 0
     down, up = (None, None) if plan is None else (file_bytes(plan.broadcast), file_bytes(plan.update))
+    if spec.secure_aggregation is not None:
+        up = None  # of a masked vector, which only an aggregator can measure: `fedssl run create --dry-run` does
     per_round, measured = _seconds(session, spec, taking)
     return EstimateView(
         clients=taking,
@@ -39,7 +40,7 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
         clients_per_round=asked,
         bytes_down_per_client=down,
         bytes_up_per_client=up,
-        bytes_in_total=_total(spec, asked, plan),
+        bytes_in_total=None if up is None else _total(spec, asked, plan),
         is_measuring=plan is None and plan_cache.is_answering(),
         seconds_per_round=per_round,
         seconds_in_total=None if per_round is None else per_round * spec.num_rounds,

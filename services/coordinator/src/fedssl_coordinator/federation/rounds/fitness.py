@@ -12,11 +12,10 @@ from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_aggregation import UNAVAILABLE
 from fedssl_coordinator.core import plan_cache
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
-from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.clients import Registration
 
@@ -26,6 +25,8 @@ _CLIENTS_SHOWN = 5
 def unfit(session: Session, spec: RunSpec, method_version: int, names: Sequence[str]) -> dict[str, str]:
     """Return the clients that cannot take part in a run, with the reason."""
     found = {row.client_id: _reason(row, spec, method_version) for row in clients.registrations(session, names)}
+    if spec.secure_aggregation is not None:
+        found |= {name: found.get(name) or why for name, why in _unidentified(session, names).items()}
     return {name: why for name, why in found.items() if why is not None}
 
 
@@ -58,19 +59,6 @@ def require_possible(spec: RunSpec) -> None:
         loc = ["spec", *_key_of(why)]
         detail = f"nothing was changed; correct this and send it again: {why}"
         raise ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": why}])
-
-
-def require_available(spec: RunSpec) -> None:
-    """Raise ProblemError if a new run asks for something that only simulations have."""
-    if spec.secure_aggregation is not None:
-        loc = ["spec", "secure_aggregation"]
-        place = ".".join(loc)
-        raise ProblemError(
-            "invalid-request",
-            f"nothing was changed; correct this and send it again: {place}: {UNAVAILABLE}",
-            errors=[{"loc": loc, "msg": UNAVAILABLE}],
-            audit_event=AuditEvent("request.refused", f"{place}: {UNAVAILABLE}"),
-        )
 
 
 def record_left_out(session: Session, run: Run, round_number: int, left_out: Mapping[str, str]) -> None:
@@ -109,6 +97,17 @@ def _key_of(message: str) -> list[str]:
 
 def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None:
     return _method(row, spec.method, method_version) or _shape(row, spec) or _encoder(row, spec)
+
+
+def _unidentified(session: Session, names: Sequence[str]) -> dict[str, str]:
+    """Return the clients that others could not recognise in a secure round, with the reason."""
+    found = {}
+    for name, (identity, announced) in clients.identities(session, names).items():
+        if identity is None:
+            found[name] = "its worker has not announced an identity key, which secure aggregation needs: update it"
+        elif announced != identity:
+            found[name] = f"its identity key has changed: fedssl client confirm-identity {name} {announced}"
+    return found
 
 
 def _method(row: Registration, method: MethodConfig, version: int) -> str | None:

@@ -12,7 +12,17 @@ from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run, table_of
+from fedssl_coordinator.core.models import (
+    Assignment,
+    Client,
+    DistillationJob,
+    Event,
+    Metric,
+    Round,
+    Run,
+    SecureRound,
+    table_of,
+)
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
@@ -260,8 +270,9 @@ def needing_attention(session: Session) -> Sequence[UUID]:
     """Return the running runs that an aggregator should check: the query behind the sweep.
 
     These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, the updates
-    that an over-sampled round needs, or work that was declined because of the coordinator. It leaves out runs whose
-    clients are training, runs with a distillation job, and runs that pause after a failed computation.
+    that an over-sampled round needs, work that was declined because of the coordinator, or a phase of a secure round
+    whose time is over. It leaves out runs whose clients are training, runs with a distillation job, and runs that pause
+    after a failed computation.
     """
     in_progress = (
         select(Assignment.id)
@@ -285,13 +296,19 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .join(Round, Round.id == Assignment.round_id)
         .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _claim)
     )
+    late = (
+        select(SecureRound.round_id)
+        .join(Round, Round.id == SecureRound.round_id)
+        .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, SecureRound.deadline <= func.now())
+    )
     distilling = select(DistillationJob.id).where(
         DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED)
     )
+    attention = (lost_, enough, claimed, late)
     statement = (
         select(Run.id)
         .where(Run.state == RunState.RUNNING, due(Run))
-        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists() | enough.exists() | claimed.exists())
+        .where(or_(~(in_progress.exists() | distilling.exists()), *(reason.exists() for reason in attention)))
         .order_by(Run.created_at)
     )
     return session.scalars(statement).all()

@@ -14,9 +14,14 @@ from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.errors import SpecError
+from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_aggregation import SecureAggregationConfig
+from fedssl.protocol.secure_work import OUT_OF_RANGE, SecureMember
 from fedssl.protocol.states import AssignmentState, Cause, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
+from fedssl.secure_aggregation import RoundContext
+from fedssl.secure_aggregation.deployed import round_context
 from fedssl.seeding import asked_cohort
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
@@ -30,7 +35,8 @@ from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
 from fedssl_coordinator.federation.rounds import fitness, policies, repository
 from fedssl_coordinator.federation.rounds.fitness import shortened
-from fedssl_coordinator.federation.transitions import about, pause, transition
+from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
+from fedssl_coordinator.federation.transitions import Passed, about, pause, transition
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 
@@ -41,6 +47,7 @@ class Step(Enum):
     PREPARE = auto()
     AGGREGATE = auto()
     CHECK_INPUTS = auto()
+    COUNT_WORDS = auto()
     CHECK_AGAIN = auto()
     WAIT = auto()
 
@@ -53,11 +60,14 @@ class CheckedInputs:
     faults: tuple[str, ...]
 
 
-def next_step(session: Session, run_id: UUID, checked: CheckedInputs | None = None) -> Step:
+def next_step(
+    session: Session, run_id: UUID, checked: CheckedInputs | None = None, *, num_words: int | None = None
+) -> Step:
     """Move the run as far as it goes without a computation, and return the caller's next step.
 
     After CHECK_INPUTS the caller checks the round's inputs in the store, outside of any transaction, and calls again
-    with the result.
+    with the result. After COUNT_WORDS it calls again with the number of words of each client's masked vector in the
+    next round.
     """
     run = run_rows.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
@@ -72,11 +82,15 @@ def next_step(session: Session, run_id: UUID, checked: CheckedInputs | None = No
         if run.rounds_closed >= run.num_rounds:
             end_run(session, run, Outcome.COMPLETED, f"all {run.num_rounds} rounds are closed")
             return Step.WAIT
-        return _open(session, run, spec)
+        if spec.secure_aggregation is not None and num_words is None:
+            return Step.COUNT_WORDS
+        return _open(session, run, spec, num_words)
     if current.state == RoundState.AGGREGATING:
         return _begin(session, run, Step.AGGREGATE)
     if current.state == RoundState.DISTILLING:
         return _distil(session, run, current.number, spec.method.distillation_epochs(current.number))
+    if spec.secure_aggregation is not None:
+        return _check_secure_round(session, run, current, spec.secure_aggregation)
     return _check_open_round(session, run, current, spec, checked)
 
 
@@ -106,7 +120,10 @@ def take_up(session: Session, run: Run) -> None:
     assert won, "the run is locked"
     failed = repository.latest(session, run.id)
     if failed is not None and failed.verdict == Verdict.FAILED:
-        _reopen(session, run, failed)
+        if run.spec.get("secure_aggregation"):
+            run_rows.count_round(session, run)  # a secure round has one attempt
+        else:
+            _reopen(session, run, failed)
     enqueue.advance(session, run.id)
     enqueue.wake_workers(session)
 
@@ -126,6 +143,8 @@ def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
 
 def close_round(session: Session, current: Round, verdict: Verdict, reason: str) -> None:
     """Close the round with a verdict, and end its live assignments. The caller holds the run's lock."""
+    if run_rows.get_one(session, current.run_id).spec.get("secure_aggregation"):
+        secure_rounds.close(session, current, has_sum=verdict in (Verdict.AGGREGATED, Verdict.PARTIAL))
     _end_live(session, current, f"round closed: {reason}")
     won = transition(
         session,
@@ -236,7 +255,7 @@ def _distil(session: Session, run: Run, round_number: int, num_epochs: int) -> S
     return Step.WAIT
 
 
-def _open(session: Session, run: Run, spec: RunSpec) -> Step:
+def _open(session: Session, run: Run, spec: RunSpec, num_words: int | None) -> Step:
     cohort = spec.cohort
     eligible = clients.eligible(session, run.project, cohort.clients)
     refused = policies.refusals(session, run, spec, eligible)
@@ -259,8 +278,16 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     num_wanted = cohort.num_wanted(len(members))
     more = len(chosen) > num_wanted
     assert run.broadcast is not None, "a prepared run has a broadcast"
+    context = None
+    if spec.secure_aggregation is not None:
+        try:
+            context = _secure_context(session, run, spec, number, num_words, chosen)
+        except ValueError as error:
+            return _wait(session, run, f"waiting for clients: the cohort has no secure sum: {error}")
     seconds = cohort.deadline_seconds
-    repository.open_round(session, run, run.broadcast, chosen, seconds, num_wanted if more else None)
+    opened = repository.open_round(session, run, run.broadcast, chosen, seconds, num_wanted if more else None)
+    if spec.secure_aggregation is not None and context is not None:
+        secure_rounds.begin(session, opened, context, spec.secure_aggregation.phase_seconds)
     offered = f"round {number} of {run.num_rounds} offered to {len(chosen)} clients"
     record(
         session,
@@ -279,6 +306,68 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
     return Step.WAIT
+
+
+def _secure_context(
+    session: Session, run: Run, spec: RunSpec, number: int, num_words: int | None, chosen: Sequence[str]
+) -> RoundContext:
+    """Return the context of a secure round. Raises ValueError if it cannot be one with these clients."""
+    assert num_words is not None, "counted before"
+    assert run.broadcast is not None, "a prepared run has a broadcast"
+    identities = clients.identities(session, chosen)
+    return round_context(
+        str(run.id),
+        number,
+        spec=spec,
+        plan=ArtifactPlan.model_validate(run.plan),
+        broadcast=run.broadcast,
+        num_words=num_words,
+        cohort=[SecureMember(client=name, identity=identities[name][0] or "") for name in chosen],
+    )
+
+
+def _check_secure_round(session: Session, run: Run, current: Round, config: SecureAggregationConfig) -> Step:
+    """Move an open secure round on, which has one attempt: nothing is offered again."""
+    answered = secure_rounds.vectors(session, current.id)
+    for assignment, is_revoked in repository.lost(session, current.id):
+        if assignment.client_id not in answered:  # otherwise its vector is in the sum, whether it comes back or not
+            _expire(session, assignment, "the client was revoked" if is_revoked else "no heartbeat within the lease")
+    rows = repository.assignments(session, [current.id])
+    out_of_range = [row.reason for row in rows if row.reason is not None and row.reason.startswith(OUT_OF_RANGE)]
+    if out_of_range:
+        skip_round(session, run, current, out_of_range[0])
+        return Step.CHECK_AGAIN
+    is_overdue = repository.is_overdue(session, current.id)
+    found = secure_rounds.advance(session, current, config.phase_seconds, is_overdue=is_overdue)
+    for row in repository.locked_live(session, round_id=current.id) if found.left_out else ():
+        if row.client_id in found.left_out:
+            _expire(session, row, found.left_out[row.client_id])
+    if not found.is_over:
+        return Step.WAIT
+    if not found.survivors:
+        ended = [row for row in rows if row.state in (AssignmentState.DECLINED, AssignmentState.EXPIRED)]
+        lost = f" ({shortened(_reasons(ended))})" if ended else ""
+        skip_round(session, run, current, f"no secure sum: {found.why}{lost}")
+        return Step.CHECK_AGAIN
+    _accept_survivors(session, current, found.survivors)
+    message = f"aggregating {len(found.survivors)} of {len(rows)} updates"
+    transition(session, current, RoundState.AGGREGATING, message)
+    enqueue.wake_watchers(session)
+    return Step.CHECK_AGAIN
+
+
+def _accept_survivors(session: Session, current: Round, survivors: Sequence[str]) -> None:
+    """Accept the masked vectors that are in the sum, and end the other assignments."""
+    vectors = secure_rounds.vectors(session, current.id)
+    for row in repository.locked_live(session, round_id=current.id):
+        if row.client_id in survivors and row.state == AssignmentState.LEASED:
+            data = {"update_digest": vectors[row.client_id]}
+            submitted = Passed(AssignmentState.SUBMITTED, f"{row.client_id}: masked vector submitted", data)
+            message = f"{row.client_id}: masked vector accepted"
+            values: dict[str, Any] = {"update_digest": vectors[row.client_id], "closed_at": func.now()}
+            transition(session, row, AssignmentState.ACCEPTED, message, via=submitted, **values)
+        else:
+            _expire(session, row, "the sum is complete without this client")
 
 
 def _wait(session: Session, run: Run, message: str) -> Step:

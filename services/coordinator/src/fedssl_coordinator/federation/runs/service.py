@@ -41,7 +41,6 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
     project = projects.chosen(session, request.project)
     if idempotency_key is not None and (same := _existing(session, project, idempotency_key, request.spec)) is not None:
         return same
-    fitness.require_available(request.spec)
     fitness.require_possible(request.spec)
     spec = starts.pinned(session, project, datasets.pinned(session, project, request.spec))
     spec = declared_encoders.pinned(session, project, spec)

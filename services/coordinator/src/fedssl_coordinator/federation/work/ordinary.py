@@ -18,6 +18,7 @@ from fedssl_coordinator.core.models import Assignment
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import Passed, about_assignment, kinds_of
 from fedssl_coordinator.federation.work import ordinary_repository as repository
 from fedssl_coordinator.federation.work.ordinary_repository import Offer
@@ -58,7 +59,10 @@ def permit(session: Session, secret_hash: str, request: Submit) -> tuple[SeenWor
         return None
     client_id = awaited.worker.client_id
     say_about(client=client_id, run=str(awaited.run_id), round=awaited.round_number)
-    tensors = run_rows.definition(session, awaited.run_id).plan.update
+    definition = run_rows.definition(session, awaited.run_id)
+    if definition.spec.secure_aggregation is not None:
+        return None
+    tensors = definition.plan.update
     return awaited.worker, UpdatePermit(request.assignment_id, awaited.run_id, awaited.round_number, client_id, tensors)
 
 
@@ -119,6 +123,9 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
         broadcast=offer.broadcast,
         last_accepted=newest,
         dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
+        secure_cohort=secure_rounds.cohort(session, offer.run_id, offer.round_number)
+        if spec.secure_aggregation is not None
+        else None,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=offer.deadline,
     )

@@ -35,9 +35,11 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.federation.work import ordinary, repository
 from fedssl_coordinator.identity import clients
+from fedssl_coordinator.identity.clients import Earlier
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts import service as uploads
 from fedssl_coordinator.storage.artifacts.service import UpdatePermit, foreign_assignment, own_assignment
@@ -53,9 +55,10 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
             "invalid-request", detail, audit_event=AuditEvent("client.refused", detail, client_id=client_id)
         )
     before = clients.register(session, client_id, request)
-    if before is not None and before != request.num_images:
-        message = f"{client_id} registered with {request.num_images} images, and with {before} before"
-        data = {"before": before, "after": request.num_images}
+    _record_identity(session, client_id, request.identity, before)
+    if before.num_images is not None and before.num_images != request.num_images:
+        message = f"{client_id} registered with {request.num_images} images, and with {before.num_images} before"
+        data = {"before": before.num_images, "after": request.num_images}
         record(session, "client.images_changed", message, client_id=client_id, data=data)
     repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
@@ -64,6 +67,21 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     for run_id in run_rows.awaiting_clients(session, clients.num_eligible()):
         enqueue.advance(session, run_id)
     return Registered(client_id=client_id)
+
+
+def _record_identity(session: Session, client_id: str, announced: str | None, before: Earlier) -> None:
+    if announced is None or announced in (before.identity, before.announced_identity):
+        return
+    if before.identity is None:
+        message, data = f"{client_id} has the identity key {announced}", {"identity": announced}
+        record(session, "client.identity", message, client_id=client_id, data=data)
+        return
+    message = (
+        f"{client_id} announced another identity key, {announced}: it takes part in no secure round until an "
+        "administrator has confirmed the key with its owner"
+    )
+    data = {"identity": announced, "before": before.identity}
+    record(session, "client.identity_changed", message, client_id=client_id, data=data)
 
 
 def claim(session: Session, client_id: str) -> WorkItem | None:
@@ -112,6 +130,7 @@ def check_before_delivery(session: Session, permit: UpdatePermit, request: Submi
 
     What it refuses is in the store already, and nothing would count how much that is.
     """
+    _require_plain(session, permit)
     _require_own_numbers(permit, repository.num_images(session, permit.client_id), request)
 
 
@@ -126,6 +145,7 @@ def submit(session: Session, client_id: str, request: Submit, num_bytes: int | N
     if assignment.state == AssignmentState.ACCEPTED:
         return _accepted_before(session, assignment, request)
     current = _require_open(session, assignment)
+    _require_plain(session, assignment)
     _require_own_numbers(assignment, client.num_images, request)
     if num_bytes is not None:
         uploads.add_upload(session, assignment.id, request.update)
@@ -263,6 +283,13 @@ def _require_own_numbers(subject: Assignment | UpdatePermit, num_images: int | N
         raise ProblemError("invalid-request", detail, audit_event=_refused(subject, detail))
 
 
+def _require_plain(session: Session, subject: Assignment | UpdatePermit) -> None:
+    """Raise ProblemError if the update may only come as a masked vector."""
+    if run_rows.definition(session, subject.run_id).spec.secure_aggregation is not None:
+        detail = "the run has secure aggregation: send a masked vector with POST /v1/work/secure/send, and no update"
+        raise ProblemError("conflict", detail, audit_event=_refused(subject, detail))
+
+
 def _require_open(session: Session, assignment: Assignment) -> Round:
     """Return the assignment's round. Raises ProblemError unless it is open, and the assignment is leased."""
     current = rounds.get_one(session, assignment.round_id)
@@ -304,6 +331,9 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         else None,
         dimensions=dimensions.of_client(session, run.id, assignment.client_id)
         if spec.method.dimensions_wanted(spec.model) is not None
+        else None,
+        secure_cohort=secure_rounds.cohort(session, run.id, assignment.round_number)
+        if spec.secure_aggregation is not None
         else None,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=current.deadline,

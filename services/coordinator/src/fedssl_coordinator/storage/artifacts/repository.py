@@ -21,6 +21,7 @@ from fedssl_coordinator.core.models import (
     RegisteredWeights,
     Round,
     Run,
+    SecureRound,
     SiteEvaluation,
     Token,
     Upload,
@@ -117,6 +118,11 @@ def add_upload(session: Session, assignment_id: UUID, digest: str, most: int) ->
 
 def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
     return session.get(Upload, (assignment_id, digest)) is not None
+
+
+def num_secure_words(session: Session, round_id: UUID) -> int:
+    """Return the number of words of each client's masked vector in a secure round."""
+    return session.get_one(SecureRound, round_id).num_words
 
 
 def uploads_of(session: Session, assignment_id: UUID, digest: str) -> tuple[bool, int]:

@@ -13,6 +13,7 @@ from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
 from fedssl.artifacts.weight_names import PREFIX
 from fedssl.errors import ArtifactError, ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.secure_work import vector_tensors
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Round, Run
@@ -76,7 +77,7 @@ class UploadPermit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePermit:
-    """The permit of an assignment's worker: exactly the tensors of the method's plan."""
+    """The permit of an assignment's worker: exactly the tensors of the method's plan, or a masked vector."""
 
     assignment_id: UUID
     run_id: UUID
@@ -206,13 +207,10 @@ def permit_upload(
     sent again, because the response to the first attempt may have been lost.
     """
     assignment, current, run = own_assignment(session, assignment_id, client_id)
-    permit = UpdatePermit(
-        assignment_id,
-        run.id,
-        assignment.round_number,
-        client_id,
-        ArtifactPlan.model_validate(run.plan).update,
-    )
+    tensors = ArtifactPlan.model_validate(run.plan).update
+    if run.spec.get("secure_aggregation"):
+        tensors = vector_tensors(repository.num_secure_words(session, current.id))
+    permit = UpdatePermit(assignment_id, run.id, assignment.round_number, client_id, tensors)
     is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
     upload_status = UploadStatus.STORED if is_uploaded else UploadStatus.MISSING
     if assignment.state == AssignmentState.ACCEPTED:

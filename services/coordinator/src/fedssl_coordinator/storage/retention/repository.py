@@ -15,7 +15,16 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from fedssl.protocol.states import AssignmentState, JobState, RoundState, SiteEvaluationState
-from fedssl_coordinator.core.models import Artifact, Assignment, Base, Evaluation, Round, SiteEvaluation, Upload
+from fedssl_coordinator.core.models import (
+    Artifact,
+    Assignment,
+    Base,
+    Evaluation,
+    Round,
+    SecureRound,
+    SiteEvaluation,
+    Upload,
+)
 
 UPDATE, BROADCAST, UNREFERENCED = "update", "broadcast", "unreferenced"
 AnyColumn = InstrumentedAttribute[Any] | Column[Any]
@@ -128,7 +137,7 @@ def references() -> list[Column[Any]]:
 def _conditions(keep: RetentionPeriods) -> dict[Column[Any], ColumnElement[bool]]:
     """Return the conditions under which references need the bytes. References that are not listed always do."""
     by_round = {
-        Assignment.update_digest: _round_is_of(Assignment.round_id, keep.updates),
+        Assignment.update_digest: _round_is_of(Assignment.round_id, keep.updates) & ~_is_masked(Assignment.round_id),
         Round.broadcast: _is_recent(keep.broadcasts),
     }
     delivering = select(Assignment.id).where(Assignment.id == Upload.assignment_id, Assignment.state.in_(_DELIVERING))
@@ -146,6 +155,12 @@ def _conditions(keep: RetentionPeriods) -> dict[Column[Any], ColumnElement[bool]
 
 def _round_is_of(round_id: InstrumentedAttribute[UUID], seconds: float) -> ColumnElement[bool]:
     return select(Round.id).where(Round.id == round_id, _is_recent(seconds)).exists()
+
+
+def _is_masked(round_id: InstrumentedAttribute[UUID]) -> ColumnElement[bool]:
+    """True if the updates of the round are masked vectors and it is closed: they are deleted at once."""
+    secure = select(SecureRound.round_id).join(Round, Round.id == SecureRound.round_id)
+    return secure.where(SecureRound.round_id == round_id, Round.state == RoundState.CLOSED).exists()
 
 
 def _is_recent(seconds: float) -> ColumnElement[bool]:

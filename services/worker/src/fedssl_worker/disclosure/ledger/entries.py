@@ -9,9 +9,10 @@ from typing import Any, Literal
 from fedssl.errors import FedSSLError
 from fedssl.protocol.ledger import canonical
 
-Kind = Literal["opened", "policy", "intent", "sent", "refused", "receipt", "recovered", "rotated"]
+Kind = Literal["opened", "policy", "intent", "sent", "refused", "revealed", "receipt", "recovered", "rotated"]
 """opened: the first entry · policy: another policy is in force · intent: an artifact is about to leave · sent: it has
-arrived · refused: an artifact may not leave · receipt: the coordinator holds an anchor of this ledger · recovered: a
+arrived · refused: an artifact may not leave · revealed: shares of masks are about to leave, after which the sum of a
+secure round can be read · receipt: the coordinator holds an anchor of this ledger · recovered: a
 crash had cut the last line short · rotated: a new segment begins."""
 
 EVALUATION = "evaluation"

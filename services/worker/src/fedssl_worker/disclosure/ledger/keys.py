@@ -1,4 +1,4 @@
-"""The ledger's Ed25519 key, which is created at the first start and which only its owner may read."""
+"""Ed25519 keys in files, which are created at the first start and which only their owner may read."""
 
 import stat
 from pathlib import Path
@@ -17,15 +17,15 @@ from fedssl_worker.disclosure.ledger.entries import LedgerError
 
 
 class SigningKey:
-    """Signs for one ledger. `public` is the public key in hexadecimal, which identifies the ledger."""
+    """Signs for one ledger, or for one worker. `public` is the public key in hexadecimal, which identifies it."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
-        self._private = private
+        self.private = private
         self.public = private.public_key().public_bytes_raw().hex()
 
     def sign(self, message: bytes) -> str:
         """Return the signature in hexadecimal."""
-        return self._private.sign(message).hex()
+        return self.private.sign(message).hex()
 
 
 def is_signed_by(public: str, signature: str, message: bytes) -> bool:
@@ -45,16 +45,16 @@ def make_key(path: Path) -> SigningKey:
     return SigningKey(private)
 
 
-def read_key(path: Path) -> SigningKey:
-    """Return the key in a file. Raises LedgerError if it cannot be used or if other users may read it."""
+def read_key(path: Path, what: str = "ledger's key") -> SigningKey:
+    """Return the key in a file; `what` names it. Raises LedgerError if it cannot be used or if others may read it."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise LedgerError(f"other users may read the ledger's key {path}: run chmod 600 {path}")
+            raise LedgerError(f"other users may read the {what} {path}: run chmod 600 {path}")
         private = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise LedgerError(f"cannot read the ledger's key {path}: {error.strerror}") from None
+        raise LedgerError(f"cannot read the {what} {path}: {error.strerror}") from None
     except (ValueError, TypeError):
-        raise LedgerError(f"{path} is not a PEM private key without a password: restore the ledger's key") from None
+        raise LedgerError(f"{path} is not a PEM private key without a password: restore the {what}") from None
     if not isinstance(private, Ed25519PrivateKey):
-        raise LedgerError(f"{path} is not an Ed25519 key: restore the ledger's key")
+        raise LedgerError(f"{path} is not an Ed25519 key: restore the {what}")
     return SigningKey(private)

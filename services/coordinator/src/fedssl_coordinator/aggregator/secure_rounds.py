@@ -1,0 +1,49 @@
+"""The parts of a secure round that compute: the number of words, and the next weights from the unmasked sum."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import numpy as np
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine.secure_sums import num_client_words
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import VECTOR_NAME
+from fedssl.secure_aggregation import UnmaskedSum, Words
+from fedssl_coordinator.aggregator.stored import stored_tensors
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.federation.secure_rounds import service
+
+
+def num_words(run: Run) -> int:
+    """Return the number of words of each client's masked vector in the run's next round."""
+    spec = RunSpec.model_validate(run.spec)
+    return num_client_words(METHODS[spec.method.name], Context(spec=spec, round_number=run.rounds_closed + 1))
+
+
+def unmasked_sum(round_id: UUID, digests: Mapping[str, str]) -> UnmaskedSum:
+    """Return the sum of the words of a round's survivors.
+
+    `digests`: of their masked vectors, by client. Raises NoSum, and the errors of `stored_tensors`.
+    """
+    with transaction() as session:
+        context, server = service.restored(session, round_id)
+    total = Words.zeros(1 + context.num_words64, 0)
+    for client in sorted(server.collected.vectors):
+        total.add(Words(_masked(client, digests[client]), np.zeros(0, np.uint32)))
+    return server.finish(total)
+
+
+def _masked(client: str, digest: str) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    tensors: Tensors = stored_tensors(digest, f"masked vector of {client}")
+    words: np.ndarray[tuple[int], np.dtype[np.uint64]] = tensors[VECTOR_NAME].numpy().view(np.uint64)
+    return words
+
+
+def as_tensor(found: UnmaskedSum) -> torch.Tensor:
+    """Return the words of a sum, int64 (N,)."""
+    return torch.from_numpy(found.words.words64.view(np.int64))

@@ -1,0 +1,90 @@
+"""Reads and writes secure rounds and the messages of their members."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.secure_work import SecurePhase
+from fedssl.protocol.states import AssignmentState
+from fedssl_coordinator.core.models import Assignment, Json, Round, SecureMember, SecureRound
+
+_CAN_ANSWER = or_(
+    Assignment.state == AssignmentState.OFFERED,
+    (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at > func.now()),
+)
+
+
+def add(session: Session, row: Round, num_words: int, facts: Json, clients: Sequence[str], seconds: float) -> None:
+    """Add the protocol of a round that was just opened, in its first phase."""
+    session.add(SecureRound(round_id=row.id, phase="keys", num_words=num_words, facts=facts, deadline=_in(seconds)))
+    session.flush()
+    session.add_all(SecureMember(round_id=row.id, client_id=client) for client in clients)
+    session.flush()
+
+
+def get(session: Session, round_id: UUID) -> SecureRound | None:
+    return session.get(SecureRound, round_id)
+
+
+def of_round(session: Session, run_id: UUID, number: int) -> SecureRound:
+    """Return the protocol of a secure round that exists."""
+    statement = select(SecureRound).join(Round, Round.id == SecureRound.round_id)
+    return session.scalars(statement.where(Round.run_id == run_id, Round.number == number)).one()
+
+
+def locked(session: Session, round_id: UUID) -> SecureRound:
+    """Return the protocol of a secure round, locked until the transaction ends: no message arrives meanwhile."""
+    return session.get_one(SecureRound, round_id, with_for_update=True, populate_existing=True)
+
+
+def member(session: Session, round_id: UUID, client_id: str) -> SecureMember | None:
+    """Return one member as it is now."""
+    statement = select(SecureMember).where(SecureMember.round_id == round_id, SecureMember.client_id == client_id)
+    return session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
+
+
+def members(session: Session, round_id: UUID) -> Sequence[SecureMember]:
+    """Return the members as they are now, in name order. Lock the round before, to change one."""
+    statement = select(SecureMember).where(SecureMember.round_id == round_id).order_by(SecureMember.client_id)
+    return session.scalars(statement.execution_options(populate_existing=True)).all()
+
+
+def set_message(session: Session, round_id: UUID, client_id: str, phase: str, message: Json) -> None:
+    """Store a member's message. The caller holds the round's lock."""
+    mine = (SecureMember.round_id == round_id, SecureMember.client_id == client_id)
+    session.execute(update(SecureMember).where(*mine).values({phase: message}))
+
+
+def can_answer(session: Session, round_id: UUID) -> set[str]:
+    """Return the clients that still hold a lease, or may still claim their assignment."""
+    return set(session.scalars(select(Assignment.client_id).where(Assignment.round_id == round_id, _CAN_ANSWER)))
+
+
+def is_overdue(session: Session, round_id: UUID) -> bool:
+    """Return whether the phase's time is over, by the database's clock."""
+    statement = select(SecureRound.deadline <= func.now()).where(SecureRound.round_id == round_id)
+    return bool(session.scalar(statement))
+
+
+def begin_phase(session: Session, row: SecureRound, phase: SecurePhase, deadline: datetime | float) -> None:
+    """Begin a phase that lasts until a moment, or for a number of seconds. The caller holds the round's lock."""
+    until = _in(deadline) if isinstance(deadline, float) else deadline
+    values: dict[str, Any] = {"phase": phase, "deadline": until}
+    session.execute(update(SecureRound).where(SecureRound.round_id == row.round_id).values(**values))
+    session.expire(row)
+
+
+def end(session: Session, row: SecureRound, phase: SecurePhase, facts: Json) -> None:
+    """End the protocol, and delete every message of its members."""
+    values: dict[str, Any] = {"phase": phase, "facts": facts}
+    session.execute(update(SecureRound).where(SecureRound.round_id == row.round_id).values(**values))
+    session.execute(delete(SecureMember).where(SecureMember.round_id == row.round_id))
+    session.expire(row)
+
+
+def _in(seconds: float) -> Any:
+    return func.now() + timedelta(seconds=seconds)

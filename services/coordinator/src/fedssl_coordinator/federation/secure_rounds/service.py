@@ -1,0 +1,312 @@
+"""Moves a secure round through the phases of secure aggregation.
+
+The phases are part of an open round: `keys`, `shares`, `vectors`, `confirmations`, `reveals`. Each has one message per
+client. A message is checked and stored under the lock of the round's row in `secure_rounds`; the end of a phase takes
+the same lock, so that the list of its senders is frozen: later messages are refused. The aggregator ends a phase once
+everyone has answered that still can, or its time is over, and the last one once enough shares are there to remove all
+masks. `fedssl.secure_aggregation.SecureServer`, restored from the rows, decides what is right.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+from pydantic import TypeAdapter
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.secure_work import (
+    SecureConfirmation,
+    SecureKeys,
+    SecureMember,
+    SecureMessage,
+    SecurePhase,
+    SecureReveals,
+    SecureShares,
+    SecureStatus,
+    SecureVector,
+)
+from fedssl.secure_aggregation import (
+    Conflict,
+    InvalidMessage,
+    NoSum,
+    PhaseClosed,
+    RoundContext,
+    SecureServer,
+    wire,
+)
+from fedssl.secure_aggregation.server import Collected
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import Assignment, Round, SecureRound
+from fedssl_coordinator.core.models import SecureMember as MemberRow
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.federation.secure_rounds import repository
+
+_CONTEXT = TypeAdapter(RoundContext)
+_PHASES: tuple[SecurePhase, ...] = ("keys", "shares", "vectors", "confirmations", "reveals")
+_LISTED = _PHASES[:3]
+"""The phases whose senders are a list: a client that sent nothing takes no part in the next phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The result of a check of a secure round. `is_over`: no message is awaited any more. `survivors`: whose vectors
+    are to be summed; none if there is no sum, for the reason `why`. `left_out`: clients that the round continues
+    without, and why."""
+
+    left_out: Mapping[str, str]
+    is_over: bool = False
+    survivors: tuple[str, ...] = ()
+    why: str = ""
+
+
+def begin(session: Session, current: Round, context: RoundContext, seconds: float) -> None:
+    """Begin the protocol of a round that was just opened. Each of the two first phases lasts at most `seconds`."""
+    facts = {"context": asdict(context)}
+    clients = [member.client for member in context.cohort]
+    repository.add(session, current, context.num_words64, facts, clients, seconds)
+
+
+def cohort(session: Session, run_id: UUID, number: int) -> tuple[SecureMember, ...]:
+    """Return the cohort of a secure round, with the identity keys."""
+    context = _context_of(repository.of_round(session, run_id, number))
+    return tuple(SecureMember(client=member.client, identity=member.identity) for member in context.cohort)
+
+
+def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = True) -> SecureStatus:
+    """Return the phase, and what the client needs in it. If the round is not open, no message is awaited any more."""
+    row = repository.get(session, round_id)
+    assert row is not None, "only of secure rounds"
+    phase: SecurePhase = row.phase  # type: ignore[assignment]
+    if not is_open or phase not in _PHASES:
+        return SecureStatus(phase="failed" if phase == "failed" else "done", is_member=True, received=True)
+    mine = repository.member(session, round_id, client_id)
+    is_member = mine is not None and _takes_part(mine, phase)
+    received = mine is not None and getattr(mine, phase) is not None
+    needed: dict[str, Any] = {}
+    if not is_member or received or phase == "keys":
+        return SecureStatus(phase=phase, is_member=is_member, received=received)
+    rows = repository.members(session, round_id)
+    if phase == "shares":
+        needed["roster"] = {each.client_id: each.keys for each in rows if each.keys is not None}
+    elif phase == "vectors":
+        needed["inbox"] = wire.inbox_to_wire(_restored(row, rows).inbox(client_id))
+    elif phase == "confirmations":
+        needed["survivors"] = _signatures(rows, "vectors")
+    elif phase == "reveals":  # with the survivors, because a client that was restarted may not have confirmed them
+        needed["survivors"] = _signatures(rows, "vectors")
+        needed["confirmations"] = _signatures(rows, "confirmations")
+    return SecureStatus(phase=phase, is_member=is_member, received=received, **needed)
+
+
+def _signatures(rows: Sequence[MemberRow], phase: str) -> dict[str, str]:
+    found = {each.client_id: getattr(each, phase) for each in rows}
+    return {client: message["signature"] for client, message in found.items() if message is not None}
+
+
+def receive(session: Session, current: Round, assignment: Assignment, message: SecureMessage) -> None:
+    """Store a client's message. The same message again changes nothing. Raises ProblemError.
+
+    The caller has checked that the assignment is the client's, leased, and of an open secure round.
+    """
+    client_id, phase = assignment.client_id, message.phase
+    row = repository.locked(session, current.id)
+    rows = repository.members(session, current.id)
+    stored = next((getattr(each, phase) for each in rows if each.client_id == client_id), None)
+    if stored is not None and stored == message.model_dump(mode="json"):
+        return
+    num_keys = sum(each.keys is not None for each in rows)
+    try:
+        if phase == "keys" and stored is None and num_keys == current.num_wanted:
+            raise PhaseClosed(f"the round takes the first {num_keys} clients, and has them: claim new work")
+        _add(_restored(row, rows), client_id, message)
+    except (Conflict, PhaseClosed, InvalidMessage) as error:
+        slug = {Conflict: "conflict", PhaseClosed: "round-closed", InvalidMessage: "invalid-request"}[type(error)]
+        about = AuditEvent("secure_message.refused", str(error), current.run_id, current.number, client_id)
+        raise ProblemError(slug, str(error), audit_event=about) from None
+    repository.set_message(session, current.id, client_id, phase, message.model_dump(mode="json"))
+    if _is_awaited_last(session, row, rows, client_id) or (phase == "keys" and num_keys + 1 == current.num_wanted):
+        enqueue.advance(session, current.run_id)
+
+
+def _is_awaited_last(session: Session, row: SecureRound, rows: Sequence[MemberRow], sender: str) -> bool:
+    """Return whether the aggregator may have something to do after this message."""
+    if row.phase == "reveals":
+        return True  # it decides whether the shares suffice
+    missing = {each.client_id for each in rows if _is_awaited(each, row.phase)} - {sender}
+    return not missing.intersection(repository.can_answer(session, row.round_id))
+
+
+def _is_awaited(member: MemberRow, phase: str) -> bool:
+    """Return whether a member takes part in a phase and has not sent its message."""
+    return getattr(member, phase) is None and _takes_part(member, phase)
+
+
+def _takes_part(member: MemberRow, phase: str) -> bool:
+    before = [earlier for earlier in _LISTED if _PHASES.index(earlier) < _PHASES.index(phase)]
+    return all(getattr(member, earlier) is not None for earlier in before)
+
+
+def _add(server: SecureServer, client: str, message: SecureMessage) -> None:
+    match message:
+        case SecureKeys():
+            server.add_keys(wire.keys_from_wire(client, message))
+        case SecureShares():
+            server.add_shares(wire.shares_from_wire(client, message))
+        case SecureVector():
+            server.record_vector(client, bytes.fromhex(message.update), bytes.fromhex(message.signature))
+        case SecureConfirmation():
+            server.add_confirmation(wire.confirmation_from_wire(client, message))
+        case SecureReveals():
+            server.add_reveals(wire.reveals_from_wire(client, message))
+
+
+def advance(session: Session, current: Round, seconds: float, *, is_overdue: bool) -> Advanced:
+    """End each phase whose time it is. The caller holds the run's lock.
+
+    Args:
+        seconds: how long a phase waits.
+        is_overdue: the round's own deadline has passed.
+    """
+    row = repository.locked(session, current.id)
+    can_answer = repository.can_answer(session, current.id)
+    left_out: dict[str, str] = {}
+    while True:
+        rows = repository.members(session, current.id)
+        server = _restored(row, rows)
+        if server.phase not in _PHASES:
+            return Advanced(left_out, is_over=True, why="the protocol of the round has ended")
+        if server.is_complete:
+            return Advanced(left_out, is_over=True, survivors=tuple(sorted(server.collected.vectors)))
+        missing = {each.client_id for each in rows if _is_awaited(each, server.phase)}
+        is_full = server.phase == "keys" and len(server.collected.keys) == current.num_wanted
+        is_early = bool(missing & can_answer) and not is_full and not is_overdue
+        if is_early and not repository.is_overdue(session, current.id):
+            return Advanced(left_out)
+        before = server.phase
+        try:
+            phase = _freeze(server)
+        except NoSum as error:
+            if is_early and before in ("keys", "shares"):
+                return Advanced(left_out)  # the round's deadline decides
+            return Advanced(left_out, is_over=True, why=str(error))
+        if before in _LISTED:
+            left_out |= dict.fromkeys(missing, f"the round continues without this client, whose {before} are missing")
+        _record_phase(session, current, phase, server, missing)
+        deadline = current.deadline if phase == "vectors" else float(seconds)
+        repository.begin_phase(session, row, phase, deadline)
+        is_overdue = is_overdue and phase in _LISTED
+
+
+def _freeze(server: SecureServer) -> SecurePhase:
+    """End the phase and return the next. Raises NoSum."""
+    match server.phase:
+        case "keys":
+            server.freeze_keys()
+        case "shares":
+            server.freeze_shares()
+        case "vectors":
+            server.freeze_vectors()
+        case "confirmations":
+            server.freeze_confirmations()
+        case _:
+            raise NoSum(_why_incomplete(server))
+    return server.phase
+
+
+def _why_incomplete(server: SecureServer) -> str:
+    try:
+        server.finish()
+    except NoSum as error:
+        return str(error)
+    raise AssertionError("it was incomplete")
+
+
+def _record_phase(
+    session: Session, current: Round, phase: SecurePhase, server: SecureServer, missing: Collection[str]
+) -> None:
+    collected = server.collected
+    lists: Mapping[str, Collection[str]] = {
+        "shares": collected.keys,
+        "vectors": collected.shares,
+        "confirmations": collected.vectors,
+        "reveals": collected.confirmations,
+    }
+    present = lists[phase]
+    absent = f"; without {', '.join(sorted(missing))}" if missing else ""
+    record(
+        session,
+        "secure_round.phase",
+        f"round {current.number}: {phase}, with {len(present)} clients{absent}",
+        run_id=current.run_id,
+        round_number=current.number,
+        data={"phase": phase, "clients": sorted(present), "missing": sorted(missing)},
+    )
+    enqueue.wake_watchers(session)
+
+
+def vectors(session: Session, round_id: UUID) -> dict[str, str]:
+    """Return the digests of the masked vectors that have arrived, by client. If the client is lost later, its vector
+    is in the sum nevertheless."""
+    rows = repository.members(session, round_id)
+    return {each.client_id: each.vectors["update"] for each in rows if each.vectors is not None}
+
+
+def restored(session: Session, round_id: UUID) -> tuple[RoundContext, SecureServer]:
+    """Return a round's context, and its server as it was after the last message."""
+    row = repository.get(session, round_id)
+    assert row is not None, "only of secure rounds"
+    return _context_of(row), _restored(row, repository.members(session, round_id))
+
+
+def close(session: Session, current: Round, *, has_sum: bool) -> None:
+    """Delete all messages of a round that ends, and record whose secrets were revealed. Nothing if it has ended."""
+    row = repository.get(session, current.id)
+    if row is None or row.phase not in _PHASES:
+        return
+    row = repository.locked(session, current.id)
+    server = _restored(row, repository.members(session, current.id))
+    collected = server.collected
+    revealed = {name for each in collected.reveals.values() for name in (*each.self_shares, *each.mask_shares)}
+    facts = {
+        **row.facts,
+        "roster": None if server.roster_digest is None else server.roster_digest.hex(),
+        "sharers": sorted(collected.shares),
+        "survivors": sorted(collected.vectors),
+        "own_masks": sorted(revealed.intersection(collected.vectors)),
+        "mask_keys": sorted(revealed.difference(collected.vectors)),
+    }
+    phase: SecurePhase = "done" if has_sum else "failed"
+    ended_in = row.phase
+    enqueue.collect(session)  # the masked vectors
+    repository.end(session, row, phase, facts)
+    lost = f", mask keys of {', '.join(facts['mask_keys'])}" if facts["mask_keys"] else ""
+    message = f"round {current.number}: {phase} after {ended_in}; own masks of {len(facts['own_masks'])} clients{lost}"
+    data = {name: facts[name] for name in ("roster", "sharers", "survivors", "own_masks", "mask_keys")}
+    record(session, "secure_round.ended", message, run_id=current.run_id, round_number=current.number, data=data)
+
+
+def _context_of(row: SecureRound) -> RoundContext:
+    return _CONTEXT.validate_python(row.facts["context"])
+
+
+def _restored(row: SecureRound, rows: Sequence[MemberRow]) -> SecureServer:
+    """Return the server of a round from its stored messages."""
+
+    def of(phase: str) -> Mapping[str, Any]:
+        return {each.client_id: getattr(each, phase) for each in rows if getattr(each, phase) is not None}
+
+    vectors = {client: SecureVector.model_validate(message) for client, message in of("vectors").items()}
+    collected = Collected(
+        keys={c: wire.keys_from_wire(c, SecureKeys.model_validate(m)) for c, m in of("keys").items()},
+        shares={c: wire.shares_from_wire(c, SecureShares.model_validate(m)) for c, m in of("shares").items()},
+        vectors={client: bytes.fromhex(vector.update) for client, vector in vectors.items()},
+        signatures={client: bytes.fromhex(vector.signature) for client, vector in vectors.items()},
+        confirmations={
+            c: wire.confirmation_from_wire(c, SecureConfirmation.model_validate(m))
+            for c, m in of("confirmations").items()
+        },
+        reveals={c: wire.reveals_from_wire(c, SecureReveals.model_validate(m)) for c, m in of("reveals").items()},
+    )
+    return SecureServer.restored(_context_of(row), row.phase, collected)  # type: ignore[arg-type]

@@ -1,0 +1,291 @@
+"""A worker's part in secure rounds: it answers each phase, and continues after it was killed.
+
+What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, and what the
+coordinator sent in each phase, written before the answer leaves. A client that is made again from these gives the same
+answers (`SecureClient`), so that no second vector is masked, and no second list is signed. The seed is deleted at the
+end of the round; the number of the round stays, so that no round is answered twice.
+"""
+
+import contextvars
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import structlog
+import torch
+from pydantic import ValidationError
+
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import save_tensors
+from fedssl.client import Gone, WorkerClient
+from fedssl.errors import Cancelled
+from fedssl.files import write_private
+from fedssl.protocol.base import Digest, StrictModel
+from fedssl.protocol.secure_work import (
+    VECTOR_NAME,
+    Hex32,
+    Hex64,
+    SecureInbox,
+    SecureKeys,
+    SecureStatus,
+    SecureVector,
+)
+from fedssl.protocol.work import WorkItem
+from fedssl.secure_aggregation import Refused, RoundContext, SecureClient, Words, wire
+from fedssl.secure_aggregation.client import Signer
+from fedssl.secure_aggregation.messages import Confirmation
+from fedssl_worker.causes import CannotTrain
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.state import ClientStates, Finished
+
+log = structlog.get_logger()
+
+M = TypeVar("M")
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+"""Between two questions for the phase. The pause grows while the phase lasts."""
+
+_MASKED = "masked.safetensors"
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A trained update with its words and their digest, and where the file of its masked vector will be."""
+
+    finished: Finished
+    words: Words
+    digest: str
+    masked: Path
+
+
+class Record(StrictModel):
+    """The file of a run. `seed` is None once the round has ended. `words`: the digest of what was masked."""
+
+    round: int
+    context: Hex32
+    seed: Hex32 | None
+    roster: dict[str, SecureKeys] | None = None
+    inbox: SecureInbox | None = None
+    words: Digest | None = None
+    survivors: dict[str, Hex64] | None = None
+
+
+class SecureRounds:
+    """Begins the secure rounds of a worker, or continues one."""
+
+    def __init__(
+        self, client: WorkerClient, egress: Egress, states: ClientStates, root: Path, identity: Signer
+    ) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._client, self._egress, self._states = client, egress, states
+        self._root, self._identity = root, identity
+
+    def begin(self, item: WorkItem, context: RoundContext) -> "SecureRound":
+        """Return this worker's part in a round. Nothing has left yet.
+
+        Raises NotPermitted, with an entry `refused` in the ledger, if the owner's limits or an earlier answer forbid
+        it.
+        """
+        path = self._root / f"{item.run_id}.json"
+        try:
+            record = self._record_for(path, item.round_number, context)
+            seed = bytes.fromhex(record.seed or "")
+            client = SecureClient(context, item.client_id, self._identity, self._egress.secure_limits, seed)
+            if record.roster is not None:
+                client.share(wire.roster_from_wire(record.roster))
+        except Refused as error:
+            raise self._egress.refuse_secure(item, str(error)) from error
+        write_private(path, record.model_dump_json())
+        return SecureRound(self._client, self._egress, self._states, item, context, client, path, record)
+
+    def _record_for(self, path: Path, number: int, context: RoundContext) -> Record:
+        try:
+            known = Record.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            known = None
+        except ValidationError as error:
+            raise CannotTrain(f"the file {path.name} of secure rounds is damaged: this run cannot continue") from error
+        if known is None or known.round < number:
+            return Record(round=number, context=context.digest.hex(), seed=secrets.token_hex(32))
+        if known.round > number or known.seed is None:
+            raise Refused(f"this worker has taken part in round {known.round} already, and is asked for round {number}")
+        if known.context != context.digest.hex():
+            raise Refused(f"another cohort, broadcast, plan or spec was shown to this worker for round {number} before")
+        return known
+
+
+class SecureRound:
+    """One round. `agreeing` sends keys and shares while the training runs, and `finish` does the rest."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        egress: Egress,
+        states: ClientStates,
+        item: WorkItem,
+        context: RoundContext,
+        secure: SecureClient,
+        path: Path,
+        record: Record,
+    ) -> None:
+        self._client, self._egress, self._states, self._item = client, egress, states, item
+        self._context, self._secure, self._path, self._record = context, secure, path, record
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Send keys and shares during the block. Raises what `finish` raises at its end."""
+        stop = threading.Event()
+        with ThreadPoolExecutor(1, "secure-round") as pool:
+            future = pool.submit(contextvars.copy_context().run, self._agree, stop)
+            try:
+                yield
+            finally:
+                stop.set()
+        future.result()
+
+    def _agree(self, stop: threading.Event) -> None:
+        self._answer_phases(None, lambda: None, lambda seconds: stop.wait(seconds))
+
+    def finish(self, finished: Finished, words: Words, report: Callable[[], None]) -> None:
+        """Send the masked vector, and answer until the round needs nothing more from this worker.
+
+        `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, Cancelled, LedgerError and
+        ClientError.
+        """
+        digest, masked = hashlib.sha256(words.words64.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
+        record = self._record
+        if record.words not in (None, digest):
+            raise self._refused("the update was trained again with other bits than the one that was masked")
+        if record.inbox is not None:
+            inbox = wire.inbox_from_wire(record.inbox)
+            self._guarded(lambda: self._secure.mask(inbox, words))
+        if record.survivors is not None:
+            survivors = wire.survivors_from_wire(record.survivors)
+            self._guarded(lambda: self._secure.confirm(survivors))
+        try:
+            self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
+        finally:
+            masked.unlink(missing_ok=True)
+        self._end()
+
+    def _answer_phases(
+        self,
+        trained: _Trained | None,
+        report: Callable[[], None],
+        pause: Callable[[float], bool],
+    ) -> None:
+        """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed."""
+        delay, answered = _FIRST_PAUSE_SECONDS, ""
+        while True:
+            status = self._client.secure_status(self._item.assignment_id)
+            if status.phase in ("done", "failed") or (trained is None and status.phase not in ("keys", "shares")):
+                return
+            if not status.is_member:
+                raise Cancelled(
+                    f"the round continues without this worker: its message came too late for {status.phase}"
+                )
+            if not status.received:
+                self._answer(status, trained)
+            if status.phase != answered:
+                delay, answered = _FIRST_PAUSE_SECONDS, status.phase
+            elif pause(delay):
+                return
+            else:
+                delay = min(_LONGEST_PAUSE_SECONDS, 1.5 * delay)
+            self._report(report)
+
+    def _report(self, report: Callable[[], None]) -> None:
+        try:
+            report()
+        except Cancelled:
+            # Once the sum is complete, the lease has ended as well.
+            if self._client.secure_status(self._item.assignment_id).phase not in ("done", "failed"):
+                raise
+
+    def _answer(self, status: SecureStatus, trained: _Trained | None) -> None:
+        try:
+            match status.phase:
+                case "keys":
+                    self._egress.send_secure(self._item, wire.keys_to_wire(self._secure.announcement))
+                case "shares":
+                    self._share(status)
+                case "vectors":
+                    assert trained is not None, "checked by the caller"
+                    self._send_vector(status, trained)
+                case "confirmations":
+                    confirmation = self._confirm(status)
+                    self._egress.send_secure(self._item, wire.confirmation_to_wire(confirmation))
+                case "reveals":
+                    self._reveal(status)
+        except Gone as error:
+            if not error.slug:
+                raise
+            log.warning("secure_message.late", phase=status.phase, reason=str(error))
+
+    def _share(self, status: SecureStatus) -> None:
+        roster = wire.roster_from_wire(status.roster or {})
+        shares = self._guarded(lambda: self._secure.share(roster))
+        self._store(roster=status.roster)
+        self._egress.send_secure(self._item, wire.shares_to_wire(shares))
+
+    def _send_vector(self, status: SecureStatus, trained: _Trained) -> None:
+        inbox = status.inbox or SecureInbox(sharers=(), deliveries=())
+        vector = self._guarded(lambda: self._secure.mask(wire.inbox_from_wire(inbox), trained.words))
+        self._store(inbox=inbox, words=trained.digest)
+        save_tensors({VECTOR_NAME: torch.from_numpy(vector.words.words64.view(np.int64))}, trained.masked)
+        message = SecureVector(update=digest_of(trained.masked), signature=vector.signature.hex())
+        self._states.set_masked(trained.finished, message.update)
+        self._egress.send_masked(self._item, trained.finished, trained.masked, message, self._sum_of())
+
+    def _confirm(self, status: SecureStatus) -> Confirmation:
+        confirmation = self._guarded(lambda: self._secure.confirm(wire.survivors_from_wire(status.survivors or {})))
+        self._store(survivors=status.survivors)
+        return confirmation
+
+    def _reveal(self, status: SecureStatus) -> None:
+        self._confirm(status)
+        confirmations = wire.confirmations_from_wire(status.confirmations or {})
+        reveals = self._guarded(lambda: self._secure.reveal(confirmations))
+        self._egress.send_secure(self._item, wire.reveals_to_wire(reveals), self._sum_of())
+
+    def _sum_of(self) -> dict[str, Any]:
+        """Return the fields of a ledger entry that name those with whom the sum is made."""
+        limits, roster = self._context.thresholds, self._secure.roster_digest
+        return {
+            "cohort": [member.client for member in self._context.cohort],
+            "min_survivors": limits.min_survivors,
+            "roster": "" if roster is None else roster.hex(),
+            "threshold": limits.threshold,
+        }
+
+    def _guarded(self, step: Callable[[], M]) -> M:
+        """Take a step of the protocol. Raises NotPermitted if it refuses what the coordinator asked."""
+        try:
+            return step()
+        except Refused as error:
+            raise self._refused(str(error)) from error
+
+    def _refused(self, reason: str) -> Exception:
+        self._end()
+        return self._egress.refuse_secure(self._item, reason)
+
+    def _store(self, **values: Any) -> None:
+        self._record = self._record.model_copy(update=values)
+        write_private(self._path, self._record.model_dump_json())
+
+    def _end(self) -> None:
+        """Delete the secrets of the round. It is never answered again."""
+        self._store(seed=None, roster=None, inbox=None, words=None, survivors=None)

@@ -1,0 +1,208 @@
+"""Secure rounds over REST: the bits of plain fixed point, whichever worker is killed, and what the API receives."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.client import Conflict, Gone, LeaseLost, NotFound, Rejected
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import SecureConfirmation, SecureKeys, SecureVector
+from fedssl.protocol.states import Outcome
+from fedssl.protocol.work import Submit
+from fedssl.secure_aggregation import OwnerLimits, SecureClient, wire
+from fedssl.simulation import Result, simulate
+from support.coordinator import Coordinator
+from support.methods import method_spec, shards
+from support.recording import RecordingProxy
+from support.secure_workers import SecureWorkers, kill_after
+from support.tables import Tables
+
+VICTIM = "client-1"
+POINTS = [("write", n) for n in range(1, 7)] + [("send", n) for n in range(1, 6)]
+FIXED: dict[str, Any] = {
+    "aggregation": {"arithmetic": "fixed"},
+    "partition": {"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 160},
+    "cohort": {"min_clients": 4, "lease_seconds": 60},
+}
+SECURE: dict[str, Any] = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_seconds": 30}}
+EXPIRE = "UPDATE assignments SET lease_expires_at = now() - interval '1 s' WHERE client_id = %s"
+
+
+def _spec(num_rounds: int, *, secure: bool = True) -> RunSpec:
+    return method_spec("fedbyol", num_rounds=num_rounds, **FIXED, **(SECURE if secure else {}))
+
+
+def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
+    run = workers.coordinator.client.run(workers.id)
+    assert run.outcome == Outcome.COMPLETED, run.reason
+    assert run.model is not None
+    deployed = workers.coordinator.tensors(run.model)
+    assert [name for name, value in result.model.items() if not torch.equal(deployed[name], value)] == []
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("points", [POINTS[1:10:4], POINTS])
+def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_same_bits(
+    points: list[tuple[str, int]],
+    coordinator: Coordinator,
+    tables: Tables,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = _spec(len(points))
+    workers = SecureWorkers(coordinator, tmp_path, spec)
+    kill_after(monkeypatch, workers, VICTIM, dict(enumerate(points, start=1)))
+    workers.train()
+    _assert_simulated(workers, simulate(_spec(len(points), secure=False), shards(spec)))
+    ended = workers.events("secure_round.ended")
+    assert [event.data["survivors"] for event in ended] == [sorted(shards(spec))] * len(points)
+    # Nothing is left of shares and reveals, and each masked vector goes with the next collection.
+    assert tables.query("SELECT client_id FROM secure_members") == []
+    from fedssl_coordinator.storage.retention import collection
+
+    collection.collect()
+    vectors = [digest for (digest,) in tables.query("SELECT update_digest FROM assignments")]
+    assert len(vectors) == 4 * len(points)
+    assert [digest for digest in vectors if (coordinator.store / digest[:2] / digest[2:4] / digest).exists()] == []
+    for name in workers.clients:
+        [record] = [json.loads(path.read_text()) for path in (tmp_path / name / "secure").glob("*.json")]
+        assert (record["round"], record["seed"]) == (len(points), None)
+
+
+@pytest.mark.parametrize(("at", "phase"), [(("write", 3), "vectors"), (("send", 3), "confirmations")])
+def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it(
+    at: tuple[str, int],
+    phase: Any,
+    coordinator: Coordinator,
+    tables: Tables,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, plain = _spec(1), _spec(1, secure=False)
+    with RecordingProxy(coordinator.url) as proxy:
+        workers = SecureWorkers(coordinator, tmp_path, spec, {"client-0": proxy.url})
+        kill_after(monkeypatch, workers, VICTIM, {1: at})
+        workers.train(gone=VICTIM, on_gone=lambda: tables.execute(EXPIRE, VICTIM))
+        sent = b"".join(request.body for request in proxy.requests())
+    others = sorted(set(shards(spec)) - {VICTIM})
+    cohort = {1: others} if phase == "vectors" else {}
+    _assert_simulated(workers, simulate(plain, shards(plain), cohorts=cohort))
+    [ended] = workers.events("secure_round.ended")
+    assert ended.data["survivors"] == (others if phase == "vectors" else sorted(shards(spec)))
+    assert ended.data["mask_keys"] == ([VICTIM] if phase == "vectors" else [])
+    _assert_nothing_else_left(tmp_path / "client-0", sent)
+
+
+def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
+    """No unmasked number, no digest of one, no metric and no number of images is among the bytes that were sent."""
+    [update] = folder.glob("runs/*/*/update.safetensors")
+    digest = update.parent.name.partition("-")[2]
+    assert digest.encode() not in sent
+    for name, tensor in load_tensors(update).items():
+        flat = tensor.flatten().numpy()
+        pieces = [flat[start : start + 4].tobytes() for start in range(0, flat.size - 3, 4)]
+        assert not any(piece in sent for piece in pieces if any(piece)), name
+    for word in (b"num_examples", b"metrics", b"memory_bytes"):
+        assert word not in sent
+    assert re.search(rb'"(loss|images_per_second)": *[-0-9]', sent) is None
+
+
+class _Members:
+    """The cohort of an open secure round. The test itself sends each message."""
+
+    def __init__(self, coordinator: Coordinator, folder: Path) -> None:
+        self.workers = SecureWorkers(coordinator, folder, _spec(2))
+        coordinator.advance(self.workers.id)
+        self.items = {name: client.claim(0) for name, client in self.workers.clients.items()}
+        self.secure = {name: self.client(name) for name in self.items}
+
+    def client(self, name: str) -> SecureClient:
+        executor = self.workers.agent(name)._executor
+        item = self.items[name]
+        assert item is not None
+        return SecureClient(executor.secure_context(item), name, self.workers.identities[name], OwnerLimits())
+
+    def send(self, name: str, message: Any) -> Any:
+        item = self.items[name]
+        assert item is not None
+        return self.workers.clients[name].send_secure(item.assignment_id, message)
+
+    def keys(self, name: str) -> SecureKeys:
+        return wire.keys_to_wire(self.secure[name].announcement)
+
+
+def test_wrong_messages_are_refused_with_what_is_wrong(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    members = _Members(coordinator, tmp_path)
+    names = sorted(members.items)
+    first, second, third, last = names
+    item = members.items[first]
+    assert item is not None
+    with pytest.raises(NotFound):
+        members.workers.clients[first].secure_status(uuid4())
+    with pytest.raises(NotFound):  # another client's assignment
+        members.workers.clients[second].send_secure(item.assignment_id, members.keys(first))
+    with pytest.raises(Gone, match="belongs to the phase confirmations, and the round is in the phase keys"):
+        members.send(first, SecureConfirmation(signature="00" * 64))
+    low_order = members.keys(first).model_copy(update={"mask_key": "00" * 32})
+    with pytest.raises(Rejected, match="did not sign these keys"):
+        members.send(first, low_order)
+    with pytest.raises(Rejected, match="did not sign these keys"):  # the keys of another client
+        members.send(first, members.keys(second))
+    assert not members.workers.clients[first].secure_status(item.assignment_id).received
+    assert members.send(first, members.keys(first)).received
+    assert members.send(first, members.keys(first)).received  # again
+    with pytest.raises(Conflict, match="another message"):
+        members.send(first, wire.keys_to_wire(members.client(first).announcement))
+    with pytest.raises(Conflict, match="has secure aggregation"):  # an update without masks
+        members.workers.clients[first].submit(Submit(assignment_id=item.assignment_id, update="0" * 64, num_examples=1))
+    for name in (second, third):
+        members.send(name, members.keys(name))
+    tables.execute("UPDATE secure_rounds SET deadline = now()")
+    coordinator.advance(members.workers.id)
+    with pytest.raises(LeaseLost):  # the roster is frozen
+        members.send(last, members.keys(last))
+    status = members.workers.clients[first].secure_status(item.assignment_id)
+    assert (status.phase, sorted(status.roster or {})) == ("shares", [first, second, third])
+    shares = wire.shares_to_wire(members.secure[first].share(wire.roster_from_wire(status.roster or {})))
+    with pytest.raises(Rejected, match="one sealed share to each of its neighbours"):
+        members.send(first, shares.model_copy(update={"boxes": {}}))
+    members.send(first, shares)
+    with pytest.raises(Conflict, match="upload it with PUT first"):
+        members.send(first, SecureVector(update="0" * 64, signature="00" * 64))
+    for name in (second, third):
+        tables.execute(EXPIRE, name)
+    coordinator.advance(members.workers.id)  # two clients are lost: there is no sum, and the round is skipped
+    [closed] = [view for view in coordinator.client.rounds(members.workers.id) if view.number == 1]
+    assert closed.verdict == "skipped"
+    assert closed.reason is not None
+    assert "no secure sum: 1 clients sent shares" in closed.reason
+    assert tables.query("SELECT phase FROM secure_rounds JOIN rounds ON id = round_id WHERE number = 1") == [
+        ("failed",)
+    ]
+    with pytest.raises(Gone):
+        members.send(first, shares)
+    assert tables.query("SELECT kind FROM events WHERE kind = 'secure_message.refused'") != []
+
+
+def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    workers = SecureWorkers(coordinator, tmp_path, _spec(1))
+    coordinator.worker(VICTIM, identity="ab" * 32)
+    coordinator.advance(workers.id)
+    run = coordinator.client.run(workers.id)
+    assert run.reason is not None
+    assert f"its identity key has changed: fedssl client confirm-identity {VICTIM} {'ab' * 32}" in run.reason
+    changed = "SELECT client_id FROM events WHERE kind = 'client.identity_changed'"
+    assert tables.query(changed) == [(VICTIM,)]
+    coordinator.client.confirm_identity(VICTIM, "ab" * 32)
+    coordinator.advance(workers.id)
+    assert coordinator.client.run(workers.id).current_round is not None

@@ -1,0 +1,78 @@
+"""Simulated, deployed in plain fixed point and deployed with masks: equal bits, also if a worker is killed."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import simulate
+from support.deployed import assert_same_bits
+from support.methods import method_spec, shards
+from support.processes import Federation, federation
+from support.servers import Servers
+
+pytestmark = pytest.mark.parity
+
+FIXED: dict[str, Any] = {
+    "aggregation": {"arithmetic": "fixed"},
+    "partition": {"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 200},
+    "cohort": {"min_clients": 4, "lease_seconds": 30},
+}
+SECURE: dict[str, Any] = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_seconds": 30}}
+VICTIM = "client-2"
+
+
+def _spec(name: str, **changes: Any) -> RunSpec:
+    return method_spec(name, num_rounds=2, **{**FIXED, **changes})
+
+
+@pytest.fixture(scope="module")
+def four_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("federation")
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, folder, shards(_spec("fedbyol"))) as running,
+    ):
+        for name in running.clients:
+            running.start(name)
+        running.wait_for(lambda: sum(c.registered_at is not None for c in running.client.clients()) == 4, "workers")
+        yield running
+
+
+def _completed(running: Federation, spec: RunSpec, *, kills: bool = False) -> RunView:
+    """Train a run. With `kills`, one worker is killed in the first round, once it has sent its masked vector."""
+    created = running.client.create_run(spec)
+
+    def has_sent() -> bool:
+        events = running.client.event_log(created.id, "secure_round.phase")
+        return any(event.data["phase"] == "confirmations" for event in events)
+
+    if kills:
+        running.wait_for(has_sent, "the vectors")
+        running.kill(VICTIM, signal.SIGKILL)
+        running.start(VICTIM)
+
+    def look() -> RunView | None:
+        run = running.client.run(created.id)
+        return run if run.state is RunState.FINISHED else None
+
+    done = running.wait_for(look, "the run's end", 60)
+    assert done.outcome is Outcome.COMPLETED, done.reason
+    return done
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("name", ["fedbyol", "scaffold", "fedrlc"])
+def test_masks_change_no_bit(name: str, four_workers: Federation, tmp_path: Path) -> None:
+    spec = _spec(name)
+    simulated = simulate(spec, shards(spec))
+    is_first = name == "fedbyol"
+    for changes in (SECURE, {}) if is_first else (SECURE,):
+        run = _completed(four_workers, _spec(name, **changes), kills=is_first and bool(changes))
+        four_workers.client.download_model(run.id, tmp_path / f"model-{len(changes)}")
+        assert_same_bits(tmp_path / f"model-{len(changes)}", simulated.model)

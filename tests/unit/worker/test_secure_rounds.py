@@ -1,0 +1,309 @@
+"""A worker in secure rounds of a coordinator that lies: it refuses, records why, and no share has left."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import save_tensors
+from fedssl.protocol.secure_work import (
+    SecureConfirmation,
+    SecureKeys,
+    SecureMember,
+    SecureReveals,
+    SecureShares,
+    SecureStatus,
+    SecureVector,
+)
+from fedssl.secure_aggregation import OwnerLimits, SecureClient, SecureServer, Words, wire
+from fedssl.secure_aggregation.deployed import round_context
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.disclosure.ledger.verification import read_entries
+from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
+from fedssl_worker.secure_rounds import SecureRounds
+from fedssl_worker.state import ClientStates, Finished
+
+from .conftest import CLIENT, good_update, make_item, make_spec
+
+SECURE: dict[str, Any] = {
+    "aggregation": {"arithmetic": "fixed"},
+    "secure_aggregation": {"min_cohort": 3, "collusion": 0},
+}
+OTHERS = ("hospital-b", "hospital-c", "hospital-d")
+POLICY = """
+schema = 1
+client = "hospital-a"
+coordinator = "http://coordinator"
+[[allow]]
+artifact = "weights"
+methods = ["*"]
+secure = "required"
+[secagg]
+"""
+Lie = Callable[[SecureStatus], SecureStatus]
+
+
+class Cohort:
+    """The coordinator of one round in memory, with three honest clients. `lies` change what the worker is shown."""
+
+    url = "http://coordinator"
+
+    def __init__(self, folder: Path, *, names: tuple[str, ...] = (CLIENT, *OTHERS)) -> None:
+        self.folder = folder
+        self.identities = {name: Ed25519PrivateKey.generate() for name in names}
+        members = [
+            SecureMember(client=name, identity=key.public_key().public_bytes_raw().hex())
+            for name, key in self.identities.items()
+        ]
+        self.item = make_item(make_spec(**SECURE), 3, secure_cohort=members)
+        self.context = self.context_of(3)
+        self.server = SecureServer(self.context)
+        self.others = {
+            name: SecureClient(self.context, name, self.identities[name], OwnerLimits()) for name in names[1:]
+        }
+        self.words = Words(np.arange(5, dtype=np.uint64), np.zeros(0, np.uint32))
+        self.sent: list[Any] = []
+        self.lies: dict[str, Lie] = {}
+        self._shown: dict[str, Any] = {}
+        update = folder / "update.safetensors"
+        save_tensors(good_update(), update)
+        self.finished = Finished(update, digest_of(update), 10, {})
+
+    def context_of(self, number: int, broadcast: str = "0" * 64) -> Any:
+        item = self.item
+        assert item.secure_cohort is not None
+        return round_context(
+            str(item.run_id), number, spec=item.spec, plan=item.plan, broadcast=broadcast, num_words=5,
+            cohort=item.secure_cohort,
+        )  # fmt: skip
+
+    def worker(self, policy: str = "") -> SecureRounds:
+        """A worker's part, as a process that has just started would make it."""
+        path = self.folder / "policy.toml"
+        path.write_text(POLICY + policy)
+        self.egress = Egress(self, Ledger(self.folder / "ledger"), PolicyEnforcer(path, self.url))  # type: ignore[arg-type]
+        states = ClientStates(self.folder / "runs")
+        return SecureRounds(self, self.egress, states, self.folder / "secure", self.identities[CLIENT])  # type: ignore[arg-type]
+
+    def take_part(self, policy: str = "", words: Words | None = None) -> None:
+        """Go through the whole round."""
+        part = self.worker(policy).begin(self.item, self.context)
+        with part.agreeing():
+            time.sleep(0.05)  # it trains
+        part.finish(self.finished, words or self.words, lambda: None)
+
+    def secure_status(self, assignment_id: UUID) -> SecureStatus:
+        phase = "done" if self.server.phase == "reveals" and self._has(SecureReveals) else self.server.phase
+        status = SecureStatus(phase=phase, is_member=True, received=False, **self._shown)
+        return self.lies.get(phase, lambda it: it)(status)
+
+    def upload(self, digest: str, source: Path, assignment_id: UUID, on_bytes: Any = None) -> int:
+        assert digest_of(source) == digest
+        return source.stat().st_size
+
+    def send_secure(self, assignment_id: UUID, message: Any) -> None:
+        self.sent.append(message)
+        server, others = self.server, self.others
+        match message:
+            case SecureKeys():
+                server.add_keys(wire.keys_from_wire(CLIENT, message))
+                for client in others.values():
+                    server.add_keys(client.announcement)
+                self.roster = server.freeze_keys()
+                self._shown = {"roster": {keys.client: wire.keys_to_wire(keys) for keys in self.roster}}
+            case SecureShares():
+                server.add_shares(wire.shares_from_wire(CLIENT, message))
+                for client in others.values():
+                    server.add_shares(client.share(self.roster))
+                self.inboxes = server.freeze_shares()
+                self._shown = {"inbox": wire.inbox_to_wire(self.inboxes[CLIENT])}
+            case SecureVector():
+                server.record_vector(CLIENT, bytes.fromhex(message.update), bytes.fromhex(message.signature))
+                for name, client in others.items():
+                    server.add_vector(client.mask(self.inboxes[name], self.words))
+                self.survivors = server.freeze_vectors()
+                self._shown = {"survivors": {name: it.hex() for name, it in self.survivors.signatures.items()}}
+            case SecureConfirmation():
+                server.add_confirmation(wire.confirmation_from_wire(CLIENT, message))
+                for client in others.values():
+                    server.add_confirmation(client.confirm(self.survivors))
+                self._shown["confirmations"] = {it.client: it.signature.hex() for it in server.freeze_confirmations()}
+            case SecureReveals():
+                server.add_reveals(wire.reveals_from_wire(CLIENT, message))
+
+    def _has(self, kind: type) -> bool:
+        return any(isinstance(message, kind) for message in self.sent)
+
+    def kinds_sent(self) -> list[str]:
+        return [message.phase for message in self.sent]
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return [entry.body for entry in read_entries(self.folder / "ledger")]
+
+
+def test_an_honest_round_and_what_the_ledger_has_about_it(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    cohort.take_part("min_cohort = 3\n")
+    assert cohort.kinds_sent() == ["keys", "shares", "vectors", "confirmations", "reveals"]
+    entries = {body["kind"]: body for body in cohort.ledger()}
+    roster = cohort.server.roster_digest
+    assert roster is not None
+    for kind in ("intent", "revealed"):
+        assert (entries[kind]["roster"], entries[kind]["threshold"]) == (roster.hex(), 3)
+        assert entries[kind]["cohort"] == [CLIENT, *OTHERS]
+    vector = next(message for message in cohort.sent if isinstance(message, SecureVector))
+    assert entries["intent"]["digest"] == entries["sent"]["digest"] == vector.update
+    assert (entries["intent"]["numbers"], entries["intent"]["reported"]) == ([], [])
+    assert (entries["revealed"]["own_masks"], entries["revealed"]["mask_keys"]) == ([CLIENT, *OTHERS], [])
+    [record] = (tmp_path / "secure").iterdir()
+    assert '"seed":null' in record.read_text()
+    assert record.stat().st_mode & 0o777 == 0o600
+
+
+def _without(name: str, field: str) -> Lie:
+    return lambda status: status.model_copy(
+        update={field: {client: it for client, it in getattr(status, field).items() if client != name}}
+    )
+
+
+def _with_other_keys(status: SecureStatus) -> SecureStatus:
+    assert status.roster is not None
+    keys = status.roster["hospital-b"]
+    swapped = keys.model_copy(update={"mask_key": status.roster["hospital-c"].mask_key})
+    return status.model_copy(update={"roster": {**status.roster, "hospital-b": swapped}})
+
+
+def _with_an_invented_client(status: SecureStatus) -> SecureStatus:
+    assert status.roster is not None
+    return status.model_copy(update={"roster": {**status.roster, "hospital-x": status.roster["hospital-b"]}})
+
+
+def _with_fewer_sharers(status: SecureStatus) -> SecureStatus:
+    assert status.inbox is not None
+    inbox = status.inbox.model_copy(update={"sharers": status.inbox.sharers[:2]})
+    return status.model_copy(update={"inbox": inbox})
+
+
+def _with_another_signature(status: SecureStatus) -> SecureStatus:
+    assert status.survivors is not None
+    return status.model_copy(update={"survivors": {**status.survivors, "hospital-b": "00" * 64}})
+
+
+def _with_one_confirmation(status: SecureStatus) -> SecureStatus:
+    assert status.confirmations is not None
+    return status.model_copy(update={"confirmations": {CLIENT: status.confirmations[CLIENT]}})
+
+
+LIES: dict[str, tuple[str, Lie, str]] = {
+    "swapped keys": ("shares", _with_other_keys, "hospital-b did not sign these keys"),
+    "an invented client": ("shares", _with_an_invented_client, "hospital-x is not in the cohort"),
+    "a roster without this worker": ("shares", _without(CLIENT, "roster"), "does not have the keys that this client"),
+    "too few sharers": ("vectors", _with_fewer_sharers, "2 clients are fewer than the 3"),
+    "survivors without this worker": ("confirmations", _without(CLIENT, "survivors"), "lacks this client"),
+    "survivors of another list": ("confirmations", _with_another_signature, "did not sign the same list"),
+    "too few confirmations": ("reveals", _with_one_confirmation, "1 clients confirmed this list of survivors, and 3"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_refused_and_recorded_and_nothing_more_leaves(name: str, tmp_path: Path) -> None:
+    phase, lie, words = LIES[name]
+    cohort = Cohort(tmp_path)
+    cohort.lies[phase] = lie
+    with pytest.raises(NotPermitted, match=words):
+        cohort.take_part()
+    phases = ["keys", "shares", "vectors", "confirmations", "reveals"]
+    assert cohort.kinds_sent() == phases[: phases.index(phase)]
+    assert words in cohort.ledger()[-1]["reason"]
+    assert cohort.ledger()[-1]["kind"] == "refused"
+    with pytest.raises(NotPermitted, match="has taken part in round 3 already"):  # nor after a restart
+        cohort.take_part()
+    assert cohort.kinds_sent() == phases[: phases.index(phase)]
+
+
+class _Killed(BaseException):
+    pass
+
+
+def _killed_at(cohort: Cohort, phase: str) -> None:
+    """Take part until the worker is shown a phase, in which it is killed."""
+
+    def kill(status: SecureStatus) -> SecureStatus:
+        raise _Killed
+
+    cohort.lies[phase] = kill
+    with pytest.raises(_Killed):
+        cohort.take_part()
+    del cohort.lies[phase]
+
+
+def test_a_second_list_of_survivors_is_refused_after_a_restart(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    _killed_at(cohort, "reveals")
+    cohort.lies["reveals"] = _without("hospital-d", "survivors")
+    with pytest.raises(NotPermitted, match="another list of survivors was already confirmed"):
+        cohort.take_part()
+    assert cohort.kinds_sent() == ["keys", "shares", "vectors", "confirmations"]
+
+
+def test_a_second_roster_is_refused_after_a_restart(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    _killed_at(cohort, "vectors")
+    cohort.server.phase = "shares"  # the coordinator asks for shares twice
+    cohort._shown = {"roster": {keys.client: wire.keys_to_wire(keys) for keys in cohort.roster[:3]}}
+    with pytest.raises(NotPermitted, match="shares were already made for another roster"):
+        cohort.take_part()
+    assert cohort.kinds_sent() == ["keys", "shares"]
+
+
+def test_no_second_vector_leaves_if_the_update_was_trained_again_with_other_bits(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    _killed_at(cohort, "confirmations")
+    other = Words(cohort.words.words64 + np.uint64(1), cohort.words.words32)
+    with pytest.raises(NotPermitted, match="trained again with other bits"):
+        cohort.take_part(words=other)
+    assert cohort.kinds_sent() == ["keys", "shares", "vectors"]
+
+
+def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    _killed_at(cohort, "shares")
+    with pytest.raises(NotPermitted, match="another cohort, broadcast, plan or spec was shown"):
+        cohort.worker().begin(cohort.item, cohort.context_of(3, broadcast="1" * 64))
+    cohort.take_part()
+    for number in (3, 2):
+        item = cohort.item.model_copy(update={"round_number": number})
+        with pytest.raises(NotPermitted, match=f"has taken part in round 3 already, and is asked for round {number}"):
+            cohort.worker().begin(item, cohort.context_of(number))
+
+
+def test_the_owners_limits_are_checked_before_anything_leaves(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    pins = {
+        name: f"ed25519:{key.public_key().public_bytes_raw().hex()}"
+        for name, key in cohort.identities.items()
+        if name in OTHERS
+    }
+
+    def pinned(keys: dict[str, str]) -> str:
+        return "pins = {" + ", ".join(f'{name} = "{key}"' for name, key in keys.items()) + "}\n"
+
+    for policy, words in (
+        ("min_cohort = 5\n", "sums 3 updates or more, and the data owner demands 5"),
+        ("collusion = 1\n", "resists 0 colluding clients, and the data owner demands 1"),
+        (pinned({**pins, "hospital-c": pins["hospital-b"]}), "identity key of hospital-c is not the pinned one"),
+        (pinned({name: pins[name] for name in OTHERS[:2]}), "identity key of hospital-d is not the pinned one"),
+    ):
+        with pytest.raises(NotPermitted, match=words):
+            cohort.worker(policy).begin(cohort.item, cohort.context)
+    assert cohort.sent == []
+    assert [body["kind"] for body in cohort.ledger()].count("refused") == 4
+    cohort.take_part(pinned(pins))
+    assert cohort.kinds_sent()[-1] == "reveals"
