@@ -27,6 +27,8 @@ FOR_PROGRAMS = {
     "POST /v1/work/heartbeat",
     "POST /v1/work/site-evaluations/claim",
     "POST /v1/work/site-evaluations/submit",
+    "POST /v1/work/secure/send",
+    "POST /v1/work/secure/status",
     "POST /v1/work/submit",
     "POST /v1/work/deliver",
     "POST /v1/work/decline",

@@ -22,7 +22,7 @@ from fedssl.protocol.secure_work import (
     SecureVector,
 )
 from fedssl.secure_aggregation import OwnerLimits, SecureClient, SecureServer, Words, wire
-from fedssl.secure_aggregation.deployed import round_context
+from fedssl.secure_aggregation.round_context import round_context
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.disclosure.ledger.verification import read_entries

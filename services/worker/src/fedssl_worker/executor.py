@@ -33,7 +33,7 @@ from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, StateLost, WorkItem
 from fedssl.secure_aggregation import RoundContext, Words
-from fedssl.secure_aggregation.deployed import round_context
+from fedssl.secure_aggregation.round_context import round_context
 from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import UNREADABLE, OwnImages, PreparedImages, PublicImages
 from fedssl_worker.labels import OwnLabels

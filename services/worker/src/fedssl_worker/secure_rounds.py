@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -40,19 +41,34 @@ from fedssl.protocol.secure_work import (
 from fedssl.protocol.work import WorkItem
 from fedssl.secure_aggregation import Refused, RoundContext, SecureClient, Words, wire
 from fedssl.secure_aggregation.client import Signer
+from fedssl.secure_aggregation.messages import Confirmation
 from fedssl_worker.causes import CannotTrain
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.state import ClientStates, Finished
 
 log = structlog.get_logger()
 
+M = TypeVar("M")
+
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 """Between two questions for the phase. The pause grows while the phase lasts."""
+
+_MASKED = "masked.safetensors"
 
 
 def _sleep(seconds: float) -> bool:
     time.sleep(seconds)
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A trained update with its words and their digest, and where the file of its masked vector will be."""
+
+    finished: Finished
+    words: Words
+    digest: str
+    masked: Path
 
 
 class Record(StrictModel):
@@ -149,23 +165,25 @@ class SecureRound:
         `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, Cancelled, LedgerError and
         ClientError.
         """
-        masked = finished.update.with_name("masked.safetensors")
-        digest = hashlib.sha256(words.words64.tobytes()).hexdigest()
+        digest, masked = hashlib.sha256(words.words64.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
+        record = self._record
+        if record.words not in (None, digest):
+            raise self._refused("the update was trained again with other bits than the one that was masked")
+        if record.inbox is not None:
+            inbox = wire.inbox_from_wire(record.inbox)
+            self._guarded(lambda: self._secure.mask(inbox, words))
+        if record.survivors is not None:
+            survivors = wire.survivors_from_wire(record.survivors)
+            self._guarded(lambda: self._secure.confirm(survivors))
         try:
-            if self._record.words not in (None, digest):
-                raise self._refused("the update was trained again with other bits than the one that was masked")
-            if self._record.inbox is not None:
-                self._mask(words, wire.inbox_from_wire(self._record.inbox))
-            if self._record.survivors is not None:
-                self._guarded(lambda: self._secure.confirm(wire.survivors_from_wire(self._record.survivors or {})))
-            self._answer_phases((finished, words, masked, digest), report, _sleep)
+            self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
         finally:
             masked.unlink(missing_ok=True)
         self._end()
 
     def _answer_phases(
         self,
-        trained: tuple[Finished, Words, Path, str] | None,
+        trained: _Trained | None,
         report: Callable[[], None],
         pause: Callable[[float], bool],
     ) -> None:
@@ -197,7 +215,7 @@ class SecureRound:
             if self._client.secure_status(self._item.assignment_id).phase not in ("done", "failed"):
                 raise
 
-    def _answer(self, status: SecureStatus, trained: tuple[Finished, Words, Path, str] | None) -> None:
+    def _answer(self, status: SecureStatus, trained: _Trained | None) -> None:
         try:
             match status.phase:
                 case "keys":
@@ -206,7 +224,7 @@ class SecureRound:
                     self._share(status)
                 case "vectors":
                     assert trained is not None, "checked by the caller"
-                    self._send_vector(status, *trained)
+                    self._send_vector(status, trained)
                 case "confirmations":
                     confirmation = self._confirm(status)
                     self._egress.send_secure(self._item, wire.confirmation_to_wire(confirmation))
@@ -223,19 +241,16 @@ class SecureRound:
         self._store(roster=status.roster)
         self._egress.send_secure(self._item, wire.shares_to_wire(shares))
 
-    def _send_vector(self, status: SecureStatus, finished: Finished, words: Words, masked: Path, digest: str) -> None:
+    def _send_vector(self, status: SecureStatus, trained: _Trained) -> None:
         inbox = status.inbox or SecureInbox(sharers=(), deliveries=())
-        vector = self._mask(words, wire.inbox_from_wire(inbox))
-        self._store(inbox=inbox, words=digest)
-        save_tensors({VECTOR_NAME: torch.from_numpy(vector.words.words64.view(np.int64))}, masked)
-        message = SecureVector(update=digest_of(masked), signature=vector.signature.hex())
-        self._states.set_masked(finished, message.update)
-        self._egress.send_masked(self._item, finished, masked, message, self._sum_of())
+        vector = self._guarded(lambda: self._secure.mask(wire.inbox_from_wire(inbox), trained.words))
+        self._store(inbox=inbox, words=trained.digest)
+        save_tensors({VECTOR_NAME: torch.from_numpy(vector.words.words64.view(np.int64))}, trained.masked)
+        message = SecureVector(update=digest_of(trained.masked), signature=vector.signature.hex())
+        self._states.set_masked(trained.finished, message.update)
+        self._egress.send_masked(self._item, trained.finished, trained.masked, message, self._sum_of())
 
-    def _mask(self, words: Words, inbox: Any) -> Any:
-        return self._guarded(lambda: self._secure.mask(inbox, words))
-
-    def _confirm(self, status: SecureStatus) -> Any:
+    def _confirm(self, status: SecureStatus) -> Confirmation:
         confirmation = self._guarded(lambda: self._secure.confirm(wire.survivors_from_wire(status.survivors or {})))
         self._store(survivors=status.survivors)
         return confirmation
@@ -256,7 +271,8 @@ class SecureRound:
             "threshold": limits.threshold,
         }
 
-    def _guarded(self, step: Callable[[], Any]) -> Any:
+    def _guarded(self, step: Callable[[], M]) -> M:
+        """Take a step of the protocol. Raises NotPermitted if it refuses what the coordinator asked."""
         try:
             return step()
         except Refused as error:

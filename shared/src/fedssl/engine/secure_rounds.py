@@ -25,8 +25,8 @@ from fedssl.engine.secure_sums import (
 )
 from fedssl.methods import Method
 from fedssl.methods.api import Context, ServerState, Update
+from fedssl.protocol.secure_work import SecureMember
 from fedssl.secure_aggregation import (
-    Member,
     NoSum,
     OwnerLimits,
     RoundContext,
@@ -34,8 +34,8 @@ from fedssl.secure_aggregation import (
     SecureServer,
     UnmaskedSum,
     Words,
-    choose_thresholds,
 )
+from fedssl.secure_aggregation.round_context import round_context
 
 Phase = Literal["keys", "shares", "vectors", "confirmations", "reveals"]
 """The messages of a client in a secure round, in this order."""
@@ -82,7 +82,8 @@ def run_secure_round(
     if unknown := sorted((lost or {}).keys() - cohort.keys()):
         raise ValueError(f"{unknown[0]} cannot be lost, because it is not in the cohort")
     identities = {name: Ed25519PrivateKey.generate() for name in cohort}
-    members = tuple(Member(name, key.public_key().public_bytes_raw().hex()) for name, key in sorted(identities.items()))
+    public = {name: key.public_key().public_bytes_raw().hex() for name, key in identities.items()}
+    members = [SecureMember(client=name, identity=key) for name, key in public.items()]
     context = _context(method, broadcast, members, ctx)
     protocol = _Protocol(context, identities, lost or {})
     try:
@@ -94,21 +95,16 @@ def run_secure_round(
     return SecureResult(result, found.survivors, tuple(protocol.rejected))
 
 
-def _context(method: Method, broadcast: Tensors, members: tuple[Member, ...], ctx: Context) -> RoundContext:
+def _context(method: Method, broadcast: Tensors, members: Sequence[SecureMember], ctx: Context) -> RoundContext:
     """Return the context. Raises NoSecureSum if the cohort is too small for the spec."""
-    spec, plan = ctx.spec, method.bind(ctx.spec).plan
-    config = spec.secure_aggregation
-    assert config is not None, "only with secure aggregation"
-    least = max(config.min_cohort, spec.cohort.min_updates or 0)
     try:
-        return RoundContext(
-            run=f"simulated-{secrets.token_hex(16)}",
-            round=ctx.round_number,
+        return round_context(
+            f"simulated-{secrets.token_hex(16)}",
+            ctx.round_number,
+            spec=ctx.spec,
+            plan=method.bind(ctx.spec).plan,
             broadcast=hashlib.sha256(serialised(broadcast)).hexdigest(),
-            plan=hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
-            num_words64=num_client_words(method, ctx),
-            num_words32=0,
-            thresholds=choose_thresholds(len(members), min_cohort=least, collusion=config.collusion),
+            num_words=num_client_words(method, ctx),
             cohort=members,
         )
     except ValueError as error:

@@ -196,6 +196,13 @@ def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(1))
+    other = workers.identities["client-2"].public_key().public_bytes_raw().hex()
+    coordinator.worker("client-x", identity=other)  # which only stops the two of them
+    coordinator.advance(workers.id)
+    run = coordinator.client.run(workers.id)
+    assert run.reason is not None
+    assert "client-2, client-x: another client has announced the same identity key" in run.reason
+    coordinator.client.revoke_client("client-x")
     coordinator.worker(VICTIM, identity="ab" * 32)
     coordinator.advance(workers.id)
     run = coordinator.client.run(workers.id)

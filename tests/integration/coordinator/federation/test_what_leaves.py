@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from fedssl.data import ImageData, save_npz
 from fedssl.protocol.data_card import DataReport
+from fedssl.protocol.secure_work import SecureQuery, SecureSubmission
 from fedssl.protocol.site_work import SiteAnswer
 from fedssl.protocol.states import RunState
 from fedssl.protocol.work import DELIVERY_HEADER, Claim, Decline, EndedQuery, Heartbeat, Register, Submit
@@ -38,6 +39,8 @@ JSON: dict[str, type[BaseModel]] = {
     "/v1/work/submit": Submit,
     "/v1/work/decline": Decline,
     "/v1/work/ended-runs": EndedQuery,  # asked when a worker has nothing else to do
+    "/v1/work/secure/send": SecureSubmission,  # test_secure_rounds.py searches all bytes of a secure round
+    "/v1/work/secure/status": SecureQuery,
     "/v1/work/site-evaluations/submit": SiteAnswer,  # compared with the ledger by the worker's unit tests
 }
 EVALUATION_CLAIM = "/v1/work/site-evaluations/claim"  # has no body

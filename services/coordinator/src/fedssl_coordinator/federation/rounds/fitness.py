@@ -3,6 +3,7 @@
 What a worker declares is only advice: each worker checks its work again before it trains.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
@@ -101,10 +102,13 @@ def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None
 
 def _unidentified(session: Session, names: Sequence[str]) -> dict[str, str]:
     """Return the clients that others could not recognise in a secure round, with the reason."""
-    found = {}
-    for name, (identity, announced) in clients.identities(session, names).items():
+    found, known = {}, clients.identities(session, names)
+    counts = Counter(identity for identity, _ in known.values())
+    for name, (identity, announced) in known.items():
         if identity is None:
             found[name] = "its worker has not announced an identity key, which secure aggregation needs: update it"
+        elif counts[identity] > 1:
+            found[name] = "another client has announced the same identity key: revoke the one whose key it is not"
         elif announced != identity:
             found[name] = f"its identity key has changed: fedssl client confirm-identity {name} {announced}"
     return found

@@ -21,7 +21,7 @@ from fedssl.protocol.secure_work import OUT_OF_RANGE, SecureMember
 from fedssl.protocol.states import AssignmentState, Cause, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.secure_aggregation import RoundContext
-from fedssl.secure_aggregation.deployed import round_context
+from fedssl.secure_aggregation.round_context import round_context
 from fedssl.seeding import asked_cohort
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record

@@ -227,12 +227,13 @@ def _record_phase(
     session: Session, current: Round, phase: SecurePhase, server: SecureServer, missing: Collection[str]
 ) -> None:
     collected = server.collected
-    present: Collection[str] = {
+    lists: Mapping[str, Collection[str]] = {
         "shares": collected.keys,
         "vectors": collected.shares,
         "confirmations": collected.vectors,
         "reveals": collected.confirmations,
-    }[phase]
+    }
+    present = lists[phase]
     absent = f"; without {', '.join(sorted(missing))}" if missing else ""
     record(
         session,

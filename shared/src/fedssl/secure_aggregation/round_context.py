@@ -1,4 +1,4 @@
-"""The context of a deployed run's round, which the coordinator and each worker compute on their own."""
+"""The context of a run's round, which the coordinator and each worker compute on their own."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def round_context(
     a learning rate of 0 or frozen weights without a gradient, would obtain that client's update as the sum.
 
     Args:
-        run: the run's id. number: of the round.
+        run: the run's id, or a random one of a simulation. number: of the round.
         plan: the method's artifact plan, of the caller's own installation.
         broadcast: SHA-256 of the round's broadcast, in hexadecimal. frozen: that of the run's frozen tensors, or None.
         num_words: as `fedssl.engine.secure_sums.num_client_words` returns.
