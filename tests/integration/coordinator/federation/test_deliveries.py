@@ -249,13 +249,13 @@ def test_a_full_disk_keeps_nothing(lane: Lane, watching: Onlooker, monkeypatch: 
 def test_a_token_that_is_revoked_while_the_bytes_arrive(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.storage.artifacts import streaming
 
-    finish = streaming._finish
+    store = streaming._store
 
     def revoke(*arguments: Any) -> None:
-        finish(*arguments)
+        store(*arguments)
         lane.coordinator.client.revoke_client("a")
 
-    monkeypatch.setattr(streaming, "_finish", revoke)
+    monkeypatch.setattr(streaming, "_store", revoke)
     assert lane.deliver(lane.update()).status_code == 401
 
 
