@@ -259,7 +259,7 @@ def test_a_delivery_after_its_lease_was_lost_is_refused_before_its_bytes_are_rea
 
 
 def test_a_full_disk_keeps_nothing(lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     for name in (
