@@ -84,6 +84,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--claim-seconds", type=float, default=25.0, help="that a claim waits for work; at most 60")
     parser.add_argument("--upload", action="store_true", help="upload and submit, as workers of older versions do")
     parser.add_argument("--no-pauses", action="store_true", help="wait for work during rounds, as older workers do")
+    parser.add_argument("--register-first", action="store_true", help="claim only once all have registered")
     parser.add_argument("--apis", type=int, default=1)
     parser.add_argument("--aggregators", type=int, default=1)
     parser.add_argument("--limit-seconds", type=float, default=220.0, help="give up after so long")
@@ -110,7 +111,9 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
     pids = {**federation.pids, "valkey": servers.pids["valkey"]}
     began = time.monotonic()
     with Connections(tables) as connections:
-        registered = asyncio.run(_work(workers, tables, run_id, options.limit_seconds))
+        registered = asyncio.run(
+            _work(workers, tables, run_id, options.limit_seconds, register_first=options.register_first)
+        )
     seconds = time.monotonic() - began
     processes = {
         name: {"peak_mb": round(peak_megabytes(pid)), "cpu_seconds": round(cpu_seconds(pid), 1)}
@@ -147,15 +150,19 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
     }
 
 
-async def _work(workers: list[SimulatedWorker], tables: Tables, run_id: UUID, limit_seconds: float) -> float:
+async def _work(
+    workers: list[SimulatedWorker], tables: Tables, run_id: UUID, limit_seconds: float, *, register_first: bool
+) -> float:
     """Register everybody, and work until the run has ended; how long registering took."""
     began = time.monotonic()
     places, registered = asyncio.Semaphore(_AT_ONCE), [0.0]
+    all_registered = asyncio.Barrier(len(workers) if register_first else 1)
 
     async def live(worker: SimulatedWorker) -> None:
         async with places:
             await worker.register()
         registered[0] = time.monotonic() - began
+        await all_registered.wait()
         await worker.work()
 
     tasks = [asyncio.create_task(live(worker)) for worker in workers]

@@ -152,7 +152,7 @@ def _used() -> Iterator[set[str]]:
     def noting(place: str, original: Any) -> Any:
         def call(*given: Any) -> Any:
             found = original(*given)
-            if found not in (None, (None,)):
+            if found is not None and found[-1:] != (None,):
                 used.add(place)
             return found
 

@@ -24,12 +24,17 @@ def check_finite(path: Path, header: Header | None = None) -> None:
         with path.open("rb") as file:
             header = read_header(file)
     with path.open("rb") as file:
-        for entry in header.entries:
-            if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(file, header, entry):
-                raise NotFinite(
-                    f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
-                    "and check the images for constant or corrupt ones"
-                )
+        check_finite_in(file, header)
+
+
+def check_finite_in(file: BinaryIO, header: Header) -> None:
+    """Do the same as `check_finite`, for a file that is open or in memory, and its header."""
+    for entry in header.entries:
+        if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(file, header, entry):
+            raise NotFinite(
+                f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
+                "and check the images for constant or corrupt ones"
+            )
 
 
 def _is_finite(file: BinaryIO, header: Header, entry: TensorEntry) -> bool:

@@ -166,6 +166,7 @@ class FileStore:
         self._damaged = root / "damaged"
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._is_mounted = root.is_mount()
+        self._synced: set[Path] = set()  # folders whose own names this process has synced: at most 65,792
         drop_old_files(self._incoming, _ABANDONED_SECONDS)
 
     @contextmanager
@@ -266,10 +267,14 @@ class FileStore:
 
     def _adopt(self, path: Path, digest: str) -> None:
         place = self._place(digest)
+        self._synced -= {folder for folder in place.parents[:2] if not folder.is_dir()}
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
-        for folder in (place.parent, place.parent.parent, self.root):
-            sync(folder)
+        sync(place.parent)
+        for folder in place.parents[:2]:
+            if folder not in self._synced:
+                sync(folder.parent)
+                self._synced.add(folder)
 
 
 class FileWriter:

@@ -234,28 +234,56 @@ def test_a_connection_that_breaks_leaves_nothing(lane: Lane, watching: Onlooker,
     assert lane.deliver(update).json()["state"] == "accepted"
 
 
+def test_a_connection_that_breaks_after_the_body_counts_once(lane: Lane, tables: Tables) -> None:
+    update = lane.update()
+    about = json.dumps(lane.submission(update))
+    head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
+            f"{DELIVERY_HEADER}: {about}\nContent-Length: {len(update)}\n")  # fmt: skip
+    raw_request(lane.coordinator.url, head, update, then_close=True)
+    assert lane.deliver(update).json()["state"] == "accepted"
+    assert tables.one("SELECT count(*) FROM uploads") == 1
+    assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
+
+
+def test_a_delivery_after_its_lease_was_lost_is_refused_before_its_bytes_are_read(
+    lane: Lane, watching: Onlooker
+) -> None:
+    _lapse(lane, None)
+    lane.coordinator.advance(lane.run)
+    with watching.nothing_changes() as events:
+        answer = lane.deliver(lane.update())
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:fedssl:problem:lease-lost")
+    assert [(event.kind, event.client_id) for event in events] == [("artifact.refused", "a")]
+    lane.claim()
+    assert lane.deliver(lane.update()).json()["state"] == "accepted"
+
+
 def test_a_full_disk_keeps_nothing(lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(writer: object, digest: str) -> str:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedssl.artifacts.store.FileWriter.commit", full)
-    with watching.nothing_changes():
-        answer = lane.deliver(lane.update())
-    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
-    monkeypatch.undo()
+    for name in (
+        "tempfile.mkstemp",
+        "fedssl.artifacts.store.FileWriter.write",
+        "fedssl.artifacts.store.FileWriter.commit",
+    ):
+        with monkeypatch.context() as patch, watching.nothing_changes():
+            patch.setattr(name, full)
+            answer = lane.deliver(lane.update())
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
     assert lane.deliver(lane.update()).json()["state"] == "accepted"
 
 
 def test_a_token_that_is_revoked_while_the_bytes_arrive(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.storage.artifacts import streaming
 
-    finish = streaming._finish
+    store = streaming._store
 
     def revoke(*arguments: Any) -> None:
-        finish(*arguments)
+        store(*arguments)
         lane.coordinator.client.revoke_client("a")
 
-    monkeypatch.setattr(streaming, "_finish", revoke)
+    monkeypatch.setattr(streaming, "_store", revoke)
     assert lane.deliver(lane.update()).status_code == 401
 
 

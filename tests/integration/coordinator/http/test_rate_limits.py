@@ -1,5 +1,6 @@
 """Floods, and whoever holds a connection and says nothing: 429, or a closed connection; and nobody else notices."""
 
+import asyncio
 import http.client
 import socket
 import threading
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psycopg
@@ -15,6 +17,7 @@ from sqlalchemy import text
 
 from fedssl.protocol.views import TokenCreate
 from fedssl_coordinator.core.db import UNREACHABLE, transaction
+from fedssl_coordinator.http.rate_limits import RequestCounts
 from fedssl_coordinator.identity.concurrency_limit import _waiting as places
 from fedssl_coordinator.identity.tokens import service as tokens
 from support.cast import Cast
@@ -127,6 +130,24 @@ def test_a_token_that_asks_too_often(make: Make) -> None:
         assert {http.get("/v1/runs").status_code for _ in range(9)} == {200}  # the first counts for the address
         _assert_refused(http.get("/v1/runs"))
         assert worker.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204
+
+
+@pytest.mark.parametrize("with_redis", [True, False])
+def test_a_token_s_requests_are_counted_exactly_and_by_two_processes_together(
+    servers: Servers,
+    with_redis: bool,  # noqa: FBT001
+) -> None:
+    async def allowed(*hits: tuple[int, int]) -> list[int]:
+        """Return how many of the hits (process, number) are allowed."""
+        url = servers.redis_url if with_redis else "redis://127.0.0.1:1/0"
+        processes, who = [RequestCounts(url), RequestCounts(url)], str(uuid4())
+        return [
+            [await processes[number].hit_soon("token", who, 40) for _ in range(hit)].count(0) for number, hit in hits
+        ]
+
+    assert asyncio.run(allowed((0, 50))) == [40]
+    assert asyncio.run(allowed((0, 30), (1, 30))) == [30, 10 if with_redis else 30]
+    assert asyncio.run(allowed((0, 15), (1, 45))) == [15, 29 if with_redis else 40]  # four are not reported yet
 
 
 def test_a_token_is_one_however_it_is_spelt(make: Make) -> None:

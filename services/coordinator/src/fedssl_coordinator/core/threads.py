@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from anyio import CapacityLimiter, fail_after
+from anyio import CapacityLimiter, WouldBlock, fail_after
 from anyio.lowlevel import RunVar
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
@@ -33,10 +33,13 @@ async def run_transaction(work: Callable[..., T], *arguments: object) -> T:
         _limiter.set(limiter := CapacityLimiter(_NUM_AT_A_TIME))
     borrower = object()
     try:
-        with fail_after(settings().database_wait_seconds):
-            await limiter.acquire_on_behalf_of(borrower)
-    except TimeoutError:
-        raise PoolTimeout("all threads for transactions are busy") from None
+        limiter.acquire_on_behalf_of_nowait(borrower)
+    except WouldBlock:  # only then is a deadline needed
+        try:
+            with fail_after(settings().database_wait_seconds):
+                await limiter.acquire_on_behalf_of(borrower)
+        except TimeoutError:
+            raise PoolTimeout("all threads for transactions are busy") from None
     try:
         return await run_in_threadpool(work, *arguments)
     finally:

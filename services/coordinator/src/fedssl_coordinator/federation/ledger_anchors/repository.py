@@ -76,7 +76,7 @@ def _extend() -> Any:
         .scalar_subquery()
     )
     of_entry = select(known.id).where(known.client_id == client, known.key == key, known.seq == seq).exists()
-    new = select(client, key, seq, head, literal(True)).select_from(keys).where(newest < seq, ~of_entry)  # noqa: FBT003
+    new = select(client, key, seq, head, literal(True)).select_from(keys).where(newest < seq, ~of_entry)
     added = (
         insert(anchors)
         .from_select(["client_id", "key", "seq", "head", "is_consistent"], new)

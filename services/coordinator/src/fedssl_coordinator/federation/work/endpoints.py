@@ -101,13 +101,16 @@ class _Claimed(NamedTuple):
 
 def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause: bool = False) -> _Claimed:
     with transaction() as session:
-        caller = token.working(session)
-        client_id = _client_of(caller)
-        if (item := service.claim(session, client_id)) is not None:
+        if (ordinary_claim := ordinary.claim(session, token.secret_hash)) is not None:
+            worker, item = ordinary_claim
+            caller = token.remember(worker)
+        else:
+            caller = token.working(session)
+            item = service.claim(session, _client_of(caller))
+        if item is not None:
             return _Claimed(caller, item)
+        client_id = _client_of(caller)
         pause = pauses.pause_seconds(session, client_id) if may_pause else 0
-        if may_pause and not pause:  # it will wait, and check for evaluations before that
-            return _Claimed(caller, None)
         evaluates = checks_evaluations and bool(site_evaluations.offered_to(session, [client_id]))
         return _Claimed(caller, None, evaluates, 0 if evaluates else pause)
 
@@ -131,26 +134,30 @@ async def claim(
     """
     response.headers.update({OFFER_HEADER: str(DELIVERY_BYTES), RESOURCES_HEADER: "1", EVALUATIONS_HEADER: "0"})
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
-    checks_evaluations = obeys_retry_after and claim.site_evaluations
-    first = functools.partial(_claim, checks_evaluations=checks_evaluations, may_pause=obeys_retry_after)
-    found = await run_transaction(first, token)
+    waiting_claims = request.app.state.waiting_claims
+    num_wakeups = waiting_claims.num_wakeups
+    attempt = functools.partial(_claim, checks_evaluations=claim.site_evaluations)
+    found = await run_transaction(functools.partial(attempt, may_pause=obeys_retry_after), token)
     if found.item is not None:
         return found.item
     if found.pause or found.evaluates:
         return _no_work(found)  # type: ignore[return-value]
-    caller = found.caller
-    waiting = request.app.state.waiting_claims.wait(caller, site_evaluations=claim.site_evaluations)
-    with place_of(caller.token_id), waiting as woken:
-        # It tries again first: work that came before this claim was waiting woke nobody.
-        again = functools.partial(_claim, checks_evaluations=claim.site_evaluations)
-        while (found := await run_transaction(again, token)).item is None:
-            is_woken = False
+    waiting = waiting_claims.wait(found.caller, site_evaluations=claim.site_evaluations)
+    with place_of(found.caller.token_id), waiting as woken:
+        # Work that came before this claim was waiting has woken nobody.
+        is_woken = waiting_claims.num_wakeups != num_wakeups
+        while True:
             while not is_woken:
-                left = 0 if found.evaluates else end - time.monotonic()
+                left = end - time.monotonic()
                 if left <= 0 or await request.is_disconnected():
                     return _no_work(found)  # type: ignore[return-value]
                 is_woken = await woken.wait(min(left, _GONE_SECONDS))
-    return found.item
+            found = await run_transaction(attempt, token)
+            if found.item is not None:
+                return found.item
+            if found.evaluates:
+                return _no_work(found)  # type: ignore[return-value]
+            is_woken = False
 
 
 def _no_work(found: _Claimed) -> Response:

@@ -26,19 +26,23 @@ from fedssl_coordinator.identity.tokens.repository import SeenWorker
 from fedssl_coordinator.storage.artifacts.service import MAX_UPLOADS, UpdatePermit, require_stored
 
 
-def claim(session: Session, client_id: str) -> tuple[WorkItem | None] | None:
-    """Lease the client's oldest offer, and return the work in a tuple, or (None,) if there is nothing to claim."""
-    offer = repository.lease(session, client_id)
+def claim(session: Session, secret_hash: str) -> tuple[SeenWorker, WorkItem | None] | None:
+    """Lease a worker's oldest offer, and return the worker and the work, which is None if there is nothing to claim."""
+    leased = repository.lease(session, secret_hash)
+    if leased is None:
+        return None
+    worker, offer = leased
     if offer is None:
-        return (None,)
+        return worker, None
     if not offer.was_offered:  # a worker that has started again resumes its lease
         return None
-    say_about(run=str(offer.run_id), round=offer.round_number)
+    client_id = worker.client_id
+    say_about(client=client_id, run=str(offer.run_id), round=offer.round_number)
     [kind] = kinds_of(Assignment, AssignmentState.OFFERED, AssignmentState.LEASED)
     about = about_assignment(offer.assignment_id, offer.run_id, offer.round_number, client_id)
     record(session, kind, f"{client_id} has claimed the assignment", **about)
     enqueue.wake_watchers(session)
-    return (_work_item(session, client_id, offer),)
+    return worker, _work_item(session, client_id, offer)
 
 
 def heartbeat(session: Session, secret_hash: str, request: Heartbeat) -> SeenWorker | None:

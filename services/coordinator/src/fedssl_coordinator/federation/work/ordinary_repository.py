@@ -49,10 +49,13 @@ class Offer(NamedTuple):
     newest_update: str | None
 
 
-def lease(session: Session, client_id: str) -> Offer | None:
-    """Lease the oldest offer of a client, which has no lease. Returns None if there is nothing to claim."""
-    row = session.execute(_LEASE, {"claimant": client_id}).one_or_none()
-    return None if row is None else Offer(*row)
+def lease(session: Session, secret_hash: str) -> tuple[SeenWorker, Offer | None] | None:
+    """Record that a worker was seen, and lease its oldest offer if it has no lease. Returns None without a worker.
+
+    The offer is None if there is nothing to claim. Claims of one client wait for one another at its row.
+    """
+    row = session.execute(_LEASE, {"secret": secret_hash}).one_or_none()
+    return None if row is None else (SeenWorker(row[0], row[1]), None if row[2] is None else Offer(*row[2:]))
 
 
 class Renewal(NamedTuple):
@@ -127,15 +130,17 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, 
 
 
 def _lease() -> Any:
+    seen = SEEN.cte("seen")
     found = (
         select(
             _a.id, _a.run_id, _a.round_number, _a.state, _r.broadcast, _r.deadline, _run.num_rounds, _run.frozen,
             func.coalesce(_run.restart_round, 0).label("restart_round"),
         )
         .select_from(_assignments)
+        .join(seen, seen.c.client_id == _a.client_id)
         .join(_runs, _run.id == _a.run_id)
         .join(_rounds, _r.id == _a.round_id)
-        .where(_a.client_id == bindparam("claimant"), is_open)
+        .where(is_open)
         .order_by(_a.state != AssignmentState.LEASED, _a.offered_at, _a.id)
         .limit(1)
         .with_for_update(of=_assignments, key_share=True, skip_locked=True)
@@ -155,7 +160,7 @@ def _lease() -> Any:
         .where(
             found.c.round_number > 1,
             earlier.c.run_id == found.c.run_id,
-            earlier.c.client_id == bindparam("claimant"),
+            earlier.c.client_id == seen.c.client_id,
             earlier.c.state == AssignmentState.ACCEPTED,
             earlier.c.round_number > found.c.restart_round,
             of.c.verdict.is_distinct_from(Verdict.SKIPPED),
@@ -166,8 +171,8 @@ def _lease() -> Any:
     )
     columns = (found.c.id, found.c.run_id, found.c.round_number, found.c.broadcast, found.c.frozen, found.c.deadline)
     theirs = (found.c.num_rounds, newest.c.round_number, newest.c.update_digest)
-    return select(*columns, leased.c.id.is_not(None), *theirs).select_from(
-        found.outerjoin(leased, true()).outerjoin(newest, true())
+    return select(seen.c.token_id, seen.c.client_id, *columns, leased.c.id.is_not(None), *theirs).select_from(
+        seen.outerjoin(found, true()).outerjoin(leased, true()).outerjoin(newest, true())
     )
 
 

@@ -85,8 +85,6 @@ def _record_identity(session: Session, client_id: str, announced: str | None, be
 
 def claim(session: Session, client_id: str) -> WorkItem | None:
     """Lease the client's next assignment. A restarted worker gets the one that it still holds."""
-    if (ordinary_claim := ordinary.claim(session, client_id)) is not None:
-        return ordinary_claim[0]
     found = repository.claimable(session, client_id)
     if found is None:
         return None

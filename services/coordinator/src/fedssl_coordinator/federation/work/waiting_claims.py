@@ -29,13 +29,16 @@ class WaitingClaims:
     """
 
     def __init__(self, wakeups: Wakeups) -> None:
+        self.num_wakeups = 0
+        """How often the claims of this process were woken. If it is the same before a claim and once it waits, every
+        offer of the time between wakes it."""
         self._wakeups = wakeups
         self._waiting: defaultdict[Caller, set[Listener]] = defaultdict(set)
         self._evaluating: Counter[Caller] = Counter()
 
     @contextlib.contextmanager
     def wait(self, caller: Caller, *, site_evaluations: bool = False) -> Iterator[Listener]:
-        """Yield a listener that is woken when the caller should check for work. It checks once at first, too.
+        """Yield a listener that is woken when the caller should check for work.
 
         `site_evaluations`: it is also woken for an evaluation at its site.
         """
@@ -59,7 +62,7 @@ class WaitingClaims:
     async def _check_repeatedly(self) -> None:
         with self._wakeups.listen(WORK_CHANNEL) as woken:
             while True:
-                await woken.wait(POLL_SECONDS)
+                self.num_wakeups += await woken.wait(POLL_SECONDS)
                 if not self._waiting:
                     continue
                 try:

@@ -1,6 +1,7 @@
 """Streams artifacts in and out, one mebibyte at a time: neither direction holds a whole artifact in memory."""
 
 import hashlib
+import io
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.finite import check_finite, check_finite_in
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.artifacts.store import Writer
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
@@ -53,10 +54,24 @@ async def receive(permit: UploadPermit, digest: str, content_length: int | None,
         detail = "send Content-Length, the size of the safetensors file in bytes, and no chunked encoding"
         raise permit.refusal("length-required", detail)
     check_announced(permit, content_length)
-    with refusals(permit), store().writer() as writer:
-        header, rest = await _receive_into(writer, permit, content_length, body)
-        await run_in_threadpool(_finish, writer, rest, digest, header)
+    with refusals(permit):
+        if content_length < CHUNK:  # it is in memory until all of it has arrived
+            header, whole = await _receive_into(None, permit, content_length, body)
+            await run_in_threadpool(_store, whole, digest, header)
+            return content_length
+        with store().writer() as writer:
+            header, rest = await _receive_into(writer, permit, content_length, body)
+            await run_in_threadpool(_finish, writer, rest, digest, header)
     return content_length
+
+
+def _store(whole: bytes, digest: str, header: Header) -> None:
+    """Check an upload that is in memory, and store it. Raises ArtifactError."""
+    with store().writer() as writer:
+        writer.write(whole)
+        writer.verify(digest)  # first, as in `_finish`
+        check_finite_in(io.BytesIO(whole), header)
+        writer.commit(digest)
 
 
 def _finish(writer: Writer, rest: bytes, digest: str, header: Header) -> None:
@@ -88,9 +103,9 @@ def refusals(permit: UploadPermit) -> Iterator[None]:
 
 
 async def _receive_into(
-    writer: Writer, permit: UploadPermit, content_length: int, body: AsyncIterator[bytes]
+    writer: Writer | None, permit: UploadPermit, content_length: int, body: AsyncIterator[bytes]
 ) -> tuple[Header, bytes]:
-    """Return the header, and the last bytes, which are not written yet."""
+    """Return the header, and the last bytes, which are not written yet: all of them without a writer."""
     pending = bytearray()
     header: Header | None = None
     received = 0
@@ -100,7 +115,7 @@ async def _receive_into(
             raise ArtifactTooLarge("more bytes arrived than Content-Length announced")
         pending += chunk
         header = header or checked_header(pending, permit, content_length)
-        if header is not None and len(pending) >= CHUNK:
+        if writer is not None and header is not None and len(pending) >= CHUNK:
             await run_in_threadpool(writer.write, bytes(pending))
             pending.clear()
     if header is None:
