@@ -282,7 +282,17 @@ def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> 
 
 
 def _stored(result: ServerResult) -> Weights:
-    return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms, result.loaded)
+    state = put(result.state)
+    broadcast = state if _are_same(result.state, result.broadcast) else put(result.broadcast)
+    return Weights(state, broadcast, result.metrics, result.norms, result.loaded)
+
+
+def _are_same(some: Tensors, others: Tensors) -> bool:
+    """Return whether these are the same tensors in memory, as with methods whose broadcast is the server's state."""
+    return some.keys() == others.keys() and all(
+        (tensor.data_ptr(), tensor.dtype, tensor.shape) == (other.data_ptr(), other.dtype, other.shape)
+        for tensor, other in zip(some.values(), (others[name] for name in some), strict=True)
+    )
 
 
 def _record_artifacts(session: Session, weights: Weights) -> None:
