@@ -182,7 +182,7 @@ def _processes() -> list[int]:
 
 
 def _is_in(pid: int, folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
         return Path(f"/proc/{pid}/cwd").readlink() == folder
     return False
 
