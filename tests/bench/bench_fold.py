@@ -25,7 +25,7 @@ from fedssl.protocol.runs import RunSpec
 REPEATS, NUM_CLIENTS = 5, 8
 LEAST_SHARE = 0.5
 MOST_LEFT = 0.8
-"""Of the processor time of a close that begins with nothing. On a busy machine it was 0.6: the measurements remain."""
+"""The largest share of a whole close's processor time. On a busy machine it was 0.6 to 0.7: the measurements remain."""
 
 
 def _seconds(act: Callable[[], object], repeats: int = REPEATS) -> float:

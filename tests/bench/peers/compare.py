@@ -100,7 +100,7 @@ def _flower(num_clients: int, megabytes: float, options: argparse.Namespace, fol
         f'[superlink]\ndefault = "bench"\n[superlink.bench]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     link = ["flower-superlink", "--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
-    with _process(link, environment, folder) as server:
+    with _process(link, environment, folder):
         _await_port(port)
         with contextlib.ExitStack() as nodes:
             for number in range(1, num_clients + 1):
@@ -110,7 +110,7 @@ def _flower(num_clients: int, megabytes: float, options: argparse.Namespace, fol
             app = folder / "app"
             shutil.copytree(HERE / "flower", app)
             config = f"num-clients={num_clients} num-rounds={options.rounds + 1} megabytes={megabytes}"
-            with _Memory(lambda: _session_of(server.pid)) as memory:
+            with _Memory(lambda: _inside(folder, ("supernode", "clientapp"))) as memory:
                 subprocess.run(["flwr", "run", str(app), "bench", "--run-config", f'{config} out="{out}"'],
                                env=environment, check=True, capture_output=True)  # fmt: skip
                 _await(out)
@@ -167,9 +167,9 @@ def _resident_mb(pid: int) -> float:
         return 0.0
 
 
-def _session_of(leader: int) -> list[int]:
-    """Return the processes of a session."""
-    return [pid for pid in _processes() if _session(pid) == leader]
+def _inside(folder: Path, without: tuple[str, ...]) -> list[int]:
+    """Return the processes that run in a folder and whose command lines contain none of the words."""
+    return [pid for pid in _processes() if _is_in(pid, folder) and not any(word in _command(pid) for word in without)]
 
 
 def _named(*words: str) -> list[int]:
@@ -181,10 +181,10 @@ def _processes() -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
-def _session(pid: int) -> int | None:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getsid(pid)
-    return None
+def _is_in(pid: int, folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        return Path(f"/proc/{pid}/cwd").readlink() == folder
+    return False
 
 
 def _command(pid: int) -> str:

@@ -19,7 +19,7 @@ class PrefixMean:
     """
 
     def __init__(self) -> None:
-        self._start()
+        self._mean, self._added = _empty()
 
     def extend(self, loads: Sequence[Load], weights: Sequence[float]) -> None:
         """Add those of these updates that the mean does not have yet. Raises AggregationError and what `load` raises:
@@ -27,8 +27,8 @@ class PrefixMean:
         wanted = list(zip(loads, checked_weights(weights), strict=True))
         mean, added = self._mean, self._added
         if added != wanted[: len(added)]:
-            mean, added = RunningMean(), []
-        self._start()  # if an update cannot be read, nothing is left half added
+            mean, added = _empty()
+        self._mean, self._added = _empty()  # if an update cannot be read, nothing is left half added
         for load, weight in wanted[len(added) :]:
             mean.add(load(), weight)
         self._mean, self._added = mean, wanted
@@ -40,9 +40,9 @@ class PrefixMean:
         """
         self.extend(loads, weights)
         result = self._mean.result()
-        self._start()  # the sums are twice as large as the result
+        self._mean, self._added = _empty()  # the sums are twice as large as the result
         return result
 
-    def _start(self) -> None:
-        self._mean = RunningMean()
-        self._added: list[tuple[Load, float]] = []
+
+def _empty() -> tuple[RunningMean, list[tuple[Load, float]]]:
+    return RunningMean(), []

@@ -104,6 +104,7 @@ def _context(method: Method, broadcast: Tensors, members: Sequence[SecureMember]
             spec=ctx.spec,
             plan=method.bind(ctx.spec).plan,
             broadcast=hashlib.sha256(serialised(broadcast)).hexdigest(),
+            frozen=None,
             num_words=num_client_words(method, ctx),
             cohort=members,
         )

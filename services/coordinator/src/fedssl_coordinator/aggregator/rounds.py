@@ -316,14 +316,23 @@ def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> 
 
 
 def _stored(result: ServerResult, *, is_first: bool = False) -> Weights:
+    state = put(result.state)
     return Weights(
-        put(result.state),
-        put(result.broadcast),
+        state,
+        state if _are_same(result.state, result.broadcast) else put(result.broadcast),
         None if result.model is result.broadcast else put(result.model),
         put(result.frozen) if is_first and result.frozen else None,
         result.metrics,
         result.norms,
         result.loaded,
+    )
+
+
+def _are_same(some: Tensors, others: Tensors) -> bool:
+    """Return whether these are the same tensors in memory, as with methods whose broadcast is the server's state."""
+    return some.keys() == others.keys() and all(
+        (tensor.data_ptr(), tensor.dtype, tensor.shape) == (other.data_ptr(), other.dtype, other.shape)
+        for tensor, other in zip(some.values(), (others[name] for name in some), strict=True)
     )
 
 
