@@ -9,6 +9,7 @@ from typing import Any
 
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
+from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import ResultsError, SpecError
 from fedssl.evaluation.baselines import CHANCE_KEY, Chance
 from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, dumped_sites, parse_sites, run_key
@@ -121,7 +122,7 @@ def run_in_folder(
     *,
     machine: ComputeSettings = HERE,
     calls: Calls = SILENT,
-    clients: dict[str, ImageData] | None = None,
+    clients: Mapping[str, ImageData | CachedData] | None = None,
     public: ImageData | None = None,
     keep_clients: bool = False,
 ) -> FinishedRun:
