@@ -18,7 +18,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
 from fedssl.data.image_cache.build import CachedData
-from fedssl.data.partitioning import load_public, partition_cached, partition_dataset, require_images
+from fedssl.data.partitioning import load_public, partition_images, require_images
 from fedssl.data.site_labels import SiteLabels, own_labels, with_run_classes
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import (
@@ -208,7 +208,7 @@ def simulate(
     require_images(shards, names)
     sites = _Sites(spec, {name: shards[name] for name in names}, device, on_judging)
     for name in names:
-        _require_shape(f"the images of {name}", shards[name], spec)
+        _require_images(f"the images of {name}", shards[name], spec)
     sizes = {name: len(shards[name]) for name in names}
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
@@ -605,9 +605,7 @@ def judged_models(result: Result) -> dict[str, Tensors]:
 def _partition(spec: RunSpec, data_root: Path | None) -> Mapping[str, ImageData | CachedData]:
     if spec.partition is None:
         raise SpecError("a simulation needs images: add a [partition] section to the spec")
-    if spec.data.cache_size is not None:
-        return partition_cached(spec.partition, spec.data, data_root)
-    return partition_dataset(spec.partition, spec.data, data_root).by_client
+    return partition_images(spec.partition, spec.data, data_root)
 
 
 def _public(spec: RunSpec, images: ImageData | None, data_root: Path | None, device: str) -> ClientData | None:
@@ -621,18 +619,22 @@ def _public(spec: RunSpec, images: ImageData | None, data_root: Path | None, dev
     return ClientData(torch.from_numpy(images.images).to(device))
 
 
-def _require_shape(what: str, images: ImageData | CachedData, spec: RunSpec) -> None:
-    """Raise DataError unless the images have the run's channels and size, and are in a cache if it needs one."""
-    data = spec.data
+def _require_images(what: str, images: ImageData | CachedData, spec: RunSpec) -> None:
+    """Raise DataError unless a client's images have the run's shape, and are in a cache if it needs one."""
     if isinstance(images, CachedData):
-        images.require(data)
+        images.require(spec.data)
         return
-    if data.cache_size is not None:
+    if spec.data.cache_size is not None:
         raise DataError(
             f"{what} are squares in memory, and data.cache_size needs whole images: load them with "
             "fedssl.data.image_cache.load_cached(folder, spec.data)"
         )
-    found = images.images.shape[1:]
+    _require_shape(what, images, spec)
+
+
+def _require_shape(what: str, images: ImageData, spec: RunSpec) -> None:
+    """Raise DataError unless the images have the run's channels and size."""
+    data, found = spec.data, images.images.shape[1:]
     if found != (data.channels, data.image_size, data.image_size):
         raise DataError(
             f"{what} are {' x '.join(map(str, found))}, but the run's are {data.channels} x {data.image_size} x "

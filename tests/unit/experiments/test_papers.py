@@ -200,6 +200,8 @@ def test_data_are_the_paper_s() -> None:
     )
     assert (fashion.channels, fashion.image_size, fashion.mean) == (1, 28, (0.2860,))
     assert (tiny.image_size, tiny.augmentation.greyscale, tiny.augmentation.blur) == (64, 0.5, 0.5)
+    assert {cell.spec.data.cache_size for cell in select("flesd-1") if "imagenet-100" in cell.column} == {375}
+    assert {cell.spec.data.cache_size for cell in select("flesd-1") if "imagenet-100" not in cell.column} == {None}
 
 
 def test_partitions_judging_and_what_everybody_holds_are_the_paper_s() -> None:

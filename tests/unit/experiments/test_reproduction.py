@@ -1,6 +1,7 @@
 """Cells that really run, at a tiny size: digits stand in for CIFAR-10, as an .npz file of its name."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.data.datasets import DATA_VARIABLE
@@ -92,6 +94,29 @@ def test_the_public_client_s_images_are_everybody_s_and_it_does_not_train(root: 
     history = (folder / "history.json").read_text()
     assert '"client-1"' in history
     assert '"client-0"' not in history
+
+
+def test_crops_of_imagenet_100_come_from_whole_image_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public client's are squares in memory, like all public images."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    drawn = np.random.default_rng(0)
+    for split, name, each in itertools.product(("train", "val"), ("a", "b"), range(30)):
+        place = tmp_path / "imagenet-100" / split / name
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(drawn.integers(0, 256, (30, 40, 3), np.uint8)).save(place / f"{each}.png")
+    few = {
+        "data": {"image_size": 16, "cache_size": 20},
+        "partition": {"num_clients": 3, "max_images": None},
+        "cohort": {"clients": ["client-1", "client-2"], "min_clients": 2},
+        "training": {"batch_size": 4},
+        "method": {"reducer": {"num_epochs": 1, "num_anchors": 8, "batch_size": 4}},
+        "evaluation": {"max_train": None, "max_test": None},
+    }
+
+    result = run(tiny("flesd-1:FLESD@imagenet-100-a100", tmp_path, **few), tmp_path, tmp_path)
+
+    assert 0 < result.measured["probe"][0] <= 100
+    assert (tmp_path / "cache" / "fedssl" / "images").is_dir()
 
 
 def test_a_public_client_with_few_images_has_a_smaller_queue(root: Path, tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def partition_cached(config: PartitionConfig, data: DataConfig, root: Path | Non
     return {name: images.subset(part) for name, part in parts.items()}
 
 
+def partition_images(
+    config: PartitionConfig, data: DataConfig, root: Path | None = None
+) -> Mapping[str, ImageData | CachedData]:
+    """Return each client's images, in memory or, for a run with a `cache_size`, in the cache. Raises DataError."""
+    if data.cache_size is not None:
+        return partition_cached(config, data, root)
+    return partition_dataset(config, data, root).by_client
+
+
 def _require_labels(config: PartitionConfig, root: Path | None) -> None:
     """Raise DataError if there are no labels and the scheme needs them, before decoding, which may take long."""
     if needs_labels(config) and not may_have_labels(config.dataset, "train", root):

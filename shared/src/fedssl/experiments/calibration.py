@@ -104,7 +104,12 @@ def _quick(spec: RunSpec, device: str) -> RunSpec:
     """Return a spec with the same step, with nothing expensive before it, that lasts longer than the measurement."""
     # Compilation would take longer than the measurement, and pays off only in a long run.
     # The speed does not depend on the weights, which may be registered with a coordinator only.
-    values: Values = {"training": {"local_epochs": 10_000, "gpu_steps": "recorded"}, "model": {"initial": None}}
+    # The images are noise in memory.
+    values: Values = {
+        "training": {"local_epochs": 10_000, "gpu_steps": "recorded"},
+        "model": {"initial": None},
+        "data": {"cache_size": None},
+    }
     if isinstance(spec.method, FedCAConfig):
         values["method"] = {"num_base_epochs": 1}
     if device == "cpu" and spec.model.encoder.name != "convnet":

@@ -3,11 +3,12 @@
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl.data import ImageData
+from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import Cancelled
 from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.experiments.runs import ComputeSettings
@@ -65,7 +66,7 @@ def run_pilot(
     spec: RunSpec,
     machine: ComputeSettings,
     longest_seconds: float,
-    clients: dict[str, ImageData] | None = None,
+    clients: Mapping[str, ImageData | CachedData] | None = None,
     public: ImageData | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Pilot:

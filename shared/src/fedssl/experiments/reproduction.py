@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedssl.data import ImageData, find_dataset, how_to_get
 from fedssl.data.catalogue import KNOWN
-from fedssl.data.partitioning import partition_dataset
+from fedssl.data.image_cache.build import CachedData
+from fedssl.data.partitioning import partition_images
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.measures import MEASURES, measure_cell
@@ -154,7 +157,7 @@ class PreparedRun:
 
     spec: RunSpec
     folder: Path
-    clients: dict[str, ImageData] | None
+    clients: dict[str, ImageData | CachedData] | None
     public: ImageData | None
     note: str | None
 
@@ -163,8 +166,8 @@ def prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettin
     """Return what one run of a cell needs, with its images if a client's are public. Raises DataError."""
     clients = public = note = None
     if cell.public_client is not None and spec.partition is not None:
-        clients = partition_dataset(spec.partition, spec.data, machine.data_root).by_client
-        public = clients.pop(cell.public_client)
+        clients = dict(partition_images(spec.partition, spec.data, machine.data_root))
+        public = _squares(clients.pop(cell.public_client))
         values: Values = {"public_data": {"num_images": len(public)}}
         reducer = spec.method.reducer
         if isinstance(reducer, DistillationConfig) and len(public) <= reducer.num_anchors:
@@ -179,6 +182,11 @@ def prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettin
     kept = "-clients" if cell.keeps_clients else ""  # a run that did not keep them has to be trained again
     place = folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}{kept}"
     return PreparedRun(spec, place, clients, public, note)
+
+
+def _squares(images: ImageData | CachedData) -> ImageData:
+    """Return images that are in memory: public ones always are."""
+    return images.squares(np.arange(len(images))) if isinstance(images, CachedData) else images
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
+from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments.checkpoints import (
     FolderCheckpoint,
@@ -130,7 +131,7 @@ def run_in_folder(
     *,
     machine: ComputeSettings = HERE,
     calls: Calls = SILENT,
-    clients: dict[str, ImageData] | None = None,
+    clients: Mapping[str, ImageData | CachedData] | None = None,
     public: ImageData | None = None,
     keep_clients: bool = False,
 ) -> FinishedRun:

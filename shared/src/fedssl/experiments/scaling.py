@@ -112,7 +112,8 @@ def _narrower(spec: RunSpec, encoder: EncoderConfig) -> Values:
         model["projector"] = head(spec.model.projector)
     if "predictor" in spec.method.traits:
         model["predictor"] = head(spec.model.predictor)
-    values: Values = {"model": model, "data": {"image_size": min(spec.data.image_size, SMALL_IMAGE)}}
+    data = {"image_size": min(spec.data.image_size, SMALL_IMAGE), "cache_size": None}
+    values: Values = {"model": model, "data": data}
     if isinstance(spec.method.reducer, EUAConfig):  # the length of its step does not depend on the model's size
         length = (_num_weights(encoder, spec) / _num_weights(spec.model.encoder, spec)) ** 0.5
         values["method"] = {"reducer": {"server_learning_rate": spec.method.reducer.server_learning_rate * length}}
