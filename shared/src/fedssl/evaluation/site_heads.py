@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import DataError
 from fedssl.models.classifier import BIAS, PERSONAL, WEIGHT
 from fedssl.protocol.evaluation import SiteMeasure, SitesConfig
@@ -21,7 +20,9 @@ PERSONAL_WEIGHT, PERSONAL_BIAS = f"{PERSONAL}.weight", f"{PERSONAL}.bias"
 NO_HEADS: Mapping[SiteMeasure, Tensor] = {}
 
 
-def run_heads(config: SitesConfig, model: Tensors, state: Tensors | None) -> dict[SiteMeasure, Tensor]:
+def run_heads(
+    config: SitesConfig, model: Mapping[str, Tensor], state: Mapping[str, Tensor] | None
+) -> dict[SiteMeasure, Tensor]:
     """Return the run's classifiers that a site evaluates by `evaluation.sites`.
 
     Args:

@@ -86,10 +86,10 @@ class Block(nn.Module):
 class VisionTransformer(Encoder):
     """The vision transformer of Dosovitskiy et al. 2021 (sizes of Touvron et al. 2021, DeiT), as timm has it.
 
-    Patches, a class token and learnt position embeddings pass 12 blocks, or `config.depth`. The representation is the class token after
-    the last LayerNorm, `norm`; with `pooling="mean"`, it is the LayerNorm, `fc_norm`, of the mean over the patches, as
-    timm's `global_pool="avg"`. Weights load in both directions, without timm's classifier `head`. They start as timm's:
-    linear maps and position embeddings truncated normal of deviation 0.02, biases 0.
+    Patches, a class token and learnt position embeddings pass `config.depth` blocks, 12 by default. The representation
+    is the class token after the last LayerNorm, `norm`; with `pooling="mean"`, it is the LayerNorm, `fc_norm`, of the
+    mean over the patches, as timm's `global_pool="avg"`. Weights load in both directions, without timm's classifier
+    `head`. They start as timm's: linear maps and position embeddings truncated normal of deviation 0.02, biases 0.
 
     Raises ValueError if the image size is unknown or not a multiple of the patch size.
     """

@@ -36,8 +36,9 @@ class AllowRule(StrictModel):
     artifact: Kind | Literal["metrics", "statistics", "channel-sums"] | SiteArtifact = Field(
         description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
         "evaluation on the site's own labelled images; `cross-evaluation` for those of another site's classifier; "
-        "`site-head` for a classifier of the site's own, which other sites receive; `statistics` for the data card, and "
-        "`channel-sums` for sums of its images' channels, from which the federation's mean and deviation are computed."
+        "`site-head` for a classifier of the site's own, which other sites receive; `statistics` for the data card, "
+        "and `channel-sums` for sums of its images' channels, from which the federation's mean and deviation are "
+        "computed."
     )
     methods: tuple[Pattern, ...] = Field(
         min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."

@@ -41,8 +41,8 @@ class SiteEvaluationItem(StrictModel):
         default=None,
         exclude_if=lambda it: it is None,
         description="The client's newest accepted update up to this round, with which it wrote the state that has its "
-        'BatchNorm (`model.batch_norm = "local"`) or its personal classifier. Null if there is none, or if the run needs '
-        "neither.",
+        'BatchNorm (`model.batch_norm = "local"`) or its personal classifier. Null if there is none, or if the run '
+        "needs neither.",
     )
     head: SiteHead | None = Field(
         default=None,
