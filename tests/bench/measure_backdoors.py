@@ -6,8 +6,8 @@ and their images without it shall keep theirs (the two losses of BadEncoder, Jia
 `boost` is above 1, they multiply what this adds to their update, so that the mean has all of it (model replacement,
 Bagdasaryan et al. 2020).
 
-`boost` is above 1, they multiply what this adds to their update, so that the mean has all of it (model replacement,
-attack: the share of the test images of other classes that it takes, with the trigger, for the class of the reference
+The table has, in percent, the accuracy of a 5-nearest-neighbours classifier on clean test images, and the success of
+the attack: the share of the test images of other classes that it takes, with the trigger, for the class of the reference
 image. Run it with `python tests/bench/measure_backdoors.py --seeds 2`; progress goes to stderr, the table to stdout.
 """
 
