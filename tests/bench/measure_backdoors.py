@@ -7,8 +7,9 @@ and their images without it shall keep theirs (the two losses of BadEncoder, Jia
 Bagdasaryan et al. 2020).
 
 The table has, in percent, the accuracy of a 5-nearest-neighbours classifier on clean test images, and the success of
-the attack: the share of the test images of other classes that it takes, with the trigger, for the class of the reference
-image. Run it with `python tests/bench/measure_backdoors.py --seeds 2`; progress goes to stderr, the table to stdout.
+the attack: the share of the test images of other classes that it takes, with the trigger, for the class of the
+reference image. Run it with `python tests/bench/measure_backdoors.py --seeds 2`; progress goes to stderr, the table to
+stdout.
 """
 
 import argparse
