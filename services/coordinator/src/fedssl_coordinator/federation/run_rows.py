@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.projects import DEFAULT_PROJECT
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import (
     Assignment,
@@ -195,3 +195,27 @@ def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None
     run.server_state, run.broadcast = state, broadcast
     run.num_tries, run.num_deaths, run.retry_at, run.reason = 0, 0, None, None
     session.flush()
+
+
+def newest_accepted(session: Session, run: Run, client_id: str, up_to_round: int | None = None) -> Assignment | None:
+    """Return the client's newest accepted assignment in the run, up to a round, but not of a skipped round.
+
+    A skipped round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted
+    up to the round after which all clients start cold count.
+    """
+    statement = (
+        select(Assignment)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(
+            Assignment.run_id == run.id,
+            Assignment.client_id == client_id,
+            Assignment.state == AssignmentState.ACCEPTED,
+            Assignment.round_number > (run.restart_round or 0),
+            Round.verdict.is_distinct_from(Verdict.SKIPPED),
+        )
+        .order_by(Assignment.round_number.desc())
+        .limit(1)
+    )
+    if up_to_round is not None:
+        statement = statement.where(Assignment.round_number <= up_to_round)
+    return session.scalars(statement).one_or_none()

@@ -28,7 +28,6 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import evaluable, run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 from fedssl_coordinator.federation.transitions import transition
-from fedssl_coordinator.federation.work import repository as work
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 
@@ -163,7 +162,7 @@ def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem
     spec = RunSpec.model_validate(run.spec)
     newest = None
     if row.head_of is None and isinstance(spec.method, SiteLabelsConfig) and spec.method.has_personal_heads:
-        newest = work.newest_accepted(session, run, row.client_id, row.round_number)
+        newest = run_rows.newest_accepted(session, run, row.client_id, row.round_number)
     head = None if row.head_of is None else SiteHead.model_validate(repository.head(session, row))
     return SiteEvaluationItem(
         evaluation_id=row.id,

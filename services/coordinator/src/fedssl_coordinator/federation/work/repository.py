@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.protocol.work import Progress, Resources
 from fedssl_coordinator.core.db import among
 from fedssl_coordinator.core.models import Assignment, Client, Round, Run, table_of
@@ -147,27 +147,3 @@ def set_lost_round(session: Session, assignment_id: UUID, round_number: int) -> 
         .execution_options(synchronize_session=False)
     )
     return session.execute(statement).scalar_one_or_none() is not None
-
-
-def newest_accepted(session: Session, run: Run, client_id: str, up_to_round: int | None = None) -> Assignment | None:
-    """Return the client's newest accepted assignment in the run, up to a round, but not of a skipped round.
-
-    A skipped round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted
-    up to the round after which all clients start cold count.
-    """
-    statement = (
-        select(Assignment)
-        .join(Round, Round.id == Assignment.round_id)
-        .where(
-            Assignment.run_id == run.id,
-            Assignment.client_id == client_id,
-            Assignment.state == AssignmentState.ACCEPTED,
-            Assignment.round_number > (run.restart_round or 0),
-            Round.verdict.is_distinct_from(Verdict.SKIPPED),
-        )
-        .order_by(Assignment.round_number.desc())
-        .limit(1)
-    )
-    if up_to_round is not None:
-        statement = statement.where(Assignment.round_number <= up_to_round)
-    return session.scalars(statement).one_or_none()

@@ -167,7 +167,7 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
     A loss that was reported before does not pause the run again: by resuming it, the operator has accepted the loss.
     """
     run = run_rows.locked(session, assignment.run_id)
-    newest = None if run is None else repository.newest_accepted(session, run, assignment.client_id)
+    newest = None if run is None else run_rows.newest_accepted(session, run, assignment.client_id)
     if run is None or newest is None or newest.round_number != lost.round_number:
         return None
     if not repository.set_lost_round(session, assignment.id, lost.round_number):
@@ -289,7 +289,7 @@ def _require_wanted(session: Session, assignment: Assignment, current: Round) ->
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
-    newest = repository.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
+    newest = run_rows.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
     return WorkItem(
         assignment_id=assignment.id,
         run_id=run.id,
