@@ -98,7 +98,11 @@ def test_sites_count_in_deployment_as_in_a_simulation(servers: Servers, tmp_path
     for number, owner, judge, value in crossed:
         assert SiteCounts.model_validate_json(json.dumps(value)) == result.cross_site[number][owner][judge]
     assert (shown.round_number, {cell.head_of for cell in shown.cells}) == (2, labelled)
-    assert shown.own == {site.client_id: site.results for site in newest.sites if site.results}
+    assert shown.own == {
+        site.client_id: {name: value for name, value in site.results.items() if name.startswith("probe/")}
+        for site in newest.sites
+        if site.results
+    }
     for entries in sent.values():
         assert {tuple(kinds): count for kinds, count in entries.items()} == {
             ("weights",): 2, ("evaluation", "site-head"): 3, ("cross-evaluation",): 3,

@@ -16,7 +16,7 @@ from fedssl.engine import LocalProgress
 from fedssl.errors import MethodError
 from fedssl.protocol.work import CheckNumbers
 from fedssl_worker.check import trial
-from fedssl_worker.check.numbers import read_numbers
+from fedssl_worker.check_numbers import read_numbers
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.main import app
 from fedssl_worker.settings import SettingsError

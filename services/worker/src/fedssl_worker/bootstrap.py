@@ -14,7 +14,7 @@ from fedssl.liveness import Health, report
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
-from fedssl_worker.check.numbers import read_numbers
+from fedssl_worker.check_numbers import read_numbers
 from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.data_report import DataReporter

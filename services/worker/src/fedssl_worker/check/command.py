@@ -51,8 +51,8 @@ def check(*, spec: Path | None = None, report: bool = False, output: Format = Fo
     from fedssl.cli.doctor.findings import Found
     from fedssl.cli.specs import read_spec
     from fedssl.protocol.work import CheckNumbers
-    from fedssl_worker.check.numbers import write_numbers
     from fedssl_worker.check.report import checked
+    from fedssl_worker.check_numbers import write_numbers
     from fedssl_worker.logs import set_up_logging
 
     try:

@@ -89,7 +89,7 @@ def cross_site(session: Session, run_id: UUID, round_number: int | None) -> Cros
         own={name: found for name, found in own.items() if found is not None},
         cells=tuple(
             CrossSiteCell(
-                head_of=row.head_of,
+                head_of=str(row.head_of),
                 client_id=row.client_id,
                 state=row.state,
                 reason=row.reason,
