@@ -27,7 +27,8 @@ _SUSPICIOUS = ("ledger.went_back", "ledger.forked", "ledger.replaced", "assignme
 
 _NEEDED: LiteralString = """
     SELECT initial_broadcast FROM runs UNION SELECT server_state FROM runs UNION SELECT broadcast FROM runs
-    UNION SELECT broadcast FROM rounds UNION SELECT checkpoint FROM distillation_jobs
+    UNION SELECT broadcast FROM rounds UNION SELECT unnest(ARRAY[initial_model, model, frozen]) FROM runs
+    UNION SELECT model FROM rounds UNION SELECT checkpoint FROM distillation_jobs
     UNION SELECT digest FROM public_datasets UNION SELECT digest FROM evaluation_datasets
 """
 """Of a federation whose runs are finished: no update of a closed round, no upload of an assignment that has ended."""

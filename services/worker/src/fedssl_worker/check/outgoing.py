@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
-from fedssl.artifacts.header import file_bytes, max_file_bytes, num_bytes
+from fedssl.artifacts.header import file_bytes, frozen_bytes, max_file_bytes, num_bytes
 from fedssl.artifacts.permission import permits_metric, refusal
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.cli.output import size
@@ -60,11 +60,11 @@ def check_outgoing(settings: Settings, spec: RunSpec, outgoing: Outgoing | None)
     """Compare what the rounds of a run send with the policy and with this machine."""
     plan = METHODS[spec.method.name].bind(spec).plan
     found = OutgoingFound(update_bytes=file_bytes(plan.update), broadcast_bytes=file_bytes(plan.broadcast))
-    kinds = Counter(tensor.kind for tensor in plan.update)
+    kinds, once = Counter(tensor.kind for tensor in plan.update), frozen_bytes(plan)
     tensors = ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()) or "nothing"
     what = (
         f"{spec.method.name}, {spec.num_rounds} rounds: each sends {tensors}, {size(file_bytes(plan.update))}, and "
-        f"receives {size(file_bytes(plan.broadcast))}"
+        f"receives {size(file_bytes(plan.broadcast))}" + (f", and once {size(once)}" if once else "")
     )
     found.checks.append(_fits(settings, plan, what))
     if outgoing is not None and outgoing.notice is not None:
