@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,18 @@ def test_a_file_that_is_being_restored_is_not_set_aside(tmp_path: Path) -> None:
         assert not store.set_aside(DIGEST)
         restored.write(DATA[3:])
     assert path.read_bytes() == DATA
+
+
+def test_the_names_of_folders_are_synced_once_and_again_after_they_were_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("fedssl.artifacts.store.sync", synced.append)
+    store, folder = FileStore(tmp_path), tmp_path / DIGEST[:2] / DIGEST[2:4]
+    _put(store)
+    assert synced == [folder, folder.parent, tmp_path]
+    _put(store)
+    assert synced[3:] == [folder]
+    shutil.rmtree(folder.parent)
+    _put(store)
+    assert synced[4:] == [folder, folder.parent, tmp_path]
