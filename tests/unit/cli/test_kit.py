@@ -85,7 +85,8 @@ def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tm
     for key in keys:
         edited = edited.replace(f"\n#{key} ", f"\n{key} ")
     allowed = Policy.model_validate(tomllib.loads(edited))
-    assert [(rule.artifact, rule.min_count) for rule in allowed.allow] == [("weights", None), ("evaluation", 10)]
+    found = [(rule.artifact, rule.min_count) for rule in allowed.allow]
+    assert found == [("weights", None), ("evaluation", 10), ("statistics", 10), ("channel-sums", 10)]
     assert allowed.max_rounds_total == 1000
     assert allowed.metrics.allow == ("loss",)
 
