@@ -67,7 +67,7 @@ def _completed(running: Federation, spec: RunSpec, *, kills: bool = False) -> Ru
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("name", ["fedbyol", "scaffold", "fedrlc"])
+@pytest.mark.parametrize("name", ["fedbyol", "scaffold"])
 def test_masks_change_no_bit(name: str, four_workers: Federation, tmp_path: Path) -> None:
     spec = _spec(name)
     simulated = simulate(spec, shards(spec))

@@ -47,7 +47,7 @@ def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("points", [POINTS[1:10:4], POINTS])
+@pytest.mark.parametrize("points", [POINTS[1:10:4], [p for p in POINTS if p not in POINTS[1:10:4]]])
 def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_same_bits(
     points: list[tuple[str, int]],
     coordinator: Coordinator,
