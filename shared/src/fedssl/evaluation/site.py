@@ -122,7 +122,7 @@ def evaluate_head(
     require_common(head, classes.tolist())
     images = take(split.test)
     test_NH = extract_features(encoder, images, spec.data, device, on_progress=lambda share: on_progress())
-    measures = {}
+    measures: dict[SiteMeasure, MeasureCounts] = {}
     if bool(test_NH.isfinite().all()):
         rows = unpacked(head, len(config.sites.classes))[classes]
         scores = head_scores(rows, test_NH, multi_label=labels.is_multi_label)
