@@ -280,8 +280,9 @@ def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> N
     asks_only |= {"delivery_bytes", "takes_resources", "claim_site_evaluation", "has_site_evaluations"}
     asks_only |= {"pause_seconds"}
     assert client_calls == asks_only | {"submit", "upload", "deliver", "answer_site_evaluation"}
-    # Its counts are an artifact of their own for policy and ledger: see test_site_evaluations.py.
-    assert set(SiteAnswer.model_fields) == {"evaluation_id", "round_number", "counts", "refusal", "anchor"}
+    # Its counts and its classifier are artifacts of their own for policy and ledger: see test_site_evaluations.py.
+    texts = {"refusal", "no_head"}
+    assert set(SiteAnswer.model_fields) == {"evaluation_id", "round_number", "counts", "head", "anchor"} | texts
 
 
 def test_a_reason_does_not_name_the_folder_of_public_images(setting: Setting) -> None:
