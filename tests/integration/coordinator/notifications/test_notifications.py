@@ -169,6 +169,23 @@ def test_a_run_that_no_aggregator_takes_up_is_reported_once(
     assert "waiting for an aggregator" in body["data"]["message"]
 
 
+def test_a_run_that_waits_only_for_absent_clients_is_reported_once(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path)
+    cast.claim("a")
+    cast.deliver("a")
+    coordinator.notify()
+    assert hook.received == [], "b has been seen"
+    tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
+    coordinator.notify()
+    coordinator.notify()
+    [body] = _bodies(hook)
+    assert (body["type"], body["data"]["kind"]) == ("stalled", outbox.UNSEEN)
+    assert "waiting for clients: b: not seen for more than 90 s" in body["data"]["message"]
+
+
 def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
     from fedssl_coordinator.core.audit import record
 

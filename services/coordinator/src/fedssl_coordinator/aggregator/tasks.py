@@ -130,7 +130,7 @@ def sweep(task: Any) -> None:
 def notify() -> None:
     """Deliver the notifications that are due. Passes that have piled up behind a long one find nothing to do."""
     try:
-        delivery.record_unattended()
+        delivery.record_stalled()
         delivery.deliver_due()
     except UNREACHABLE as error:
         log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next pass will deliver")

@@ -14,7 +14,7 @@ from fedssl_coordinator.core.models import Client, Event, NotificationDelivery, 
 from fedssl_coordinator.core.problems import printable
 from fedssl_coordinator.core.project_scope import UNRESTRICTED
 
-UNATTENDED = "run.unattended"
+UNATTENDED, UNSEEN = "run.unattended", "run.unseen"
 MESSAGE_CHARACTERS = 500
 MOST_PENDING = 1000
 """Deliveries per destination. While so many wait, because it does not answer, no further ones are added."""
@@ -26,6 +26,7 @@ _TOPICS = {
     "run.stalled": Topic.STALLED,
     "run.waiting": Topic.STALLED,
     UNATTENDED: Topic.STALLED,
+    UNSEEN: Topic.STALLED,
     "distillation.stalled": Topic.STALLED,
     "evaluation.stalled": Topic.STALLED,
     "assignment.declined": Topic.DECLINED,

@@ -13,11 +13,11 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import NOTIFICATIONS
 from fedssl_coordinator.core.models import NotificationDelivery, NotificationDestination
-from fedssl_coordinator.core.outbox import UNATTENDED
+from fedssl_coordinator.core.outbox import UNATTENDED, UNSEEN
 from fedssl_coordinator.core.problems import printable
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.federation import run_rows
-from fedssl_coordinator.federation.rounds import unattended
+from fedssl_coordinator.federation.rounds import unattended, unseen
 from fedssl_coordinator.notifications import emails, repository, service, webhooks
 
 log = structlog.get_logger(__name__)
@@ -46,14 +46,18 @@ def deliver_due() -> None:
             failed.add(destination.id)
 
 
-def record_unattended() -> None:
-    """Record an event for each run that waits for an aggregator, once until something else happens in the run."""
+def record_stalled() -> None:
+    """Record an event for each run that waits for an aggregator, or only for clients that are absent.
+
+    It is recorded once until something else happens in the run.
+    """
     with transaction() as session:
         runs = run_rows.newest_first(session, _MOST_RUNS, None, RunState.RUNNING)
-        reasons = unattended.reasons(session, runs)
-        for run in runs:
-            if run.id in reasons and repository.newest_event_kind(session, run) != UNATTENDED:
-                record(session, UNATTENDED, reasons[run.id], run_id=run.id)
+        found = {UNSEEN: unseen.reasons(session, runs), UNATTENDED: unattended.reasons(session, runs)}
+        for kind, reasons in found.items():
+            for run in runs:
+                if run.id in reasons and repository.newest_event_kind(session, run) != kind:
+                    record(session, kind, reasons[run.id], run_id=run.id)
 
 
 def _try(delivery: NotificationDelivery, destination: NotificationDestination, key: bytes) -> str | None:
