@@ -70,9 +70,8 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
     vectors = [digest for (digest,) in tables.query("SELECT update_digest FROM assignments")]
     assert len(vectors) == 4 * len(points)
     assert [digest for digest in vectors if (coordinator.store / digest[:2] / digest[2:4] / digest).exists()] == []
-    for name in workers.clients.keys() - {VICTIM}:  # it was killed after its last message, and keeps its seed
-        VICTIM
-    }:  # killed after its last message, it has its seed until the next round
+    others = workers.clients.keys() - {VICTIM}  # which was killed after its last message, and keeps its seed
+    for name in others:
         [record] = [json.loads(path.read_text()) for path in (tmp_path / name / "secure").glob("*.json")]
         assert (record["round"], record["seed"]) == (len(points), None)
 
