@@ -15,6 +15,7 @@ from fedssl.client import Client, NotFound
 from fedssl.data.partitioning import partition_dataset
 from fedssl.methods import METHODS
 from fedssl.models.classifier import BIAS, WEIGHT
+from fedssl.protocol.data_card import DataReport
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.states import RunState
@@ -91,10 +92,11 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
         assert set(expected.measures) == ({"personal"} if owner else {"knn", "classifier", "personal"})
     assert again.site_evaluations[0] != again.site_evaluations[2]
     sums, weights = (file_bytes(METHODS[each.method.name].bind(each).plan.update) for each in (spec, trained.spec))
+    unreadable = len(DataReport(num_unreadable=0).model_dump_json())  # at registration
     for name, path in sent.items():  # every byte that has left, by what it is
         left = {kind: sorted(sizes) for kind, sizes in path.items()}
         own = {kind: sorted(sizes) for kind, sizes in answers[name].items()}
-        assert left == {"probe-sums": [sums] * 2, "weights": [weights] * 2, **own}
+        assert left == {"": [unreadable], "probe-sums": [sums] * 2, "weights": [weights] * 2, **own}
 
 
 def _is_judged(client: Client, run_id: UUID) -> bool:

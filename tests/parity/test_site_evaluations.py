@@ -106,6 +106,7 @@ def test_sites_count_in_deployment_as_in_a_simulation(servers: Servers, tmp_path
     for entries in sent.values():
         assert {tuple(kinds): count for kinds, count in entries.items()} == {
             ("weights",): 2, ("evaluation", "site-head"): 3, ("cross-evaluation",): 3,
+            (): 1,  # the number of unreadable files, at registration
         }  # fmt: skip
     config = spec.site_evaluation
     assert config is not None
