@@ -37,6 +37,12 @@ DATA: dict[str, dict[str, Any]] = {
 }
 
 
+def dataset_of(name: str, args: argparse.Namespace) -> str:
+    """Return the folder of class folders that stands for a data set in --data-folder, or the set's name."""
+    own = None if args.data_folder is None else args.data_folder / name
+    return str(own) if own is not None and (own / "train").is_dir() else name
+
+
 def spec_of(name: str, seed: int, args: argparse.Namespace, **changes: Any) -> RunSpec:
     """Return FedSimCLR on the sites, or another method on top of it."""
     document = {
@@ -47,10 +53,14 @@ def spec_of(name: str, seed: int, args: argparse.Namespace, **changes: Any) -> R
         "data": DATA[name],
         "training": {"local_epochs": 1, "batch_size": 128, "optimizer": {"learning_rate": 0.1}},
         "partition": {
-            "dataset": name, "num_clients": args.sites, "alpha": args.alpha, "max_images": args.images, "seed": seed
+            "dataset": dataset_of(name, args),
+            "num_clients": args.sites,
+            "alpha": args.alpha,
+            "max_images": args.images,
+            "seed": seed,
         },
         "watch": {"num_images": 0},
-    }  # fmt: skip
+    }
     return RunSpec.model_validate({**document, **changes})
 
 
@@ -77,7 +87,7 @@ def measured(name: str, seed: int, args: argparse.Namespace, folder: Path, root:
         num_rounds=2,
         cohort={"min_clients": 1},
     )
-    test = load_labelled(name, spec.data, max_train=2, max_test=args.test, seed=0, root=root).test
+    test = load_labelled(dataset_of(name, args), spec.data, max_train=2, max_test=args.test, seed=0, root=root).test
     assert test.labels is not None
     encoder = load_encoder(trained, spec)
     h_NH, labels = extract_features(encoder, test, spec.data), torch.from_numpy(test.labels)

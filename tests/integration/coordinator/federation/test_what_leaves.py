@@ -142,8 +142,16 @@ def test_every_byte_that_left_is_in_the_ledger_or_small_json(
     assert all(not request.body for request in requests if request.method == "GET")
     heads = [request.num_bytes - len(request.body) - len(_submission(request)) for request in requests]
     assert max(heads) <= LONGEST_HEAD
-    written = ledger(tmp_path, "show")
-    assert [entry["outcome"] for entry in written] == ["sent"] * ROUNDS
+    whole = ledger(tmp_path, "show")
+    assert [entry["outcome"] for entry in whole] == ["sent"] * len(whole)
+    reports = [request.body for request in others if request.path == "/v1/work/data-report"]
+    about_images, written = whole[: len(whole) - ROUNDS], whole[len(whole) - ROUNDS :]
+    # With the policy's metrics, the report is empty, and no entry is written for it.
+    assert len(reports) == 1
+    assert [entry["digest"] for entry in about_images] == [
+        hashlib.sha256(body).hexdigest() for body in reports if not with_policy
+    ]
+    assert [entry["numbers"] for entry in about_images] == ([] if with_policy else [["num_unreadable=0"]])
     assert [hashlib.sha256(request.body).hexdigest() for request in uploads] == [entry["digest"] for entry in written]
     assert [len(request.body) for request in uploads] == [entry["bytes"] for entry in written]
     said = [check_json(request) for request in others]
