@@ -24,6 +24,7 @@ from fedssl.artifacts.tensors import serialised
 from fedssl.client import ApiError, DuplicateUpdate, NotFound, Retry, WorkerClient
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.work import Register, Submit, WorkItem
+from fedssl_coordinator.storage.artifacts import streaming
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec, upload
@@ -46,17 +47,24 @@ def _update(item: WorkItem, value: float = 1.0) -> tuple[bytes, str]:
 
 @pytest.mark.parametrize("by", ["client", "token"])
 def test_what_a_revoked_client_is_sending_counts_nothing(
-    by: str, cast: Cast, coordinator: Coordinator, tables: Tables
+    by: str, cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Revoked while the body of its upload arrives: the bytes come late, and nothing is recorded for the assignment."""
     item = cast.claim("a")
     content, digest = _update(item)
     half, secret = len(content) // 2, coordinator.worker_token("a")
-    revoked = threading.Event()
+    checked, revoked = threading.Event(), threading.Event()
+    check = streaming.check_announced
+
+    def check_announced(*arguments: Any) -> None:  # what may be sent was checked before
+        check(*arguments)
+        checked.set()
+
+    monkeypatch.setattr(streaming, "check_announced", check_announced)
 
     def body() -> Iterator[bytes]:
         yield content[:half]
-        _until(lambda: any((coordinator.store / "incoming").iterdir()))  # what may be sent was checked before
+        assert checked.wait(10)
         if by == "client":
             coordinator.client.revoke_client("a")
         else:

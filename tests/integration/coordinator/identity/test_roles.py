@@ -96,7 +96,9 @@ def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> No
             assert operation.roles == OPERATORS | {"worker"}
         case _, path if path.startswith("/v1/uploads"):
             assert operation.roles == OPERATORS | {"worker"}
-        case _, path if path.startswith("/v1/tokens") or path == "/v1/clients/{client_id}/revoke":
+        case _, path if path.startswith("/v1/tokens"):
+            assert operation.roles == ADMINS
+        case _, "/v1/clients/{client_id}/revoke" | "/v1/clients/{client_id}/identity":
             assert operation.roles == ADMINS
         case _, path if path.startswith("/v1/notification-destinations"):  # their secrets sign, their hosts are private
             assert operation.roles == ADMINS

@@ -33,6 +33,8 @@ from fedssl_coordinator.core.models import (
     RegisteredWeights,
     Round,
     Run,
+    SecureMember,
+    SecureRound,
     SiteEvaluation,
     Token,
 )
@@ -94,11 +96,14 @@ def _restrict(state: ORMExecuteState) -> None:
 def _criteria(project: str) -> tuple[LoaderCriteriaOption, ...]:
     runs = select(Run.id).where(Run.project == project)
     clients = select(Client.id).where(Client.project == project)
+    rounds = select(Round.id).where(Round.run_id.in_(runs))
     destinations = select(NotificationDestination.id).where(NotificationDestination.project == project)
     conditions: dict[type[Any], ColumnElement[bool]] = {
         Project: Project.name == project,
         DataReport: DataReport.client_id.in_(clients),
         LedgerAnchor: LedgerAnchor.client_id.in_(clients),
+        SecureMember: SecureMember.round_id.in_(rounds),
+        SecureRound: SecureRound.round_id.in_(rounds),
         Token: (Token.project == project) | Token.client_id.in_(clients),
         Event: Event.run_id.in_(runs) | (Event.run_id.is_(None) & Event.client_id.in_(clients)),
         NotificationDelivery: NotificationDelivery.destination_id.in_(destinations),

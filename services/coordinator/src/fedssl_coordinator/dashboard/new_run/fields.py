@@ -70,6 +70,11 @@ class Field:
     default: Any = None
 
     @property
+    def ticked(self) -> tuple[str, ...]:
+        """The choices of `several` that are ticked at first."""
+        return () if self.default is ABSENT else tuple(self.default)
+
+    @property
     def name(self) -> str:
         return PREFIX + self.key
 
