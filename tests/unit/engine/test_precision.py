@@ -48,7 +48,7 @@ class _Bf16Mathematics(TorchDispatchMode):
 
 @contextmanager
 def _watched(modules: nn.Module) -> Iterator[_Bf16Mathematics]:
-    """Layers and encoders are the networks; a method's own modules, such as cluster centers, are not."""
+    """Layers and whatever is in encoders are the networks; a method's own modules, such as cluster centers, are not."""
     mode = _Bf16Mathematics()
 
     def enter(*_: Any) -> None:
@@ -57,7 +57,8 @@ def _watched(modules: nn.Module) -> Iterator[_Bf16Mathematics]:
     def leave(*_: Any) -> None:
         mode.inside -= 1
 
-    networks = [m for m in modules.modules() if isinstance(m, Encoder) or type(m).__module__.startswith("torch.nn")]
+    of_encoders = {m for encoder in modules.modules() if isinstance(encoder, Encoder) for m in encoder.modules()}
+    networks = [m for m in modules.modules() if m in of_encoders or type(m).__module__.startswith("torch.nn")]
     networks = [m for m in networks if not isinstance(m, nn.ModuleDict)]
     handles = [m.register_forward_pre_hook(enter) for m in networks] + [
         m.register_forward_hook(leave) for m in networks

@@ -43,7 +43,8 @@ def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Con
     references = public = torch.empty(0, dtype=torch.int64)
     if REFERENCES in streams:
         order = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
-        references = torch.cat([references.to(index_device(data.images)), *draw_batches(data, order, ctx)])
+        if batches := draw_batches(data, order, ctx):
+            references = torch.cat(batches)
     if PUBLIC in streams:
         if ctx.public is None:
             raise MethodError("the method trains on public images, and the spec names none in `public_data`")
