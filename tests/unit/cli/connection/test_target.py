@@ -15,6 +15,7 @@ from fedssl.client import Client
 from fedssl.client.environment import Target
 
 URL, OTHER = "http://127.0.0.1:8123", "http://elsewhere:9000"
+NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # else the connections of whoever runs the tests would count
 RUNS = [UUID("aaaa1111-0000-4000-8000-000000000000"), UUID("aaaa2222-0000-4000-8000-000000000000")]
 
 
@@ -34,7 +35,7 @@ def secret(path: Path, text: str) -> Path:
 
 
 def test_the_local_federation_is_found(folder: Path) -> None:
-    assert find_target(None, None, environment={}, folder=folder) == Target(URL, "local-secret")
+    assert find_target(None, None, environment=NOTHING, folder=folder) == Target(URL, "local-secret")
 
 
 def test_options_come_before_the_environment_and_that_before_the_folder(folder: Path, tmp_path: Path) -> None:
@@ -50,21 +51,21 @@ def test_options_come_before_the_environment_and_that_before_the_folder(folder: 
 
 
 def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
-    assert find_target(f"{URL}/", None, environment={}, folder=folder).token == "local-secret"
+    assert find_target(f"{URL}/", None, environment=NOTHING, folder=folder).token == "local-secret"
     with pytest.raises(UsageError, match="no token for http://elsewhere"):
-        find_target(OTHER, None, environment={}, folder=folder)
+        find_target(OTHER, None, environment=NOTHING, folder=folder)
 
 
 def test_a_federation_that_is_still_starting_is_named(folder: Path) -> None:
     (folder / "tokens" / "operator").unlink()
     with pytest.raises(UsageError, match=r"has no token yet: wait until `fedssl up` reports"):
-        find_target(None, None, environment={}, folder=folder)
+        find_target(None, None, environment=NOTHING, folder=folder)
     assert find_target(None, None, environment={"FEDSSL_TOKEN": "own"}, folder=folder).token == "own"
 
 
 def test_if_nothing_names_a_coordinator_the_error_lists_the_ways(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--url.*FEDSSL_URL.*fedssl up"):
-        find_target(None, None, environment={}, folder=tmp_path / ".fedssl")
+        find_target(None, None, environment=NOTHING, folder=tmp_path / ".fedssl")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"port": null}', "{}"])
@@ -72,17 +73,17 @@ def test_a_damaged_record_is_not_a_federation(folder: Path, text: str) -> None:
     (folder / "federation.json").write_text(text)
 
     with pytest.raises(UsageError, match="no coordinator"):
-        find_target(None, None, environment={}, folder=folder)
+        find_target(None, None, environment=NOTHING, folder=folder)
 
 
 def test_token_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        find_target(URL, tmp_path / "missing", environment={}, folder=tmp_path)
+        find_target(URL, tmp_path / "missing", environment=NOTHING, folder=tmp_path)
     with pytest.raises(UsageError, match="is empty"):
-        find_target(URL, secret(tmp_path / "empty", ""), environment={}, folder=tmp_path)
+        find_target(URL, secret(tmp_path / "empty", ""), environment=NOTHING, folder=tmp_path)
     open_to_all = secret(tmp_path / "open", "x")
     open_to_all.chmod(0o644)
-    assert find_target(URL, open_to_all, environment={}, folder=tmp_path).token == "x"
+    assert find_target(URL, open_to_all, environment=NOTHING, folder=tmp_path).token == "x"
     assert f"chmod 600 {open_to_all}" in capsys.readouterr().err
 
 
