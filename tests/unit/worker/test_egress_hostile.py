@@ -278,8 +278,10 @@ def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> N
     client_calls = {name for name in vars(WorkerClient) if not name.startswith("_")}
     asks_only = {"enrol", "register", "claim", "heartbeat", "decline", "download", "ended_runs"}
     asks_only |= {"delivery_bytes", "takes_resources", "claim_site_evaluation", "has_site_evaluations"}
-    asks_only |= {"pause_seconds"}
-    assert client_calls == asks_only | {"submit", "upload", "deliver", "answer_site_evaluation"}
+    asks_only |= {"pause_seconds", "secure_status"}
+    # `send_secure`: test_secure_rounds.py. `report_data`: test_data_reports.py.
+    of_egress = {"submit", "upload", "deliver", "answer_site_evaluation", "send_secure", "report_data"}
+    assert client_calls == asks_only | of_egress
     # Its counts and its classifier are artifacts of their own for policy and ledger: see test_site_evaluations.py.
     texts = {"refusal", "no_head"}
     assert set(SiteAnswer.model_fields) == {"evaluation_id", "round_number", "counts", "head", "anchor"} | texts
