@@ -14,6 +14,7 @@ from uuid import UUID
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
+from fedssl.protocol.data_card import DataReport, DataReported
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import AssignmentState, SiteEvaluationState
@@ -58,6 +59,7 @@ class FakeCoordinator(LoopbackServer):
         self.leased: WorkItem | None = None
         self.last_accepted: AcceptedUpdate | None = None
         self.introductions: list[Register] = []
+        self.reports: list[DataReport] = []
         self.heartbeats: list[Heartbeat] = []
         self.submissions: list[Submit] = []
         self.declined: list[Decline] = []
@@ -219,6 +221,9 @@ class _Handler(Quiet):
                 coordinator.introductions.append(introduction)
                 receipt = coordinator.anchor(introduction.anchor)
                 answer = Registered(client_id=coordinator.client_id, receipt=receipt)
+            case "data-report":
+                coordinator.reports.append(DataReport.model_validate_json(body))
+                answer = DataReported()
             case "claim":
                 claim = Claim.model_validate_json(body)
                 if claim.site_evaluations and coordinator.evaluations is None:

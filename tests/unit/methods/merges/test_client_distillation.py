@@ -221,7 +221,7 @@ def test_add_ons_that_need_the_global_weights_are_refused(encoders: Any) -> None
         (
             {"client-1": {"name": "resnet19"}},
             ("client-1", "name"),
-            "'resnet101', 'vit-tiny', 'vit-small' or 'vit-base'",
+            "'vit-tiny', 'vit-small', 'vit-base' or 'timm'",
         ),
         ({"client_1": {}}, ("client_1", "[key]"), "should match pattern"),
         (5, (), "valid dictionary"),
