@@ -28,7 +28,7 @@ def start(spec: RunSpec) -> ServerResult:
 
 
 def received(first: ServerResult) -> Tensors:
-    """What a client has when it begins the first round: the broadcast, and the frozen tensors."""
+    """Return what a client has when it begins the first round: the broadcast, and the frozen tensors."""
     return {**first.broadcast, **first.frozen}
 
 
