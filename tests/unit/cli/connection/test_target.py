@@ -15,7 +15,7 @@ from fedssl.client import Client
 from fedssl.client.environment import Target
 
 URL, OTHER = "http://127.0.0.1:8123", "http://elsewhere:9000"
-NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # else the connections of whoever runs the tests would count
+NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # else the connections of the user that runs the tests would count
 RUNS = [UUID("aaaa1111-0000-4000-8000-000000000000"), UUID("aaaa2222-0000-4000-8000-000000000000")]
 
 
