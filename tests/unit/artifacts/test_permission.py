@@ -7,7 +7,7 @@ import pytest
 from fedssl.artifacts.permission import evaluation_rule, refusal
 from fedssl.methods import METHODS
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.policy import SITE_ARTIFACTS, PolicyNotice
 from fedssl.protocol.runs import RunSpec
 from support.methods import ALL_METHODS, method_spec
 
@@ -120,5 +120,9 @@ def test_an_evaluation_needs_a_rule_of_its_own() -> None:
     assert (found, why) == (allowed.allow[1], "")
     for denied in (notice(rule()), notice(rule("evaluation", ("fedsimclr",)))):
         assert evaluation_rule(denied, spec, 1) == (None, "no rule allows evaluation of fedbyol")
+    secure = method_spec("fedbyol", aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
+    for artifact in SITE_ARTIFACTS:  # a secure round does not mask them
+        _, why = evaluation_rule(notice(rule(artifact, secure="required")), secure, 1, artifact)
+        assert why == f"{artifact} may leave only inside a secure aggregation, and the run sends it without masks"
     _, why = evaluation_rule(notice(rule("evaluation"), privacy="example"), spec, 1)
     assert "requires differential privacy" in why

@@ -10,7 +10,7 @@ from functools import lru_cache
 from fedssl.artifacts.header import num_bytes
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.policy import AllowRule, PolicyNotice, SiteArtifact
+from fedssl.protocol.policy import SITE_ARTIFACTS, AllowRule, PolicyNotice, SiteArtifact
 from fedssl.protocol.runs import RunSpec
 
 _GROUPS_SHOWN = 5
@@ -99,7 +99,7 @@ def _rule_for(
 
 def _limit_obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
     """Return why a rule that fits by kind and method does not allow this round, or None if it does."""
-    if rule.secure == "required" and (spec.secure_aggregation is None or rule.artifact == "evaluation"):
+    if rule.secure == "required" and (spec.secure_aggregation is None or rule.artifact in SITE_ARTIFACTS):
         return f"{rule.artifact} may leave only inside a secure aggregation, and the run sends it without masks"
     rounds = max(spec.num_rounds, round_number)
     if rule.max_rounds is not None and rounds > rule.max_rounds:
