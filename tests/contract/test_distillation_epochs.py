@@ -6,7 +6,7 @@ from fedssl.engine import DistillationProgress, run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
 from support.methods import ALL_METHODS, context, method_spec, methods_of_this_run
-from support.rounds import local_round, received
+from support.rounds import local_round
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
@@ -15,7 +15,7 @@ def test_the_coordinator_trains_for_as_many_epochs_as_the_config_says(name: str)
     before: list[DistillationProgress] = []
     first = start_run(method, context(spec, 0), on_epoch=before.append)
     assert len(before) == spec.method.distillation_epochs(0)
-    local = local_round(spec, received(first))
+    local = local_round(spec, first.received)
     seen: list[DistillationProgress] = []
     update = Update("client-0", local.num_examples, lambda: local.update)
     run_aggregation(method, first.state, [update], context(spec, 1), on_epoch=seen.append)

@@ -25,7 +25,6 @@ from support.methods import (
     methods_of_this_run,
     shards,
 )
-from support.rounds import received
 
 every_method = pytest.mark.parametrize("name", ALL_METHODS)
 methods_that_train = pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
@@ -97,7 +96,7 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
     spec = method_spec(name)
     method, plan = METHODS[name], METHODS[name].bind(spec).plan
     start = start_run(method, context(spec, 0))
-    results = {client: _train(spec, received(start), None, client) for client in shards(spec)}
+    results = {client: _train(spec, start.received, None, client) for client in shards(spec)}
     for client, result in results.items():
         save_tensors(result.update, tmp_path / client)
         check_file(tmp_path / client, plan.update, "update")
@@ -123,7 +122,7 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
 def test_the_coordinator_combines_tensors_as_the_plan_declares(name: str) -> None:
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
-    sent = {client: _train(spec, received(start), None, client).update for client in ("client-0", "client-1")}
+    sent = {client: _train(spec, start.received, None, client).update for client in ("client-0", "client-1")}
     updates = [Update(client, 200, lambda tensors=tensors: tensors) for client, tensors in sent.items()]  # type: ignore[misc]
     after = run_aggregation(METHODS[name], start.state, updates, context(spec, 1)).broadcast
     for tensor in METHODS[name].bind(spec).plan.broadcast:
@@ -143,8 +142,8 @@ def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> Non
     """The next state is dropped with the process; trained again from the old one, the round is the same."""
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
-    first = _train(spec, received(start), None)
-    broadcast = received(start)
+    first = _train(spec, start.received, None)
+    broadcast = start.received
     lost = _train(spec, broadcast, first.state, number=2)
     again = _train(spec, broadcast, first.state, number=2)
     assert _equal(lost.update, again.update)
@@ -155,7 +154,7 @@ def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> Non
 def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
-    cold = _train(spec, received(start), None, number=2)
+    cold = _train(spec, start.received, None, number=2)
     assert all(bool(tensor.isfinite().all()) for tensor in cold.update.values())
 
 
@@ -164,7 +163,7 @@ def test_client_state_is_not_in_the_plan(name: str) -> None:
     spec = method_spec(name)
     plan = METHODS[name].bind(spec).plan
     start = start_run(METHODS[name], context(spec, 0))
-    result = _train(spec, received(start), None)
+    result = _train(spec, start.received, None)
     assert result.update.keys() == {tensor.name for tensor in plan.update}
     assert not result.state.keys() & result.update.keys()
 

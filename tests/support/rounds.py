@@ -27,11 +27,6 @@ def start(spec: RunSpec) -> ServerResult:
     return start_run(METHODS[spec.method.name], context(spec, 0))
 
 
-def received(first: ServerResult) -> Tensors:
-    """Return what a client has when it begins the first round: the broadcast, and the frozen tensors."""
-    return {**first.broadcast, **first.frozen}
-
-
 def local_round(
     spec: RunSpec, broadcast: Tensors, client: str = "client-0", number: int = 1, state: Tensors | None = None
 ) -> LocalResult:

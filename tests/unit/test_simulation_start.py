@@ -17,7 +17,6 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import Result, simulate
 from support.methods import ALL_METHODS, context, method_spec, shards
-from support.rounds import received
 from support.weights import encoder_file, encoder_tensors
 
 ENCODER = EncoderConfig(widths=(8, 16))
@@ -51,7 +50,7 @@ def test_round_zero_is_the_start_and_the_heads_are_the_seeds(file: Path, name: s
     tensors = {key: torch.from_numpy(array.copy()) for key, array in read_weights(file).arrays.items()}
     first = start_run(method, context(spec, 0), initial=tensors)
     without = start_run(method, context(method_spec(name), 0))
-    assert same(part(received(first), "encoder."), encoder_tensors(ENCODER))
+    assert same(part(first.received, "encoder."), encoder_tensors(ENCODER))
     heads = [key for key in first.broadcast if key.startswith(("projector.", "predictor."))]
     assert all(torch.equal(first.broadcast[key], without.broadcast[key]) for key in heads)
     assert first.loaded == f"{len(tensors)} tensors loaded"

@@ -13,7 +13,7 @@ from fedssl.methods.composition.part import MaskedTokens
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
-from support.rounds import Training, local_round, received, start, training
+from support.rounds import Training, local_round, start, training
 
 SMALL = {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1}
 
@@ -127,4 +127,4 @@ def test_adapters_can_be_trained() -> None:
     spec = RunSpec.model_validate(values)
     sent = {each.name for each in METHODS["fedmae"].bind(spec).plan.update if each.name.startswith("encoder.")}
     assert len(sent) == 4
-    assert set(local_round(spec, received(start(spec))).update) > sent
+    assert set(local_round(spec, start(spec).received).update) > sent
