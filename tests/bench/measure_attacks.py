@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedssl.data import ImageData
 from fedssl.data.partitioning import partition_dataset
 from fedssl.engine import run_aggregation, run_local_round, start_run
+from fedssl.engine.aggregation import ServerResult
 from fedssl.errors import MethodError
 from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
@@ -27,6 +29,7 @@ from fedssl.protocol.runs import RunSpec
 NUM_CLIENTS = 10
 Tensors = Mapping[str, Tensor]
 Attack = Callable[[Tensor, Tensor], Tensor]
+Replace = Callable[[dict[str, Tensor], Tensors, ImageData, int], dict[str, Tensor]]
 REDUCERS: dict[str, dict[str, Any]] = {
     "mean": {"name": "mean"},
     "median": {"name": "median"},
@@ -78,11 +81,14 @@ def probe(spec: RunSpec, model: Tensors) -> float:
     return 100 * evaluate_encoder(load_encoder(model, spec), labelled, spec.evaluation, spec.data)["probe"]
 
 
-def train(spec: RunSpec, num_dishonest: int, attack: Attack) -> tuple[float, float]:
-    """Return the probe before the first round and after the last, or NaN if the run could not be continued."""
+def federated(spec: RunSpec, num_dishonest: int, replace: Replace) -> ServerResult | None:
+    """Return the result of the last round, or None if the run could not be continued.
+
+    `replace`: returns what a dishonest client sends, from its honest update, the broadcast, its images and the round.
+    """
+    assert spec.partition is not None
     method, shards = METHODS[spec.method.name], partition_dataset(spec.partition, spec.data).by_client
     server = start_run(method, Context(spec=spec, round_number=0))
-    before = probe(spec, server.broadcast)
     names = sorted(shards)
     states: dict[str, Any] = dict.fromkeys(names)
     for number in range(1, spec.num_rounds + 1):
@@ -93,15 +99,22 @@ def train(spec: RunSpec, num_dishonest: int, attack: Attack) -> tuple[float, flo
             found = run_local_round(method, server.broadcast, states[name], data, ctx)
             states[name], sent = found.state, found.update
             if index >= NUM_CLIENTS - num_dishonest:
-                sent = attacked(sent, server.broadcast, attack)
+                sent = replace(sent, server.broadcast, shards[name], number)
             updates.append(Update(name, len(data), lambda sent=sent: sent))  # type: ignore[misc]
         try:
             server = run_aggregation(method, server.state, updates, Context(spec=spec, round_number=number))
         except MethodError as error:
             print(error, file=sys.stderr)  # noqa: T201
-            return before, float("nan")
+            return None
+    return server
+
+
+def train(spec: RunSpec, num_dishonest: int, attack: Attack) -> tuple[float, float]:
+    """Return the probe before the first round and after the last, or NaN if the run could not be continued."""
+    before = probe(spec, start_run(METHODS[spec.method.name], Context(spec=spec, round_number=0)).broadcast)
+    last = federated(spec, num_dishonest, lambda sent, broadcast, images, number: attacked(sent, broadcast, attack))
     try:
-        return before, probe(spec, server.broadcast)
+        return before, float("nan") if last is None else probe(spec, last.broadcast)
     except MethodError:
         return before, float("nan")
 

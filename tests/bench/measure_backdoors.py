@@ -15,22 +15,16 @@ stdout.
 import argparse
 import statistics
 import sys
-from typing import Any
 
 import numpy as np
 import torch
-from measure_attacks import NUM_CLIENTS, REDUCERS, SPLITS, Tensors, spec_of
+from measure_attacks import REDUCERS, SPLITS, Tensors, federated, spec_of
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedssl.data import ImageData
-from fedssl.data.partitioning import partition_dataset
-from fedssl.engine import run_aggregation, run_local_round, start_run
-from fedssl.errors import MethodError
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
-from fedssl.methods import METHODS
-from fedssl.methods.api import ClientData, Context, Update
 from fedssl.protocol.runs import RunSpec
 
 TARGET = 0  # the class of the reference image
@@ -96,35 +90,18 @@ def as_float(images: ImageData) -> Tensor:
 
 def train(spec: RunSpec, num_dishonest: int, boost: float) -> tuple[float, float]:
     """Return the accuracy and the attack's success after the last round, or NaN if the run could not be continued."""
-    method = METHODS[spec.method.name]
-    assert spec.partition is not None
     assert spec.evaluation is not None
-    shards = partition_dataset(spec.partition, spec.data).by_client
     labelled = load_labelled(spec.evaluation.dataset, spec.data, max_train=None, max_test=None, seed=spec.seed)
     assert labelled.test.labels is not None
     # One image of the class, from anywhere but the training images.
     reference = as_float(labelled.test)[labelled.test.labels == TARGET][:1]
-    server, names = start_run(method, Context(spec=spec, round_number=0)), sorted(shards)
-    states: dict[str, Any] = dict.fromkeys(names)
-    for number in range(1, spec.num_rounds + 1):
-        updates = []
-        for index, name in enumerate(names):
-            data = ClientData(torch.from_numpy(shards[name].images))
-            ctx = Context(spec=spec, round_number=number, client_id=name)
-            found = run_local_round(method, server.broadcast, states[name], data, ctx)
-            states[name], sent = found.state, found.update
-            if index >= NUM_CLIENTS - num_dishonest:
-                planted = backdoored(sent, spec, as_float(shards[name]), reference, spec.seed + number)
-                sent = {
-                    key: each + boost * (planted[key] - each) if key in planted else each for key, each in sent.items()
-                }
-            updates.append(Update(name, len(data), lambda sent=sent: sent))  # type: ignore[misc]
-        try:
-            server = run_aggregation(method, server.state, updates, Context(spec=spec, round_number=number))
-        except MethodError as error:
-            print(error, file=sys.stderr)  # noqa: T201
-            return float("nan"), float("nan")
-    return judged(server.broadcast, spec, labelled)
+
+    def planted(sent: dict[str, Tensor], broadcast: Tensors, images: ImageData, number: int) -> dict[str, Tensor]:
+        learnt = backdoored(sent, spec, as_float(images), reference, spec.seed + number)
+        return {**sent, **{key: sent[key] + boost * (each - sent[key]) for key, each in learnt.items()}}
+
+    last = federated(spec, num_dishonest, planted)
+    return (float("nan"), float("nan")) if last is None else judged(last.broadcast, spec, labelled)
 
 
 def main() -> None:
