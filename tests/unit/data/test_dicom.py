@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydicom import dcmread
 from pydicom.uid import RLELossless
 
-from fedssl.data import dicom, load_conformed, load_dataset, medical_packages
+from fedssl.data import dicom, format_packages, load_conformed, load_dataset
 from fedssl.data.contents import read_contents
 from fedssl.data.decode_file import examine, thumbnail
 from fedssl.data.folders import list_folder
@@ -257,7 +257,7 @@ def test_a_deflated_file_is_not_inflated(tmp_path: Path) -> None:
 def test_without_the_extra_dicom_is_left_out_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE)
     write_dicom(tmp_path / "IM1", _TWELVE)
-    monkeypatch.setattr(medical_packages, "is_installed", lambda package: False)
+    monkeypatch.setattr(format_packages, "is_installed", lambda package: False)
     with pytest.raises(DataError, match=r"holds no images .*1 \.dcm \(DICOM .* pip install 'fedssl\[dicom\]'"):
         load_dataset(str(tmp_path), "train")
     found = read_contents(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedssl.data import load_conformed, load_dataset, medical_packages
+from fedssl.data import format_packages, load_conformed, load_dataset
 from fedssl.data.contents import read_contents
 from fedssl.data.decode_file import examine, size_of
 from fedssl.data.folders import list_folder
@@ -100,10 +100,10 @@ def test_files_that_cannot_be_read_have_their_reasons(tmp_path: Path) -> None:
 
 def test_without_the_extra_nifti_is_left_out_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "1.nii.gz", _VOLUME)
-    monkeypatch.setattr(medical_packages, "is_installed", lambda package: False)
+    monkeypatch.setattr(format_packages, "is_installed", lambda package: False)
     [left_out] = read_contents(tmp_path).left_out
     assert (left_out.what, left_out.reason, left_out.may_be_images) == (
         ".nii.gz",
-        medical_packages.why_unread("NIfTI"),
+        format_packages.why_unread("NIfTI"),
         True,
     )

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedssl.data import load_conformed
+from fedssl.data import format_packages, load_conformed
+from fedssl.data.contents import read_contents
 from fedssl.data.image_cache import load_cached
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
@@ -116,3 +117,12 @@ def test_truncated_shards_and_what_is_not_images(folder: Path, tmp_path: Path) -
     _write_tar(other / "x.tar", {"readme.txt": b"no image"})
     with pytest.raises(DataError, match=r"holds no images.*1 \.tar \(no images in it"):
         load_conformed(str(other), "train", _DATA)
+
+
+def test_without_the_extra_parquet_is_left_out_with_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"image": [_png(1)]}), folder / "1.parquet")
+    monkeypatch.setattr(format_packages, "is_installed", lambda package: False)
+    left_out = [each for each in read_contents(folder).left_out if each.what == ".parquet"]
+    assert [each.reason for each in left_out] == [
+        "Parquet is not read without its packages: pip install 'fedssl[parquet]'"
+    ]

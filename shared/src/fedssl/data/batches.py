@@ -48,6 +48,15 @@ def epoch_batches(
     return list(torch.split(order, batch_size))[:count]
 
 
+def even_batches(num_images: int, batch_size: int, device: torch.device | None = None) -> tuple[Tensor, ...]:
+    """Return the indices (B,) of all images in order, in batches of about `batch_size`, on `device` or the CPU.
+
+    There is no batch of a single image: fewer than two images give no batch.
+    """
+    indices = torch.arange(num_images, device=device)
+    return indices.tensor_split(max(1, num_images // batch_size)) if num_images > 1 else ()
+
+
 def distinct_batches(
     groups: Tensor,
     batch_size: int,

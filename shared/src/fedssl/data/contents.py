@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedssl.data import dicom, medical_packages, nifti, packed
+from fedssl.data import dicom, format_packages, nifti, packed
 from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, is_packed, split_name
 from fedssl.errors import DataError
 
@@ -162,7 +162,7 @@ class _Reader:
     def _frames(self, entry: os.DirEntry[str], name: str) -> list[str]:
         """Return the names of a DICOM file's images: its own, or one per frame if it has several."""
         what = _suffix(name) or "DICOM files without a suffix"
-        if (why := medical_packages.why_unread("DICOM")) is not None:
+        if (why := format_packages.why_unread("DICOM")) is not None:
             self._leave(what, why, name, may_be_images=True)
             return []
         if split_name(name)[1] is not None:
@@ -179,7 +179,7 @@ class _Reader:
 
     def _slices(self, entry: os.DirEntry[str], name: str) -> list[str]:
         """Return the names of the slices of a NIfTI file."""
-        if (why := medical_packages.why_unread("NIfTI")) is not None:
+        if (why := format_packages.why_unread("NIfTI")) is not None:
             self._leave(_suffix(name), why, name, may_be_images=True)
             return []
         try:
@@ -193,8 +193,8 @@ class _Reader:
 
         Raises DataError if it cannot be read, because the number of images that this would leave out is unknown.
         """
-        if _suffix(name) == ".parquet" and not packed.is_installed():
-            self._leave(_suffix(name), packed.MISSING, name, may_be_images=True)
+        if _suffix(name) == ".parquet" and (why := format_packages.why_unread("Parquet")) is not None:
+            self._leave(_suffix(name), why, name, may_be_images=True)
             return []
         try:
             num_images = packed.count_images(Path(entry.path))

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data import medical_packages
+from fedssl.data import format_packages
 from fedssl.data.rasters import Raster, require_size
 from fedssl.data.windowing import Range, range_of, window
 
@@ -67,7 +67,7 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read a file's header. Raises ValueError if it cannot be read."""
-    medical_packages.require("DICOM")
+    format_packages.require("DICOM")
     try:
         with path.open("rb") as file:
             found = _dataset(path, file, _LISTED)
@@ -89,7 +89,7 @@ def read_frame(path: Path, number: int | None) -> Raster:
 
     `number` counts from 1, as in DICOM; None is for a file that has only one.
     """
-    medical_packages.require("DICOM")
+    format_packages.require("DICOM")
     try:
         return _read_frame(path, number)
     except _errors() as error:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data import medical_packages
+from fedssl.data import format_packages
 from fedssl.data.rasters import Raster
 from fedssl.data.windowing import range_of
 
@@ -40,7 +40,7 @@ class _Volumes:
 
 def read_header(path: Path) -> tuple[int, tuple[int, int]]:
     """Return the number of slices, and their (width, height). Raises ValueError if the file cannot be read."""
-    medical_packages.require("NIfTI")
+    format_packages.require("NIfTI")
     try:
         width, height, *others = _image(path).shape
     except _errors() as error:
@@ -53,7 +53,7 @@ def read_slice(path: Path, number: int | None) -> Raster:
 
     `number` counts from 1; None is for a file that has only one.
     """
-    medical_packages.require("NIfTI")
+    format_packages.require("NIfTI")
     try:
         status = path.stat()
         with _LOADING:

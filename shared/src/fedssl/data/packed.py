@@ -6,7 +6,6 @@ an image is the sub-folder, as for every other file.
 """
 
 import functools
-import importlib.util
 import io
 import tarfile
 import threading
@@ -17,12 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.data import format_packages
 from fedssl.data.formats import ARRAY_ERRORS, require_memory
 
 PACKED_SUFFIXES = (".npz", ".tar", ".parquet")
-
-MISSING = "Parquet is not read without its package: pip install 'fedssl[parquet]'"
-"""Why Parquet files are left out if the extra is not installed."""
 
 MAX_MEMBER_BYTES = 256 << 20
 """The largest size of one image's file in an archive, and of a group of rows in a Parquet file."""
@@ -37,12 +34,6 @@ _LOADING = threading.Lock()  # several threads read images of one file, which is
 class _Member:
     offset: int
     size: int
-
-
-@functools.cache
-def is_installed() -> bool:
-    """Return whether the package that reads Parquet is installed."""
-    return importlib.util.find_spec("pyarrow") is not None
 
 
 def count_images(path: Path) -> int:
@@ -146,6 +137,7 @@ class _Table:
 
 @functools.lru_cache(maxsize=64)
 def _rows(path: Path, stamp: str) -> _Table:
+    format_packages.require("Parquet")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedssl.data import ImageData, choose_images, normalize, to_float
+from fedssl.data.batches import even_batches
 from fedssl.data.site_labels import LabelSplit, SiteLabels, split_labels
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features
@@ -246,13 +247,10 @@ def _evaluated(labels: SiteLabels, split: LabelSplit, fewest: int) -> tuple[Indi
 def _plain_batches(
     take: Callable[[Indices], ImageData], positions: Indices, spec: RunSpec, device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Yield images in order, not augmented, in batches of about the training's size, as the encoder takes them.
-
-    There is no batch of a single image.
-    """
-    num_batches = max(1, len(positions) // spec.training.batch_size)
-    for part in np.array_split(positions, num_batches) if len(positions) > 1 else ():
-        yield normalize(to_float(torch.tensor(take(part).images).to(device)), spec.data)
+    """Yield images, not augmented, as the encoder takes them, in `even_batches` of about the training's size."""
+    for part in even_batches(len(positions), spec.training.batch_size):
+        images = torch.tensor(take(positions[part.numpy()]).images)
+        yield normalize(to_float(images.to(device)), spec.data)
 
 
 def _targets(labels: SiteLabels, positions: Indices, classes: Indices) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedssl.data.augment import normalize, to_float
-from fedssl.data.batches import on_device
+from fedssl.data.batches import even_batches, on_device
 from fedssl.data.image_batches import Images, index_device, random_views, take_each
 from fedssl.methods.api import ClientData, Context
 
@@ -43,14 +43,9 @@ def embed_stages(networks: Sequence[nn.Module], images: Images, ctx: Context) ->
 
 
 def plain_batches(data: ClientData, ctx: Context) -> Iterator[torch.Tensor]:
-    """Yield all images in order, not augmented, in batches of about the training's size, as the encoder takes them.
-
-    There is no batch of a single image: a client that has no more yields nothing.
-    """
-    if len(data) > 1:
-        num_batches = max(1, len(data) // ctx.spec.training.batch_size)
-        for indices in torch.arange(len(data), device=index_device(data.images)).tensor_split(num_batches):
-            yield normalize(to_float(data.images[indices]), ctx.spec.data)
+    """Yield all images, not augmented, as the encoder takes them, in `even_batches` of about the training's size."""
+    for indices in even_batches(len(data), ctx.spec.training.batch_size, index_device(data.images)):
+        yield normalize(to_float(data.images[indices]), ctx.spec.data)
 
 
 @torch.no_grad()
