@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +80,17 @@ class CellResult:
 
 
 def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
-    """Return the tasks with the place of every data set: its name, or an image folder or .npz file in `root`.
+    """Return the tasks with the place of every data set, as :func:`dataset_places`. Raises DataError."""
+    places = dataset_places({name for task in tasks for name in _datasets(task)}, root)
+    return [Task(task.cell, _placed(task.spec, places)) for task in tasks]
 
-    Raises DataError if a data set is missing. The message explains where to get it and which ones were found.
+
+def dataset_places(names: Collection[str], root: Path | None) -> dict[str, str]:
+    """Return where each known data set is: its name, or the path of an image folder or .npz file in `root`.
+
+    Raises DataError if one is missing. The message explains where to get it and which ones were found.
     """
-    names = sorted({name for task in tasks for name in _datasets(task)})
-    places = {name: _place(name, root) for name in names}
+    places = {name: _place(name, root) for name in sorted(names)}
     if missing := [name for name, place in places.items() if place is None]:
         wanted = "; ".join(f"{KNOWN[name].title}: {how_to_get(KNOWN[name])}" for name in missing)
         here = [known.title for name, known in KNOWN.items() if _place(name, root) is not None]
@@ -93,7 +98,7 @@ def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
             f"missing data: {wanted}. Or put a folder of images or an .npz file with the data set's name into a "
             f"folder, and pass that as --data-folder. Found here: {', '.join(here)}"
         )
-    return [Task(task.cell, _placed(task.spec, places)) for task in tasks]
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def run_task(
@@ -256,7 +261,7 @@ def _place(name: str, root: Path | None) -> str | None:
     return None
 
 
-def _placed(spec: RunSpec, places: Mapping[str, str | None]) -> RunSpec:
+def _placed(spec: RunSpec, places: Mapping[str, str]) -> RunSpec:
     values: Values = {}
     for section in ("partition", "evaluation", "public_data"):
         part = getattr(spec, section)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -19,6 +19,8 @@ from fedssl.protocol.validation import ValidationProblem, validation_problems
 ADD_ONS: dict[str, type] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyAddOn)[0])}
 NUM_EVALUATIONS = 10
 LOCAL_ONLY, CENTRALISED = "local-only", "centralised"
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 
@@ -40,9 +42,9 @@ class Variant:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise SpecError(f"{self.name!r} cannot name a variant: use at most 60 letters, digits and . _ + -")
-        _require(self.method, METHOD_CONFIGS, "method")
+        known(self.method, METHOD_CONFIGS, "method")
         for name in self.add_ons:
-            _require(name, ADD_ONS, "add-on")
+            known(name, ADD_ONS, "add-on")
 
 
 def baselines_of(variant: Variant) -> list[Variant]:
@@ -121,10 +123,12 @@ def _with_add_on(method: Values, name: str, parameters: Mapping[str, Any]) -> Va
     return {**method, "add_ons": changed}
 
 
-def _require(name: str, known: Mapping[str, Any], what: str) -> None:
-    if name not in known:
-        close = get_close_matches(name, known, n=1)
-        raise SpecError(f"there is no {what} {name!r}; " + (f"did you mean {close[0]}?" if close else ", ".join(known)))
+def known(name: str, table: Mapping[str, T], what: str) -> T:
+    """Return the value of a name. Raises SpecError, which names a similar one or all, if there is none."""
+    if name not in table:
+        close = get_close_matches(name, table, n=1)
+        raise SpecError(f"there is no {what} {name!r}; " + (f"did you mean {close[0]}?" if close else ", ".join(table)))
+    return table[name]
 
 
 def _reason(problem: ValidationProblem) -> str:

@@ -122,6 +122,8 @@ def test_variants_and_changes_are_read(spec: Path) -> None:
         (["--set", "partition=null"], 2, "add a [partition] section"),
         (["--set", "evaluation.dataset=nowhere"], 2, "(evaluation.dataset), but found no data set at nowhere"),
         (["--set", "evaluation.dataset=nowhere", "--dry-run"], 2, "found no data set at nowhere"),
+        (["--on", "cifar10-class"], 2, "give a SPEC to compare methods on, or --ladder NAME"),
+        (["--ladder", "best"], 2, "leave out SPEC, --methods and --baselines"),
         (["--device", "cuda:99"], 2, "--device cuda:99 cannot be used here"),
     ],
 )
@@ -166,5 +168,42 @@ def test_the_table_has_the_baselines(spec: Path, tmp_path: Path) -> None:
     assert rows["chance"][3] == f"{100 * kept['fedsimclr']['chance']['accuracy']:.2f}"
     for name in ("local-only", "centralised"):
         assert f"{100 * kept[name]['evaluations']['2']['knn']:.2f}" in result.stdout
+    low, own, high = (kept[name]["evaluations"]["2"]["knn"] for name in ("local-only", "fedsimclr", "centralised"))
+    assert f"{100 * (own - low) / (high - low):.2f}" in result.stdout.split("share of the gap closed", 1)[1]
+    (gap,) = json.loads((tmp_path / "comparison.json").read_text())["gaps"]
+    assert (gap["variant"], gap["measure"], gap["step"]) == ("fedsimclr", "knn", None)
+    assert gap["share"] == {"mean": pytest.approx((own - low) / (high - low)), "half_width": None}
     assert "per GB" not in result.stdout
     assert kept["local-only"]["bytes_up"] < 1000 < kept["fedsimclr"]["bytes_up"]
+
+
+def test_a_ladder_brings_its_setting_rungs_baselines_and_seeds(tmp_path: Path) -> None:
+    changes = [f"--set={section}.dataset=digits" for section in ("partition", "evaluation")]
+
+    result = fedssl(
+        "compare", "--ladder", "best", "--on", "cifar10-dir0.1", "--variant", "own=fedmoco", *changes,
+        "--set", "fedsimclr:temperature=0.5", "--out", tmp_path, "--dry-run", "--format", "json",
+    )  # fmt: skip
+
+    assert result.exit_code == 0, result.output
+    runs = json.loads(result.stdout)["runs"]
+    names = list(dict.fromkeys(run["variant"] for run in runs))
+    assert names[-3:] == ["local-only", "centralised", "own"]
+    assert {"fedbyol", "fedsimclr"} < set(names)
+    assert {run["seed"] for run in runs} == {0, 1, 2}
+    assert {run["clients"] for run in runs if run["variant"] != "centralised"} == {5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--ladder", "bset"], "did you mean best?"),
+        (["--ladder", "best", "--on", "cifar"], "there is no setting 'cifar'"),
+        (["--ladder", "best", "--set", "partition.dataset=cifar100"], "CIFAR-100: run `fedssl data fetch cifar100`"),
+    ],
+)
+def test_an_unknown_ladder_or_setting_is_refused(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    result = fedssl("compare", *arguments, "--data-folder", tmp_path, "--out", tmp_path / "out")
+
+    assert result.exit_code != 0
+    assert reason in " ".join(result.stderr.split())

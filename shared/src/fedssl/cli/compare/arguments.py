@@ -1,9 +1,12 @@
 """Reading what `fedssl compare` is to compare: methods by name, variants, and changes for all methods or for one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from fedssl.cli.datasets.fetching import data_folder as known_data_folder
 from fedssl.cli.errors import UsageError
 from fedssl.cli.specs import apply_change, read_values
 from fedssl.experiments.overlays import overlay
@@ -23,13 +26,7 @@ def read_variants(
 ) -> tuple[dict[str, Any], list[Variant]]:
     """Return the spec's values with the changes for all methods, and the variants with their own. Raises SpecError."""
     base = read_values(spec)
-    own: dict[str, dict[str, Any]] = {}
-    for change in changes:
-        target, colon, rest = change.partition(":")
-        if colon and "=" not in target:
-            apply_change(own.setdefault(target.strip(), {}), rest)
-        else:
-            apply_change(base, change)
+    own = _apply(base, changes)
     found: list[tuple[str, str, dict[str, Any]]] = [
         (text.strip(), text, {}) for text in (methods or "").split(",") if text.strip()
     ]
@@ -37,13 +34,50 @@ def read_variants(
     if not found:
         method = str((base.get("method") or {}).get("name", "fedalignuniform"))
         found = [(method, method, {})]
-    if unknown := sorted(own.keys() - {name for name, _, _ in found}):
+    return base, _with_own([Variant(name, *parse_method(method), changes=given) for name, method, given in found], own)
+
+
+def read_rungs(
+    ladder: str, setting: str | None, variants: Sequence[str], changes: Sequence[str], data_folder: Path | None
+) -> tuple[dict[str, Any], list[Variant], str]:
+    """Return a ladder's spec, its rungs and baselines with further variants, and its seeds as text.
+
+    The changes apply as in :func:`read_variants`. A known data set is also found as an image folder or .npz file in the
+    folder of data sets. Raises SpecError, and DataError if the data set is missing.
+    """
+    from fedssl.data.catalogue import KNOWN
+    from fedssl.experiments.ladders import read_ladder
+    from fedssl.experiments.reproduction import dataset_places
+
+    found = read_ladder(ladder)
+    base = overlay(found.setting(setting), {"name": f"{ladder} {setting or next(iter(found.settings))}"})
+    own = _apply(base, changes)
+    sections = [base[section] for section in ("partition", "evaluation") if base[section]["dataset"] in KNOWN]
+    places = dataset_places({section["dataset"] for section in sections}, data_folder or known_data_folder())
+    for section in sections:
+        section["dataset"] = places[section["dataset"]]
+    further = [Variant(name, *parse_method(method), changes=given) for name, method, given in map(_variant, variants)]
+    return base, _with_own(found.variants() + further, own), ",".join(map(str, found.seeds))
+
+
+def _apply(base: dict[str, Any], changes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Apply the changes for all methods to `base`, and return those for one method, by its name."""
+    own: dict[str, dict[str, Any]] = {}
+    for change in changes:
+        target, colon, rest = change.partition(":")
+        if colon and "=" not in target:
+            apply_change(own.setdefault(target.strip(), {}), rest)
+        else:
+            apply_change(base, change)
+    return own
+
+
+def _with_own(variants: list[Variant], own: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
+    names = [variant.name for variant in variants]
+    if unknown := sorted(own.keys() - set(names)):
         raise UsageError(f"--set {unknown[0]}:... is for a method that is not compared; compared are "
-                         f"{', '.join(name for name, _, _ in found)}")  # fmt: skip
-    return base, [
-        Variant(name, *parse_method(method), changes=overlay(changed, own.get(name, {})))
-        for name, method, changed in found
-    ]
+                         f"{', '.join(names)}")  # fmt: skip
+    return [replace(each, changes=overlay(each.changes, own.get(each.name, {}))) for each in variants]
 
 
 def _variant(text: str) -> tuple[str, str, dict[str, Any]]:

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, read_seeds
-from fedssl.cli.compare.arguments import ResultFormat, read_variants
+from fedssl.cli.arguments import DataFolderOption, DeviceOption, read_seeds
+from fedssl.cli.compare.arguments import ResultFormat, read_rungs, read_variants
 from fedssl.cli.dry_run import DryRunOption
+from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images
 from fedssl.cli.output import note
 from fedssl.experiments.variants import baselines_of
@@ -15,7 +16,10 @@ from fedssl.run_files import RESULT
 
 
 def compare(
-    spec: SpecArgument,
+    spec: Annotated[
+        str | None,
+        typer.Argument(metavar="[SPEC]", help="A run spec: a .toml, .yaml or .json file, or - for standard input."),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -31,7 +35,21 @@ def compare(
             "for more variants.",
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="S,...", help="Seeds of the runs and of their partitions.")] = "0",
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="In place of SPEC and methods: a ladder of fedssl, in which each method adds one change to the one "
+            "before, with its baselines and seeds. `best` leads to the recipe.",
+        ),
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option(metavar="SETTING", help="The ladder's setting.  [default: its first one]")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="S,...", help="Seeds of the runs and of their partitions.  [default: 0, or the ladder's]"),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,9 +99,20 @@ def compare(
     If the command is interrupted, run it again: it keeps finished runs, and resumes an unfinished one after its last
     completed round. You can add methods or seeds later. If a run fails, its reason is shown and the others continue.
 
+    `fedssl compare --ladder best --on cifar10-class` compares the steps to the method `best`, and shows how much of the
+    gap between local-only and centralised each of them closes.
+
     Writes a folder per run, comparison.json, comparison.csv and comparison.png.
     """
-    base, variants = read_variants(spec, methods, variant or [], set_ or [])
+    if ladder is not None:
+        if spec is not None or methods is not None or baselines:
+            raise UsageError("--ladder brings a spec, methods and baselines: leave out SPEC, --methods and --baselines")
+        base, variants, default_seeds = read_rungs(ladder, on, variant or [], set_ or [], data_folder)
+    elif spec is None or on is not None:
+        raise UsageError("give a SPEC to compare methods on, or --ladder NAME with or without --on SETTING")
+    else:
+        base, variants = read_variants(spec, methods, variant or [], set_ or [])
+        default_seeds = "0"
     if baselines:
         variants += baselines_of(variants[0])
     folder = out or Path(f"compared-{str(base.get('name', 'unnamed')).replace(' ', '-')}")
@@ -91,7 +120,7 @@ def compare(
     from fedssl.cli.compare.progress import comparison_progress
     from fedssl.experiments import comparison, runs, summary
 
-    entries = comparison.plan(base, variants, read_seeds(seeds), folder)
+    entries = comparison.plan(base, variants, read_seeds(seeds or default_seeds), folder)
     for entry in entries:
         if entry.spec is not None and (restart or not (entry.folder / RESULT).exists()):
             require_evaluation_images(entry.spec.central_evaluation, data_folder)

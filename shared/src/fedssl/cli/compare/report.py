@@ -1,6 +1,7 @@
 """What `fedssl compare` writes and shows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from fedssl.cli.compare.arguments import ResultFormat
 from fedssl.cli.dry_run import traffic_of
 from fedssl.cli.output import duration, note, show_json, show_pairs, show_table, size
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
+from fedssl.experiments.gaps import CONFIDENCE, Interval, gaps
 from fedssl.experiments.plots import plot_comparison
 from fedssl.experiments.summary import ACCURACIES, CHANCE, Line, Spread, to_csv, to_document
-from fedssl.experiments.variants import CENTRALISED
+from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY
 from fedssl.run_files import finite, write_json, write_text
 
 UNTRAINED = "untrained"
@@ -30,7 +32,7 @@ def write(
 ) -> None:
     """Write the comparison as JSON, as CSV and as a picture. `settings` are those that differ between the methods."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DOCUMENT, to_document(lines, entries, settings))
+    write_json(folder / DOCUMENT, _document(lines, entries, settings))
     write_text(folder / TABLE, to_csv(lines))
     kept = {key: outcome for key, outcome in outcomes.items() if not isinstance(outcome, Failure)}
     finished = {line.variant: [kept[line.variant, seed] for seed in line.seeds] for line in lines}
@@ -39,18 +41,23 @@ def write(
         plot_comparison(folder / PICTURE, finished, "probe" if "probe" in evaluated[0].last else "knn")
 
 
+def _document(lines: Sequence[Line], entries: Sequence[ComparisonEntry], settings: Settings) -> dict[str, Any]:
+    return {**to_document(lines, entries, settings), "gaps": [asdict(gap) for gap in gaps(lines)]}
+
+
 def show(
     folder: Path, lines: Sequence[Line], entries: Sequence[ComparisonEntry], settings: Settings, output: ResultFormat
 ) -> None:
     """Show the comparison."""
     if output is ResultFormat.JSON:
-        show_json(finite(to_document(lines, entries, settings)))
+        show_json(finite(_document(lines, entries, settings)))
         return
     if output is ResultFormat.CSV:
         typer.echo(to_csv(lines), nl=False)
         return
     if any(line.seeds for line in lines):
         _show_tables(lines)
+        _show_gaps(lines)
     for line in lines:
         for reason in dict.fromkeys(line.failures.values()):
             failed = [str(seed) for seed, why in line.failures.items() if why == reason]
@@ -144,6 +151,27 @@ def _show_tables(lines: Sequence[Line]) -> None:
             for line in lines
         ],
     )
+
+
+def _show_gaps(lines: Sequence[Line]) -> None:
+    """Show the share of the gap between both baselines that each method closes, if both were trained."""
+    found = gaps(lines)
+    if all(gap.share is None for gap in found):
+        return
+    typer.echo(
+        f"Gap between {LOCAL_ONLY} and {CENTRALISED}: mean ± half of the {CONFIDENCE:.0%} confidence interval over "
+        "seeds (Student's), in points and %; step: the difference to the line above, at the same seeds."
+    )
+    show_table(
+        ["method", "measure", "#accuracy", "#step", "#share of the gap closed"],
+        [[gap.variant, gap.measure, *(_interval(each) for each in (gap.accuracy, gap.step, gap.share))] for gap in found],
+    )
+
+
+def _interval(found: Interval | None) -> str:
+    if found is None:
+        return "-"
+    return _mean_and_deviation(Spread(found.mean, found.half_width), _percent)
 
 
 def _baselines(lines: Sequence[Line]) -> list[list[str]]:

@@ -1,0 +1,59 @@
+"""Ladders: a setting, and methods of which each adds one change to the one before. `ladder_files/NAME.yaml` holds them."""
+
+from importlib.resources import files
+from typing import Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from fedssl.experiments.overlays import Values, overlay
+from fedssl.experiments.variants import Variant, baselines_of, known
+from fedssl.protocol.base import StrictModel
+
+_FOLDER = files("fedssl.experiments") / "ladder_files"
+
+
+class Rung(StrictModel):
+    """One step of a ladder: a method that starts from the setting, or changes to the rung before."""
+
+    name: str
+    method: str | None = Field(default=None, description="Null: the rung before, with further changes.")
+    changes: Values = Field(default={}, description="As in `fedssl compare --variant`, as nested tables.")
+
+
+class Ladder(StrictModel):
+    """Methods in the order in which they are to improve, and the settings in which they can be compared."""
+
+    title: str
+    seeds: tuple[int, ...] = Field(description="The seeds of the comparison. No rung was chosen on them.")
+    bounds: str = Field(description="The rung that is also trained by each client alone, and on all images together.")
+    settings: dict[str, Values] = Field(description="Specs by name, without the method of a rung.")
+    rungs: tuple[Rung, ...]
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        if self.bounds not in [rung.name for rung in self.rungs]:
+            raise ValueError(f"no rung is called {self.bounds}, which bounds names")
+        if self.rungs[0].method is None:
+            raise ValueError("the first rung names no method")
+        return self
+
+    def setting(self, name: str | None) -> Values:
+        """Return the spec of a setting, the first without a name. Raises SpecError with the known names."""
+        chosen = next(iter(self.settings)) if name is None else name
+        return overlay({}, known(chosen, self.settings, "setting"))
+
+    def variants(self) -> list[Variant]:
+        """Return the rungs as variants, and after them the baselines without a federation."""
+        found: list[Variant] = []
+        for rung in self.rungs:
+            method = rung.method or found[-1].method
+            before = {} if rung.method is not None else found[-1].changes
+            found.append(Variant(rung.name, method, changes=overlay(before, rung.changes)))
+        return found + baselines_of(next(each for each in found if each.name == self.bounds))
+
+
+def read_ladder(name: str) -> Ladder:
+    """Return the ladder of this name. Raises SpecError if there is none."""
+    ladders = {path.name.removesuffix(".yaml"): path for path in _FOLDER.iterdir() if path.name.endswith(".yaml")}
+    return Ladder.model_validate(yaml.safe_load(known(name, ladders, "ladder").read_text(encoding="utf-8")))

@@ -1,0 +1,48 @@
+"""The share of the gap that a federation closes, and confidence intervals."""
+
+import math
+
+import pytest
+
+from fedssl.experiments.gaps import gaps, interval
+from fedssl.experiments.summary import Line
+
+
+def line(name: str, **probes: float) -> Line:
+    seeds = tuple(int(seed[1:]) for seed in probes)
+    return Line(name, seeds, {"probe_last": tuple(probes.values())}, {})
+
+
+def test_an_interval_is_student_s() -> None:
+    found = interval([1.0, 2.0, 3.0])  # deviation 1, and t = 4.302653 with 2 degrees of freedom
+
+    assert found.mean == 2.0
+    assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert interval([0.5]).half_width is None
+
+
+def test_shares_and_steps_are_those_of_equal_seeds() -> None:
+    first, second = gaps(
+        [
+            line("a", s0=0.50, s1=0.60, s2=0.70),
+            line("b", s0=0.54, s1=0.62),
+            line("local-only", s0=0.48, s1=0.56, s2=0.40),
+            line("centralised", s0=0.58, s1=0.76),
+        ]
+    )
+
+    assert first.accuracy.mean == pytest.approx(0.6)
+    assert first.step is None
+    assert first.share is not None
+    assert first.share.mean == pytest.approx((0.2 + 0.2) / 2)
+    assert second.step is not None
+    assert second.step.mean == pytest.approx(0.03)
+    assert second.share is not None
+    assert second.share.mean == pytest.approx((0.6 + 0.3) / 2)
+
+
+def test_without_both_bounds_there_is_no_share() -> None:
+    (found,) = gaps([line("a", s0=0.5), line("local-only", s0=0.4)])
+
+    assert found.share is None
+    assert found.accuracy.mean == 0.5

@@ -1,0 +1,52 @@
+"""Ladders: their settings and rungs."""
+
+import pytest
+
+from fedssl.errors import SpecError
+from fedssl.experiments.ladders import Ladder, read_ladder
+from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, build_spec, values_of
+
+
+def test_every_setting_can_be_run_with_every_rung() -> None:
+    ladder = read_ladder("best")
+
+    for setting in ladder.settings:
+        specs = {each.name: build_spec(values_of(ladder.setting(setting), each, 0)) for each in ladder.variants()}
+        names = [rung.name for rung in ladder.rungs]
+        assert list(specs) == [*names, LOCAL_ONLY, CENTRALISED]
+        bound = specs[ladder.bounds]
+        assert bound.training == specs[LOCAL_ONLY].training == specs[CENTRALISED].training
+        assert specs[LOCAL_ONLY].method.merge.name == "local"
+        assert specs[CENTRALISED].partition is not None
+        assert specs[CENTRALISED].partition.pooled
+
+
+def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
+    ladder = Ladder.model_validate(
+        {
+            "title": "t",
+            "seeds": [0],
+            "bounds": "a",
+            "settings": {"s": {"num_rounds": 3}},
+            "rungs": [
+                {"name": "a", "method": "fedsimclr", "changes": {"temperature": 0.5}},
+                {"name": "b", "changes": {"dsr": {}, "training": {"batch_size": 8}}},
+                {"name": "c", "changes": {"training": {"local_epochs": 3}}},
+                {"name": "d", "method": "fedbyol"},
+            ],
+        }
+    )
+
+    a, b, c, d, *_ = ladder.variants()
+
+    assert a.changes == {"temperature": 0.5}
+    assert (b.method, b.changes) == ("fedsimclr", {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8}})
+    assert c.changes == {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8, "local_epochs": 3}}
+    assert (d.method, d.changes) == ("fedbyol", {})
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(SpecError, match="there is no ladder 'bset'; did you mean best"):
+        read_ladder("bset")
+    with pytest.raises(SpecError, match="there is no setting 'cifar'; .*cifar10-class"):
+        read_ladder("best").setting("cifar")
