@@ -48,5 +48,5 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(SpecError, match="there is no ladder 'bset'; did you mean best"):
         read_ladder("bset")
-    with pytest.raises(SpecError, match="there is no setting 'cifar'; .*cifar10-class"):
+    with pytest.raises(SpecError, match=r"there is no setting 'cifar'; .*cifar10-class"):
         read_ladder("best").setting("cifar")

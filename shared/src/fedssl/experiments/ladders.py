@@ -1,4 +1,4 @@
-"""Ladders: a setting, and methods of which each adds one change to the one before. `ladder_files/NAME.yaml` holds them."""
+"""Ladders: a setting, and methods that each add one change to the one before. `ladder_files/NAME.yaml` holds them."""
 
 from importlib.resources import files
 from typing import Self

@@ -164,7 +164,10 @@ def _show_gaps(lines: Sequence[Line]) -> None:
     )
     show_table(
         ["method", "measure", "#accuracy", "#step", "#share of the gap closed"],
-        [[gap.variant, gap.measure, *(_interval(each) for each in (gap.accuracy, gap.step, gap.share))] for gap in found],
+        [
+            [gap.variant, gap.measure, *(_interval(each) for each in (gap.accuracy, gap.step, gap.share))]
+            for gap in found
+        ],
     )
 
 
