@@ -76,7 +76,7 @@ def development_set(root: Path) -> Path:
     if not path.exists():
         images = load_dataset(dataset_places(["cifar10"], root)["cifar10"], "train", root)
         order = np.random.default_rng(SEED).permutation(len(images))
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for prefix, part in (("", order[NUM_DEVELOPMENT:]), ("test_", order[:NUM_DEVELOPMENT])):
             assert images.labels is not None, "the images have labels"
             arrays |= {f"{prefix}images": images.images[part], f"{prefix}labels": images.labels[part]}

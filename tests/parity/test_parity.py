@@ -187,6 +187,37 @@ def test_options_of_local_training(
     _assert_same_bits(_model(three_workers, run.id), simulated.model)
 
 
+_FEDX = {"name": "fedx", "rel_kl": "paper", "variant": "paper", "relational": "predictions"}
+_UNIT = {"name": "crossed_kl", "scale": "unit", "exponent": -10}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ({"name": "fedbyol", "add_ons": [_FEDX], "reducer": {"name": "median"}}, {}),
+        (
+            {"name": "fedsimclr", "add_ons": [{"name": "hsd", "variant": "projection"}]},
+            {"robustness": {"max_examples_ratio": 1.2}},
+        ),
+        ({"name": "fedsimclr", "reducer": {"name": "trimmed_mean"}}, {}),
+        (
+            {"name": "fedsimclr", "reducer": {"name": "geometric_median"}},
+            {"robustness": {"max_examples_ratio": 1.2}},
+        ),
+        ({"name": "fedrlc", "add_ons": [_UNIT]}, {}),
+    ],
+    ids=["fedx-paper-median", "hsd-projection", "trimmed-mean", "geometric-median", "fedrlc-unit"],
+)
+def test_variants_and_robust_reducers(method: dict[str, Any], more: dict[str, Any], three_workers: Federation) -> None:
+    cohort = {"min_clients": 3, "min_updates": 3, "clients": sorted(three_workers.clients)}
+    spec = method_spec(method["name"], method=method, cohort=cohort, **more)
+    run = three_workers.client.create_run(spec)
+    simulated = simulate(spec, three_workers.clients)
+    _finished(three_workers, run.id)
+    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+
+
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", methods_of_this_run(SUMMED_METHODS))
 def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> None:

@@ -17,8 +17,9 @@ def test_every_setting_can_be_run_with_every_rung() -> None:
         bound = specs[ladder.bounds]
         assert bound.training == specs[LOCAL_ONLY].training == specs[CENTRALISED].training
         assert specs[LOCAL_ONLY].method.merge.name == "local"
-        assert specs[CENTRALISED].partition is not None
-        assert specs[CENTRALISED].partition.pooled
+        pooled = specs[CENTRALISED].partition
+        assert pooled is not None
+        assert pooled.pooled
 
 
 def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
