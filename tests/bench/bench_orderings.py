@@ -100,7 +100,7 @@ def separation(seed: int) -> Scores:
     variants: dict[str, list[dict[str, Any]]] = {
         "fedalignuniform": [],
         "ssd": [{"name": "dsr"}],
-        "hsd": [{"name": "hsd"}],
+        "hsd": [{"name": "hsd", "variant": "mask"}],
     }
     scores = {}
     for name, add_ons in variants.items():

@@ -57,6 +57,9 @@ CANDIDATES = {
         Variant(
             "multi-crop", "fedsimclr", changes={"data": {"local_crops": {"num_crops": 4, "image_size": 16}}}
         ),
+        # As many epochs in twice as many rounds of one epoch, and so twice the traffic; for --set num_rounds=6.
+        Variant("epochs-1", "fedsimclr", changes={"num_rounds": 12, "training": {"local_epochs": 1}}),
+        Variant("views", "fedsimclr", changes={"data": {"augmentation": {"min_scale": 0.08}}}),
         Variant("fur", "fedsimclr", ("fur",)),
         Variant("dsr", "fedsimclr", ("dsr",)),
         Variant("fedx", "fedsimclr", ("fedx",)),

@@ -174,7 +174,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "public_data": PUBLIC,
     },
     "hsd-pd-mse": {
-        "method": {**_SIMCLR, "add_ons": [{"name": "hsd"}, {"name": "pd", "variant": "mse"}]},
+        "method": {**_SIMCLR, "add_ons": [{"name": "hsd", "variant": "mask"}, {"name": "pd", "variant": "mse"}]},
         "model": WIDE_PROJECTOR,
     },
     "hsd-projection": {

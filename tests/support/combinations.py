@@ -24,7 +24,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     },
     "fedbyol, scheduled target": {"method": {"name": "fedbyol", "target_momentum_schedule": "cosine"}},
     "hsd, pd": {
-        "method": {**_SIMCLR, "add_ons": [{"name": "hsd"}, {"name": "pd", "variant": "mse"}]},
+        "method": {**_SIMCLR, "add_ons": [{"name": "hsd", "variant": "mask"}, {"name": "pd", "variant": "mse"}]},
         "model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}},
     },
     "dsr of the paper": {"method": {**_SIMCLR, "add_ons": [{"name": "dsr", "variant": "paper"}]}},

@@ -166,7 +166,7 @@ def test_the_clients_dimensions_differ_in_what_they_do() -> None:
 
 
 def test_hard_separation_shows_the_losses_the_clients_own_dimensions_alone() -> None:
-    client = training(_spec({"name": "hsd"}, {"name": "pd"}))
+    client = training(_spec({"name": "hsd", "variant": "mask"}, {"name": "pd"}))
     batch = client.batch()
     losses = client.values(batch)
     (h1, z1), (h2, z2) = client.outputs(batch)
@@ -177,7 +177,7 @@ def test_hard_separation_shows_the_losses_the_clients_own_dimensions_alone() -> 
 
 
 def test_hard_separation_stops_the_other_dimensions_gradient() -> None:
-    client = training(_spec({"name": "hsd"}))
+    client = training(_spec({"name": "hsd", "variant": "mask"}))
     torch.stack(list(client.losses(client.batch()).values())).sum().backward()  # type: ignore[no-untyped-call]
     last = client.modules["projector"][-1].weight.grad
     owned = own_dimensions(client.ctx)
@@ -238,10 +238,10 @@ def test_projecting_moves_embeddings_into_the_clients_own_columns() -> None:
     assert inside(strong) > 1.5 * inside(weak)
 
 
-def test_masked_specs_are_written_as_before() -> None:
-    (masked,) = _spec({"name": "hsd"}).method.model_dump(mode="json")["add_ons"]
-    assert masked == {"name": "hsd", "num_clients": None}
-    (projected,) = _spec({"name": "hsd", "variant": "projection", "gamma": 2}).method.model_dump(mode="json")["add_ons"]
+def test_the_variant_is_always_written() -> None:
+    (masked,) = _spec({"name": "hsd", "variant": "mask"}).method.model_dump(mode="json")["add_ons"]
+    assert masked == {"name": "hsd", "num_clients": None, "variant": "mask"}
+    (projected,) = _spec({"name": "hsd", "gamma": 2}).method.model_dump(mode="json")["add_ons"]
     assert projected == {"name": "hsd", "num_clients": None, "variant": "projection", "gamma": 2.0}
 
 
@@ -270,11 +270,11 @@ def test_nothing_of_the_separation_is_sent_or_kept() -> None:
             "pd compares h, 8 wide, with z, 16 wide: set model.projector.out_dim to 8",
         ),
         ("fedalignuniform", WIDE, [{"name": "dsr", "num_clients": 17}], "16 dimensions among 17 clients"),
-        ("fedalignuniform", WIDE, [{"name": "hsd"}, {"name": "dsr"}], "choose one"),
+        ("fedalignuniform", WIDE, [{"name": "hsd", "variant": "mask"}, {"name": "dsr"}], "choose one"),
         ("fedsimclr", WIDE, [{"name": "hsd", "variant": "projection"}, {"name": "dsr"}], "choose one"),
-        ("fedsimclr", WIDE, [{"name": "hsd", "gamma": 2}], "gamma of hsd weighs the term"),
-        ("fedbyol", WIDE, [{"name": "hsd"}], "fedbyol compares them with something else"),
-        ("supervised", WIDE, [{"name": "hsd"}], "supervised compares them with something else"),
+        ("fedsimclr", WIDE, [{"name": "hsd", "variant": "mask", "gamma": 2}], "gamma of hsd weighs the term"),
+        ("fedbyol", WIDE, [{"name": "hsd", "variant": "mask"}], "fedbyol compares them with something else"),
+        ("supervised", WIDE, [{"name": "hsd", "variant": "mask"}], "supervised compares them with something else"),
         ("fedalignuniform", WIDE, [{"name": "dsr"}, {"name": "dsr"}], "'dsr' twice"),
     ],
 )
@@ -297,7 +297,7 @@ def test_a_client_without_dimensions_is_refused() -> None:
     [
         ("fedalignuniform", [{"name": "pd", "variant": "mse"}]),
         ("fedsimclr", [{"name": "dsr"}, {"name": "pd"}]),
-        ("fedsimclr", [{"name": "hsd"}, {"name": "pd"}, {"name": "proximal"}]),
+        ("fedsimclr", [{"name": "hsd", "variant": "mask"}, {"name": "pd"}, {"name": "proximal"}]),
         ("fedbyol", [{"name": "hsd", "variant": "projection"}, {"name": "fedx"}]),
         ("fedbyol", [{"name": "dsr"}, {"name": "pd"}, {"name": "scaffold"}]),
         ("supervised", [{"name": "dsr"}]),

@@ -179,7 +179,7 @@ def test_trains_without_a_projector() -> None:
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ({"add_ons": [{"name": "hsd"}]}, "compares them with something else"),
+        ({"add_ons": [{"name": "hsd", "variant": "mask"}]}, "compares them with something else"),
         ({"add_ons": [{"name": "crossed_kl"}]}, "does not have both"),
         ({"merge": {"name": "dapu"}}, "does not have one"),
         ({"reducer": {"name": "distillation"}}, "feddino shares more than these"),

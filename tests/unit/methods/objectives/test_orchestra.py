@@ -197,7 +197,7 @@ def test_centroids_are_declared_as_such() -> None:
         ({"num_local_centroids": 33}, {}, "more than the 32 embeddings that are clustered"),
         ({}, {"model": {"projector": None}}, "describe model.projector"),
         ({"merge": {"name": "local"}, "reducer": {"name": "none"}}, {}, "learns from what the other clients send"),
-        ({"add_ons": [{"name": "hsd"}]}, {}, "hsd"),
+        ({"add_ons": [{"name": "hsd", "variant": "mask"}]}, {}, "hsd"),
         ({"merge": {"name": "dapu"}}, {}, "predictor"),
     ],
 )

@@ -64,7 +64,7 @@ def test_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["fedvicreg", "fedbarlow"])
 def test_hard_separation_is_refused_because_every_dimension_must_vary(name: str) -> None:
     with pytest.raises(ValidationError, match=f"{name} asks every dimension to vary"):
-        method_spec(name, method={"name": name, "add_ons": [{"name": "hsd"}]})
+        method_spec(name, method={"name": name, "add_ons": [{"name": "hsd", "variant": "mask"}]})
 
 
 def test_three_weights_of_0_are_refused() -> None:

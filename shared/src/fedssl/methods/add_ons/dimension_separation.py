@@ -13,14 +13,15 @@ which every client makes from the run's seed. The gradient of "reference" is abo
 weak term with "reference" and may dominate with "paper". For Eq. 7, z is the unit vector, as in Eq. 3 to 5: with raw z,
 the stretched copy would grow away from z.
 
-HSD (Section 4.2, without public code) has two readings, by `variant`. "mask", the default: every loss of z sees
-n(z m_k), m_k the indicator of S_k; only the projector's distillation sees z as the projector returned it. "projection":
-the losses see the whole z, and gamma times the mean over the views of
+HSD (Section 4.2, without public code) has two readings, by `variant`. "projection", the default: the losses see the
+whole z, and gamma times the mean over the views of
 
     || n(Z) - n(sg(n(Z) Q diag(m_k) Q^T)) ||_F / B
 
-is added: the limit of DSR's "reference" for a large alpha. SSD's code describes its basis as (D, k), which would be a
-client's k columns of Q, and that term with it. Which reading Figure 6b shows is open; docs/methods.md has a command.
+is added, m_k the indicator of S_k: the limit of DSR's "reference" for a large alpha. SSD's code describes its basis as
+(D, k), which would be a client's k columns of Q, and that term with it. "mask": every loss of z sees n(z m_k); only the
+projector's distillation sees z as the projector returned it. The default is the one whose uniformity and alignment of z
+are nearer to Figure 6b (docs/reproductions.md).
 
 Deviations: SSD's code assigns subspaces by the position in the round's sample, so under partial participation a
 client's subspace changes every round; here it belongs to the client, as in the paper's Algorithm 1. SSD's code scales

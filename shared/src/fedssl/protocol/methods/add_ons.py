@@ -161,14 +161,13 @@ class FURConfig(PartConfig):
 
 
 class HSDConfig(DimensionedConfig):
-    """Hard separation, SSD's counterpart: each client's embeddings lie in its own dimensions only."""
+    """Hard separation, SSD's counterpart: each client's embeddings are pulled into its own dimensions, or masked."""
 
     name: Literal["hsd"] = "hsd"
     variant: Literal["mask", "projection"] = Field(
-        default="mask",
-        exclude_if=lambda it: it == "mask",
-        description="`mask`: the losses see only the client's own dimensions. `projection`: they see all, and a term "
-        "pulls each embedding to its projection onto the client's own dimensions, the limit of dsr for a large alpha.",
+        default="projection",
+        description="`projection`: the losses see all dimensions, and a term pulls each embedding to its projection "
+        "onto the client's own ones, the limit of dsr for a large alpha. `mask`: the losses see only those.",
     )
     gamma: float = Field(
         default=1.0,
