@@ -1,12 +1,21 @@
 """A budget is kept within a quarter, because the first rounds of the real runs are measured before it is planned."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from fedssl.errors import SpecError
-from fedssl.experiments.budget import Calibration, Fit, Speeds, calibrated_fit, fit, kept_fit, num_evaluations
+from fedssl.experiments.budget import (
+    Calibration,
+    Fit,
+    Speeds,
+    calibrated_fit,
+    fit,
+    kept_fit,
+    learns_little,
+    num_evaluations,
+)
 from fedssl.experiments.costs import trained_images
 from fedssl.experiments.papers import TableCell, select
 from fedssl.experiments.pilot import NUM_ROUNDS, Pilot, run_pilot
@@ -127,3 +136,11 @@ def test_a_pilot_measures_real_rounds_and_keeps_nothing(tmp_path: Path, monkeypa
     assert found.judging > 0
     assert found.loading > 0
     assert not list(tmp_path.glob("fedssl-pilot-*"))
+
+
+def test_a_scale_at_which_little_is_learnt_is_named() -> None:
+    cells = select("fedrlc-1:FedBYOL@cifar10-class")
+    twenty_rounds = Scale(rounds=0.2, epochs=0.01)
+
+    assert learns_little(cells, replace(twenty_rounds, images=0.02)) == [cells[0].name], "20,000 images"
+    assert learns_little(cells, replace(twenty_rounds, images=0.1)) == [], "100,000 images"

@@ -17,7 +17,7 @@ from fedssl.cli.simulation_progress import simulation_progress
 from fedssl.cli.specs import apply_change
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
-from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, training_seconds
+from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, learns_little, training_seconds
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot, run_pilot
 from fedssl.experiments.reproduction import RUNS, CellResult, Task, place_datasets, prepare, run_task
@@ -131,6 +131,11 @@ def _plan(
         note(f"measured for {duration(measured.measuring)}: training takes {measured.training:.2f} times the first "
              f"estimate, an evaluation {measured.judging:.2f} times")  # fmt: skip
     note(f"scaled down to about {duration(found.seconds)} for {len(cells)} cells and {len(found.seeds)} seeds")
+    if few := learns_little(cells, found.scale):
+        note(
+            f"{few[0]} trains on so few images that its encoder may stay at the level of the untrained one: give a "
+            "larger --budget, or fewer cells"
+        )
     if len(found.seeds) < len(request.seeds):
         note(f"the budget is enough for {len(found.seeds)} of {len(request.seeds)} seeds")
     return found
