@@ -1,4 +1,4 @@
-"""How much of the gap between clients alone and all images together a federation closes, with confidence intervals."""
+"""How much of the gap between clients by themselves and all images together a federation closes, with confidence intervals."""
 
 import math
 import statistics
