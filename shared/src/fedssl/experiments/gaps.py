@@ -1,4 +1,4 @@
-"""How much of the gap between clients by themselves and all images together a federation closes, with confidence intervals."""
+"""The share of the gap between local-only and centralised training that a federation closes, with intervals."""
 
 import math
 import statistics

@@ -26,7 +26,7 @@ class Ladder(StrictModel):
 
     title: str
     seeds: tuple[int, ...] = Field(description="The seeds of the comparison. No rung was chosen on them.")
-    bounds: str = Field(description="The rung that is also trained by each client by itself, and on all images together.")
+    bounds: str = Field(description="The rung whose baselines without a federation are trained.")
     settings: dict[str, Values] = Field(description="Specs by name, without the method of a rung.")
     rungs: tuple[Rung, ...]
 
