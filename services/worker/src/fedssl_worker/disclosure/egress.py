@@ -14,7 +14,10 @@ from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import NotFound, WorkerClient
+from fedssl.engine.summed_metrics import MEANS, WATCHED
+from fedssl.engine.unusual_updates import NUM_EXAMPLES
 from fedssl.errors import ArtifactError, DigestMismatch
+from fedssl.evaluation.monitoring import CLIPPED, crossed_name
 from fedssl.evaluation.site import SiteEvaluation
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.data_card import DataReport
@@ -42,6 +45,9 @@ from fedssl_worker.state import Finished
 
 log = structlog.get_logger()
 
+SUMMED = sorted((NUM_EXAMPLES, CLIPPED, *MEANS, *map(crossed_name, WATCHED)))
+"""The names of the numbers that are words of a masked vector, besides those of the update."""
+
 
 class Egress:
     """Sends only what the method's plan declares and the data owner's policy permits."""
@@ -64,7 +70,8 @@ class Egress:
         """
         with self.anchoring.exchange(always=True) as exchange:
             check = None if numbers is None else self._enforcer.permitted_check(numbers)
-            registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor, "check": check})
+            news = {"policy": self._enforcer.notice, "anchor": exchange.anchor, "check": check}
+            registered = register(news | self._enforcer.kept_numbers)
             exchange.receipt = registered.receipt
         self._enforcer.require_client(registered.client_id)
         return registered.client_id
@@ -202,7 +209,7 @@ class Egress:
             header = self._require_may_leave(item, finished.update, finished.digest)
             self._require_within_totals(item, masked.stat().st_size, message.update)
         about = {**_work_fields(item), "digest": message.update, "bytes": masked.stat().st_size}
-        fields = {**_update_fields(item, header, {}), "reported": [], **sum_of}
+        fields = {**_update_fields(item, header, {}), "reported": [], "summed": SUMMED, **sum_of}
         intent = self._ledger.append("intent", **about, **fields)
         num_sent = self._client.upload(message.update, masked, item.assignment_id)
         self.send_secure(item, message)
