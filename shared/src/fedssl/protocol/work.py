@@ -277,6 +277,9 @@ RESOURCES_HEADER = "Fedssl-Resources"
 """The header of a claim's answer, with any value: the coordinator reads `resources` in heartbeats. Older ones do not
 send it, and refuse such heartbeats."""
 
+BROADCAST_HEADER = "Fedssl-Wants-Broadcast"
+"""A header of `submit` and `deliver`. Its sender understands receipts with the broadcast of the round."""
+
 PAUSE_HEADER = "Fedssl-Obeys-Retry-After"
 """The header of a claim, with the value 1: the worker waits for the seconds of a `Retry-After` before its next claim.
 Only such claims get one. Older coordinators ignore it."""

@@ -21,7 +21,7 @@ from fedssl.evaluation.monitoring import CLIPPED, crossed_name
 from fedssl.evaluation.site import SiteEvaluation
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.data_card import DataReport
-from fedssl.protocol.ledger import LedgerAnchor
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.secure_work import SecureMessage, SecureReveals, SecureVector
 from fedssl.protocol.site_evaluation import SiteCounts
@@ -154,14 +154,14 @@ class Egress:
     ) -> Submitted | None:
         """Send and submit in one request. Returns None if a proxy or an older coordinator refused this request."""
         intent, about = self._intend(item, finished.update, finished.digest, numbers)
-        with self.anchoring.exchange() as exchange:
+        with self.anchoring.exchange(always=True) as exchange:
             submission = self._submission(item, finished, exchange.anchor)
             delivery = self._client.deliver(submission, finished.update, on_bytes)
             if delivery.submitted is None:
                 exchange.anchor = None  # it was not answered
                 return None
             self._note_delivered(**about, intent=intent.seq, sent_bytes=delivery.num_sent)
-            exchange.receipt = delivery.submitted.receipt
+            exchange.receipt = _checked(item, delivery.submitted.receipt)
         return delivery.submitted
 
     def _note_delivered(self, **fields: Any) -> None:
@@ -237,9 +237,9 @@ class Egress:
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""
-        with self.anchoring.exchange() as exchange:
+        with self.anchoring.exchange(always=True) as exchange:
             answer = self._client.submit(self._submission(item, finished, exchange.anchor))
-            exchange.receipt = answer.receipt
+            exchange.receipt = _checked(item, answer.receipt)
         return answer
 
     def _submission(self, item: WorkItem, finished: Finished, anchor: LedgerAnchor | None) -> Submit:
@@ -356,6 +356,14 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
         raise ArtifactError("the update's file is longer or shorter than its tensors: it is not sent")
     check_finite(path, header)
     return header
+
+
+def _checked(item: WorkItem, receipt: AnchorReceipt | None) -> AnchorReceipt | None:
+    """Return the receipt, which is kept as evidence even if it names another broadcast than this client trained on."""
+    expected = SentBroadcast(run=item.run_id, round=item.round_number, broadcast=item.broadcast)
+    if receipt is not None and receipt.sent is not None and receipt.sent != expected:
+        log.error("ledger.broadcast_differs", trained=expected.broadcast, signed=receipt.sent.broadcast)
+    return receipt
 
 
 def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
