@@ -6,21 +6,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import Conflict, Gone, LeaseLost, NotFound, Rejected
+from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SecureConfirmation, SecureKeys, SecureVector
 from fedssl.protocol.states import Outcome
-from fedssl.protocol.work import Submit
+from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import OwnerLimits, SecureClient, wire
 from fedssl.simulation import Result, simulate
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
 from support.recording import RecordingProxy
-from support.secure_workers import SecureWorkers, kill_after
+from support.secure_workers import SECURE_ONLY, SecureWorkers, kill_after
 from support.tables import Tables
 
 VICTIM = "client-1"
@@ -29,8 +31,10 @@ FIXED: dict[str, Any] = {
     "aggregation": {"arithmetic": "fixed"},
     "partition": {"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 160},
     "cohort": {"min_clients": 4, "lease_seconds": 60},
+    "watch": {"max_divergence": 1e-9, "first_round": 1},  # which every client crosses
 }
 SECURE: dict[str, Any] = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_seconds": 30}}
+OPEN_RULE = (AllowRule(artifact="weights", methods=("fedu",)),)
 EXPIRE = "UPDATE assignments SET lease_expires_at = now() - interval '1 s' WHERE client_id = %s"
 
 
@@ -44,6 +48,8 @@ def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
     assert run.model is not None
     deployed = workers.coordinator.tensors(run.model)
     assert [name for name, value in result.model.items() if not torch.equal(deployed[name], value)] == []
+    losses = {m.round_number: m.value for m in workers.coordinator.client.metrics(workers.id, "loss")}
+    assert losses == {record.round_number: record.loss for record in result.history}
 
 
 @pytest.mark.full(but=1)
@@ -98,6 +104,16 @@ def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it
     assert ended.data["survivors"] == (others if phase == "vectors" else sorted(shards(spec)))
     assert ended.data["mask_keys"] == ([VICTIM] if phase == "vectors" else [])
     _assert_nothing_else_left(tmp_path / "client-0", sent)
+    metrics = list(coordinator.client.metrics(workers.id))
+    assert {metric.client_id for metric in metrics} == {None}  # means over all images, and counts
+    assert {"loss", "num_examples", "num_crossed/divergence"} < {metric.name for metric in metrics}
+    [alarm] = workers.events("run.alarm")
+    of = f"{len(ended.data['survivors'])} of {len(ended.data['survivors'])} clients"
+    assert alarm.message == (
+        f"embedding_std is below 0.1 (collapse) at {of}; divergence is above 1e-09 (drift) at {of}"
+    )
+    view = coordinator.client.client("client-0")
+    assert view.num_images is None
 
 
 def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
@@ -111,7 +127,33 @@ def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
         assert not any(piece in sent for piece in pieces if any(piece)), name
     for word in (b"num_examples", b"metrics", b"memory_bytes"):
         assert word not in sent
-    assert re.search(rb'"(loss|images_per_second)": *[-0-9]', sent) is None
+    assert re.search(rb'"(loss|images_per_second|num_images)": *[-0-9]', sent) is None
+    assert set(re.findall(rb'"num_steps": *(\d+)', sent)) <= {b"0", b"100"}  # per cent
+    note = json.loads((update.parent / "note.json").read_text())
+    assert note["metrics"].keys() > {"loss", "divergence", "effective_rank"}
+    for value in note["metrics"].values():
+        weighted = np.array([round(value * note["num_examples"] * 2**24)], np.int64)
+        for form in (repr(value).encode(), np.float64(value).tobytes(), weighted.tobytes()):
+            assert form not in sent
+
+
+def test_the_reason_of_a_failed_training_and_the_number_of_images_stay_with_the_client(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    spec = _spec(1).model_copy(update={"data": _spec(1).data.model_copy(update={"distinct_groups": True})})
+    workers = SecureWorkers(coordinator, tmp_path, spec)
+    coordinator.advance(workers.id)
+    workers.agent("client-0").step()  # its images have no groups
+    [closed] = coordinator.client.rounds(workers.id)
+    [declined] = [each for each in closed.assignments if each.client_id == "client-0"]
+    assert declined.state == "declined"
+    assert declined.reason == "the training failed (DataError): the worker's log has the reason"
+    for policy in (None, SECURE_ONLY.model_copy(update={"allow": (*SECURE_ONLY.allow, *OPEN_RULE)})):
+        registration = Register(
+            worker_version="test", methods={}, device="cpu", num_images=1, channels=1, image_size=8, policy=policy
+        ).model_copy(update={"num_images": None})
+        with pytest.raises(Rejected, match=r'the policy also has rules without secure = "required": send the number'):
+            workers.clients["client-0"].register(registration)
 
 
 class _Members:
