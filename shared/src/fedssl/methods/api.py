@@ -168,11 +168,12 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Update:
     """One client's accepted update. `load` opens its tensors, which are released before the next client's are
-    opened."""
+    opened. `load_again` opens them at less cost once `load` has checked them; it is used for measurements only."""
 
     client_id: str
     num_examples: int
     load: Callable[[], Mapping[str, torch.Tensor]]
+    load_again: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
 
 class Distillation(Protocol):
