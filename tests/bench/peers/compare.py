@@ -8,13 +8,15 @@ turn, and then the medians as ratios to the floor of the same turns. Memory is t
 processes, sampled five times per second (fedssl: the sum of their peaks, without Postgres).
 
 - Flower: SuperLink, one SuperNode per client, both without TLS, and `flwr run`; ArrayRecords of NumPy arrays.
-- NVFlare: the FedAvg recipe for NumPy in POC mode, one process per site.
+- NVFlare: the FedAvg recipe for NumPy in POC mode, one process per site; `nvflare-torch`: the recipe for PyTorch, which
+  exchanges PyTorch tensors, and whose server keeps the updates that arrive in files.
 - fedssl: API, aggregator, beat, distiller, Postgres, Valkey; the clients are coroutines of one process that keep to
   the worker's protocol (`load_simulated_workers.py`), so their processor time is lower than the peers'.
 """
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -53,6 +55,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--environments", type=Path, required=True, help="a folder with flower/ and nvflare/")
     options = parser.parse_args()
+    options.environments = options.environments.absolute()  # the processes run in folders of their own
     for megabytes in options.megabytes:
         for num_clients in options.clients:
             turns: dict[str, list[Turn]] = {name: [] for name in options.only}
@@ -120,12 +123,14 @@ def _flower(num_clients: int, megabytes: float, options: argparse.Namespace, fol
     return Turn(_differences(result["times"])[1:], memory.most_mb)
 
 
-def _nvflare(num_clients: int, megabytes: float, options: argparse.Namespace, folder: Path) -> Turn:
+def _nvflare(
+    num_clients: int, megabytes: float, options: argparse.Namespace, folder: Path, recipe: str = "numpy"
+) -> Turn:
     python = options.environments / "nvflare" / "bin" / "python"
     environment = {**os.environ, "HOME": str(folder), "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
                    "OMP_NUM_THREADS": "1", "PATH": f"{python.parent}:{os.environ['PATH']}"}  # fmt: skip
     job = [str(python), str(HERE / "nvflare_job.py"), "--clients", str(num_clients), "--megabytes", str(megabytes),
-           "--rounds", str(options.rounds + 2), "--out", str(folder)]  # fmt: skip
+           "--rounds", str(options.rounds + 2), "--out", str(folder), "--recipe", recipe]  # fmt: skip
     with _process(job, environment, folder) as submitter, _Memory(lambda: _named(str(folder), "/server")) as memory:
         submitter.wait(_LONGEST_SECONDS)
     sites = [json.loads((folder / f"site-{number}.json").read_text()) for number in range(1, num_clients + 1)]
@@ -135,7 +140,13 @@ def _nvflare(num_clients: int, megabytes: float, options: argparse.Namespace, fo
                 memory.most_mb)  # fmt: skip
 
 
-SYSTEMS = {"floor": _floor, "fedssl": _fedssl, "flower": _flower, "nvflare": _nvflare}
+SYSTEMS: dict[str, Callable[..., Turn]] = {
+    "floor": _floor,
+    "fedssl": _fedssl,
+    "flower": _flower,
+    "nvflare": _nvflare,
+    "nvflare-torch": functools.partial(_nvflare, recipe="torch"),
+}
 
 
 class _Memory:

@@ -5,7 +5,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import nvflare.client as flare
 
 
@@ -22,7 +21,7 @@ def main() -> None:
         times.append(time.time())
         (key, weights), *_ = received.params.items()
         last = [float(weights.min()), float(weights.max())]
-        update = weights + np.float32(int(name.rpartition("-")[2]))
+        update = weights + float(int(name.rpartition("-")[2]))
         flare.send(flare.FLModel(params={key: update}, params_type="FULL", meta={"NUM_STEPS_CURRENT_ROUND": 1}))
         (options.out / f"{name}.json").write_text(json.dumps({"times": times, "received": last}))
 

@@ -1,10 +1,11 @@
-"""NVFlare's half of the comparison: the FedAvg recipe for NumPy, deployed in POC mode with one process per site.
+"""NVFlare's half of the comparison: a FedAvg recipe, deployed in POC mode with one process per site.
 
-python nvflare_job.py --clients 2 --rounds 6 --megabytes 0.4 --out FOLDER
+python nvflare_job.py --clients 2 --rounds 6 --megabytes 0.4 --out FOLDER --recipe numpy
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
@@ -17,23 +18,40 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--megabytes", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--recipe", choices=("numpy", "torch"), default="numpy")
     options = parser.parse_args()
-    weights = options.out / "weights.npy"
-    np.save(weights, np.zeros(int(options.megabytes * 1e6 / 4), dtype=np.float32))
-    recipe = NumpyFedAvgRecipe(
-        name="exchange",
-        initial_ckpt=str(weights),
-        min_clients=options.clients,
-        num_rounds=options.rounds,
-        train_script=str(Path(__file__).with_name("nvflare_client.py")),
-        train_args=f"--out {options.out}",
-    )
+    common = {
+        "name": "exchange",
+        "min_clients": options.clients,
+        "num_rounds": options.rounds,
+        "train_script": str(Path(__file__).with_name("nvflare_client.py")),
+        "train_args": f"--out {options.out}",
+    }
+    num_floats = int(options.megabytes * 1e6 / 4)
+    recipe = _torch(num_floats, common) if options.recipe == "torch" else _numpy(num_floats, options.out, common)
     env = PocEnv(num_clients=options.clients)
     try:
         run = recipe.execute(env)
         run.get_result(timeout=540)
     finally:
         env.stop(clean_up=True)
+
+
+def _numpy(num_floats: int, folder: Path, common: dict[str, Any]) -> NumpyFedAvgRecipe:
+    weights = folder / "weights.npy"
+    np.save(weights, np.zeros(num_floats, dtype=np.float32))
+    return NumpyFedAvgRecipe(initial_ckpt=str(weights), **common)
+
+
+def _torch(num_floats: int, common: dict[str, Any]) -> Any:
+    """Return the recipe for PyTorch, with the setting that its documents recommend for large models."""
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+    from nvflare.client.config import ExchangeFormat
+
+    zeros = {"class_path": "torch.nn.PReLU", "args": {"num_parameters": num_floats, "init": 0.0}}  # one tensor
+    return FedAvgRecipe(
+        model=zeros, server_expected_format=ExchangeFormat.PYTORCH, enable_tensor_disk_offload=True, **common
+    )
 
 
 if __name__ == "__main__":

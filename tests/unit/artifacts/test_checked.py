@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.checked import CHUNK, checked_file, read_checked
-from fedssl.artifacts.tensors import read_tensors, save_tensors, serialised
+from fedssl.artifacts.tensors import read_tensors, reread_tensors, save_tensors, serialised
 from fedssl.errors import ArtifactDamaged, ArtifactError
 
 TENSORS = {
@@ -31,9 +31,12 @@ def test_the_tensors_are_those_that_were_written(tmp_path: Path) -> None:
     path, digest = _file(tmp_path)
     found = read_tensors(path, digest)
     assert list(found) == sorted(TENSORS)
+    again = reread_tensors(path, digest)
+    assert list(again) == list(found)
     for name, tensor in TENSORS.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(found[name], tensor)
+        assert torch.equal(again[name], tensor)
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:

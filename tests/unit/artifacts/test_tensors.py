@@ -16,6 +16,7 @@ from fedssl.artifacts.tensors import (
     load_tensors,
     save_tensors,
     serialised,
+    serialised_parts,
 )
 from fedssl.errors import PlanMismatch
 from fedssl.protocol.plan import TensorSpec
@@ -40,13 +41,14 @@ def test_the_order_of_the_names_does_not_matter() -> None:
 
 def test_the_bytes_stay_what_they_are() -> None:
     assert serialised(_tensors()) == GOLDEN
+    assert b"".join(serialised_parts(_tensors())) == GOLDEN
 
 
 def test_strides_gradients_and_shared_memory_do_not_matter(tmp_path: Path) -> None:
     base = torch.arange(6.0).reshape(2, 3)
     views = {"t": base.T, "same": base.T, "grad": torch.nn.Parameter(base)}
     copies = {"t": base.T.contiguous(), "same": base.T.clone(), "grad": base.clone()}
-    assert serialised(views) == serialised(copies)
+    assert serialised(views) == serialised(copies) == b"".join(serialised_parts(views))
     save_tensors(views, tmp_path / "file")
     assert torch.equal(load_tensors(tmp_path / "file")["t"], base.T)
 
@@ -56,6 +58,7 @@ def test_round_trip(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tensor = (torch.rand(shape, generator=generator) * 100).to(dtype)
     data = serialised({"x": tensor})
+    assert b"".join(serialised_parts({"x": tensor})) == data
     length = int.from_bytes(data[:8], "little")
     header = parse_header(data[8 : 8 + length])
     check_header(header, (TensorSpec(name="x", dtype=DTYPES[dtype], shape=tuple(shape)),), "file")

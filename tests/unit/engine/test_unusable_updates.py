@@ -68,7 +68,16 @@ def test_a_whole_update_of_3e38_is_named_with_its_norm() -> None:
     first = _first(ctx)
     huge = {name: torch.full_like(each, 3e38) if each.is_floating_point() else each
             for name, each in first.broadcast.items()}  # fmt: skip
-    result = _aggregate(ctx, first, a=_moved(first.broadcast, 0.1), mallory=huge)
+    updates = [Update(name, 10, lambda own=own: own, lambda own=own: read_again.append(1) or own)  # type: ignore[misc]
+               for name, own in {"a": _moved(first.broadcast, 0.1), "mallory": huge}.items()]  # fmt: skip
+    read_again: list[int] = []
+    given: list[tuple[ServerResult, int]] = []
+    result = run_aggregation(METHODS["fedsimclr"], first.state, updates, ctx,
+                             on_result=lambda found: given.append((found, len(read_again))))  # fmt: skip
+    # The first result contains both updates. Each result is given before its updates are read again to be measured.
+    assert [seen for _, seen in given] == [0, 2]
+    assert len(read_again) == 4
+    assert given[-1][0].state is result.state
     count = sum(each.numel() for each in huge.values() if each.is_floating_point())
     norm = result.norms.measures["mallory"]["update_norm"]
     assert norm == pytest.approx(3e38 * math.sqrt(count), rel=1e-6)

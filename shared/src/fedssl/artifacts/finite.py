@@ -1,17 +1,23 @@
 """Finds NaN and infinity in a stored artifact, without torch and in constant memory."""
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedssl.artifacts.dtypes import FLOATS, INFO
-from fedssl.artifacts.header import Header, TensorEntry, read_header
+from fedssl.artifacts.header import Header, Reader, TensorEntry, read_header
 from fedssl.errors import ArtifactError, NotFinite
 
 _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(INFO[name].numpy_name) for name in FLOATS}
 _CHUNK = 1 << 20
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
+
+
+class SeekableReader(Reader, Protocol):
+    """What is read of an open file whose reading continues at other positions."""
+
+    def seek(self, position: int, /) -> object: ...
 
 
 def check_finite(path: Path, header: Header | None = None) -> None:
@@ -27,7 +33,7 @@ def check_finite(path: Path, header: Header | None = None) -> None:
         check_finite_in(file, header)
 
 
-def check_finite_in(file: BinaryIO, header: Header) -> None:
+def check_finite_in(file: SeekableReader, header: Header) -> None:
     """Do the same as `check_finite`, for a file that is open or in memory, and its header."""
     for entry in header.entries:
         if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(file, header, entry):
@@ -37,7 +43,7 @@ def check_finite_in(file: BinaryIO, header: Header) -> None:
             )
 
 
-def _is_finite(file: BinaryIO, header: Header, entry: TensorEntry) -> bool:
+def _is_finite(file: SeekableReader, header: Header, entry: TensorEntry) -> bool:
     dtype = _NUMPY[entry.dtype]
     count = (entry.stop - entry.start) // dtype.itemsize
     file.seek(header.data_start + entry.start)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from fedssl.artifacts.dtypes import FILE_ORDER, ITEM_SIZES
 from fedssl.errors import ArtifactError, ArtifactTooLarge, PlanMismatch
@@ -22,6 +22,12 @@ _METADATA = "__metadata__"
 _BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
 _NAMES_SHOWN = 5
 _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
+
+
+class Reader(Protocol):
+    """What is read of an open file."""
+
+    def read(self, num_bytes: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def parse_header(text: bytes, *, allow_metadata: bool = False) -> Header:
     return Header(entries=entries, data_start=LENGTH_BYTES + len(text), text=text)
 
 
-def read_header(file: BinaryIO, limit: int = 64 * 2**20, *, allow_metadata: bool = False) -> Header:
+def read_header(file: Reader, limit: int = 64 * 2**20, *, allow_metadata: bool = False) -> Header:
     """Read the header at the beginning of an open file. `allow_metadata` as for `parse_header`."""
     length = header_length(file.read(LENGTH_BYTES), limit)
     text = file.read(length)

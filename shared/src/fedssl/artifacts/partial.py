@@ -41,7 +41,7 @@ class Partial(Protocol):
         """When the last bytes came, in seconds since 1970; None before the first."""
         ...
 
-    def append(self, data: bytes, offset: int) -> None:
+    def append(self, data: bytes | bytearray, offset: int) -> None:
         """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
         ...
 
@@ -90,7 +90,7 @@ class PartialFile:
         except FileNotFoundError:
             return None
 
-    def append(self, data: bytes, offset: int) -> None:
+    def append(self, data: bytes | bytearray, offset: int) -> None:
         """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
         if offset == 0:
             self._make_folder()

@@ -51,7 +51,7 @@ class Writer(Protocol):
     path: Path
     """Where the bytes are meanwhile: for checks before the commit."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes | memoryview) -> None: ...
 
     def flush(self) -> None:
         """Make everything written so far readable at `path`."""
@@ -286,7 +286,7 @@ class FileWriter:
         self._file = os.fdopen(descriptor, "wb")
         self._hash = hashlib.sha256()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
         self._file.write(data)
 

@@ -3,16 +3,26 @@
 Tensors are put in name order and made contiguous before they are written, so that equal tensors give equal bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save
 
 from fedssl.artifacts.checked import read_checked
 from fedssl.artifacts.dtypes import INFO
-from fedssl.artifacts.header import LENGTH_BYTES, check_header, header_length, parse_header, read_header
+from fedssl.artifacts.header import (
+    LENGTH_BYTES,
+    check_header,
+    header_bytes,
+    header_length,
+    in_file_order,
+    parse_header,
+    read_header,
+)
 from fedssl.errors import ArtifactError, PlanMismatch
 from fedssl.protocol.plan import DType, TensorSpec
 
@@ -34,6 +44,20 @@ def serialised(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return save({name: tensor.clone() for name, tensor in in_name_order(tensors).items()})
 
 
+def serialised_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield `serialised(tensors)` in parts, without a copy of the tensors that are contiguous on the CPU."""
+    ordered = in_file_order(
+        [
+            TensorSpec.model_construct(name=name, dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+            for name, tensor in tensors.items()  # they need not fit a plan's limits
+        ]
+    )
+    yield header_bytes(ordered)
+    for spec in ordered:
+        tensor = tensors[spec.name].detach().to("cpu").contiguous()
+        yield tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write `serialised(tensors)` to a file."""
     path.write_bytes(serialised(tensors))
@@ -51,7 +75,15 @@ def read_tensors(path: Path, digest: str) -> Tensors:
     The tensors share one buffer, which is released with the last of them: clone what is kept for longer. Raises
     ArtifactDamaged unless the digest is that of the file's bytes.
     """
-    whole = read_checked(path, digest)
+    return _tensors_in(read_checked(path, digest), digest)
+
+
+def reread_tensors(path: Path, digest: str) -> Tensors:
+    """Return the same as `read_tensors`, without comparing the bytes with the digest."""
+    return _tensors_in(np.fromfile(path, np.uint8), digest)
+
+
+def _tensors_in(whole: NDArray[np.uint8], digest: str) -> Tensors:
     start = LENGTH_BYTES + header_length(whole[:LENGTH_BYTES].tobytes(), len(whole))
     header = parse_header(whole[LENGTH_BYTES:start].tobytes())
     if header.total_bytes != len(whole):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,6 +103,7 @@ def run_aggregation(
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
     restart: bool = False,
+    on_result: Callable[[ServerResult], None] = lambda result: None,
 ) -> ServerResult:
     """Return the next state from the updates, in client-id order whatever order they are given in.
 
@@ -110,7 +111,9 @@ def run_aggregation(
     or lies beyond every possible training, is left out, and so are those that the spec's `robustness` rejects.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `restart`: all
-    clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). Raises
+    clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). `on_result` gets
+    the result before the updates are measured, so that it can be stored meanwhile. It may be called again, if the first
+    result contained an update that cannot be used: the last one is what is returned, without `norms`. Raises
     TooFewUpdates if too few updates are left, ValueOutOfRange if one does not fit the fixed-point scale, and
     MethodError if there are none, two of one client, or the result is not finite although every update is.
     """
@@ -131,7 +134,7 @@ def run_aggregation(
     refusal = functools.partial(_refusal, bound, known, ctx)
     within, norms = screen(refusal) if is_screened else (ordered, NO_NORMS)
     try:
-        return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, restart=restart)
+        return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, on_result, restart=restart)
     except MethodError as error:
         if is_screened:
             raise
@@ -141,7 +144,7 @@ def run_aggregation(
             if isinstance(error, ValueOutOfRange):
                 raise ValueOutOfRange(str(error), norms) from error
             raise
-    return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, restart=restart)
+    return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, on_result, restart=restart)
 
 
 def _aggregated(
@@ -153,6 +156,7 @@ def _aggregated(
     within: Sequence[Update],
     norms: Norms,
     ctx: Context,
+    on_result: Callable[[ServerResult], None],
     *,
     restart: bool,
 ) -> ServerResult:
@@ -168,12 +172,14 @@ def _aggregated(
     if restart:
         state = bound.server.restarted(state)
     result = published(bound, state, moments | next_average(bound, state, kept, ctx), metrics, ctx)
+    on_result(result)
     layout, shares = Layout.of(bound.restored_plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
     for update in updates:
-        found = measure(update.load(), before, layout, step)
+        found = measure((update.load_again or update.load)(), before, layout, step)
         if update.client_id not in norms.rejected and (why := why_unusable(found)) is not None:
+            update.load()  # raises if the numbers are not those that the client has sent
             raise MethodError(f"the update of {update.client_id} cannot be used: {why}")
         share = shares.get(update.client_id)
         measures[update.client_id] = recorded(found) | ({} if share is None else {WEIGHT_SHARE: share})
@@ -184,7 +190,11 @@ def restored(bound: BoundMethod, update: Update, received: Tensors) -> Update:
     """Return an update with the client's weights, if it has rounded differences from what the client received."""
     if not bound.rounded:
         return update
-    return dataclasses.replace(update, load=lambda: restored_update(update.load(), received, bound.rounded))
+
+    def load() -> Mapping[str, torch.Tensor]:
+        return restored_update(update.load(), received, bound.rounded)
+
+    return dataclasses.replace(update, load=load, load_again=None)
 
 
 def _refusal(bound: BoundMethod, state: ServerState, ctx: Context, update: Update) -> str | None:

@@ -168,12 +168,14 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Update:
     """One client's accepted update. `load` opens its tensors, which are released before the next client's are
-    opened. `metrics` of its training are only read in a secure round, whose sum has their means."""
+    opened. `load_again` opens them at less cost once `load` has checked them; it is used for measurements only.
+    `metrics` of its training are only read in a secure round, whose sum has their means."""
 
     client_id: str
     num_examples: int
     load: Callable[[], Mapping[str, torch.Tensor]]
     metrics: Metrics = field(default_factory=dict)
+    load_again: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
 
 class Distillation(Protocol):

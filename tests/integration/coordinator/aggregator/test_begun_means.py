@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedssl.protocol.states import Outcome, Verdict
-from fedssl_coordinator.aggregator import begun_means
+from fedssl_coordinator.aggregator import begun_means, updates
 from fedssl_coordinator.core.queues import redis_connection
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -151,6 +151,31 @@ def test_an_update_that_is_missing_when_it_is_to_be_added_is_left_to_the_close(
     cast.work("c", value=VALUES["c"])
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_an_update_is_hashed_again_only_if_its_file_was_written_to(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    read = updates.read_tensors
+    monkeypatch.setattr(updates, "read_tensors", lambda path, digest: hashed.append(path.name) or read(path, digest))
+    cast = _cast(coordinator, tables, tmp_path, "bc")
+    _work(cast, "b")
+    name = _digests(cast)["b"]
+    first = updates._LoadStored(name)
+    path = coordinator.store / name[:2] / name[2:4] / name
+    known = first.again()
+    assert hashed == [name]
+    path.write_bytes(path.read_bytes())
+    again = first.again()
+    assert hashed == [name, name]
+    assert all(known[each].equal(again[each]) for each in known)
+    _work(cast, "c")
+    cast.advance()
+    assert hashed == [name, name, _digests(cast)["c"]]  # both are measured without being hashed again
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(updates.UpdateLost, match="was damaged"):
+        first.again()
 
 
 @pytest.mark.parametrize(

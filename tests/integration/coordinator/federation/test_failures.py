@@ -270,7 +270,7 @@ def test_a_method_that_cannot_begin_fails_the_run(coordinator: Coordinator, monk
 
 
 def test_updates_that_cannot_be_aggregated_fail_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise MethodError("the updates cannot be aggregated: \x00 odd")
 
     monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", refuse)

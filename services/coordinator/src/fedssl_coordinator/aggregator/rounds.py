@@ -7,6 +7,7 @@ lock, before the result is published.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,7 @@ import torch
 from sqlalchemy.orm import Session
 
 from fedssl import tracing
-from fedssl.artifacts.tensors import Tensors, serialised
+from fedssl.artifacts.tensors import Tensors, serialised_parts
 from fedssl.data import ImageData
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
@@ -163,7 +164,11 @@ def next_weights(
     if spec.secure_aggregation is not None:
         return _stored(_unmasked(spec, current, previous, ctx, **training))
     updates = [stored_update(row) for row in _accepted(rows)]
-    return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
+    stored: list[Future[Weights]] = []
+    with ThreadPoolExecutor(1) as thread:  # the weights are written and synced while the updates are measured
+        training["on_result"] = lambda found: stored.append(thread.submit(_stored, found))
+        result = run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training)
+    return dataclasses.replace(stored[-1].result(), norms=result.norms)
 
 
 def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **training: Any) -> ServerResult:
@@ -254,10 +259,12 @@ def lost_updates(rows: Sequence[Assignment], first: UpdateLost) -> dict[UUID, st
 
 def put(tensors: Tensors) -> StoredArtifact:
     """Write tensors into the store."""
-    data = serialised(tensors)
+    num_bytes = 0
     with store().writer() as writer:
-        writer.write(data)
-        return StoredArtifact(writer.commit(), len(data))
+        for part in serialised_parts(tensors):
+            writer.write(part)
+            num_bytes += len(part)
+        return StoredArtifact(writer.commit(), num_bytes)
 
 
 def _context(spec: RunSpec, round_number: int, device: torch.device) -> Context:

@@ -79,7 +79,7 @@ class S3Partial:
         finally:
             scratch.unlink(missing_ok=True)
 
-    def append(self, data: bytes, offset: int) -> None:
+    def append(self, data: bytes | bytearray, offset: int) -> None:
         """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and StoreUnavailable."""
         objects = self._objects()
         size = _end(_run(objects))
@@ -89,7 +89,7 @@ class S3Partial:
         if len(objects) >= _MAX_OBJECTS:
             raise ArtifactError(f"it came in more than {_MAX_OBJECTS} requests: send it again, more of it in each")
         if data:
-            self._bucket.put(key_of(self._name, offset, len(data)), data)
+            self._bucket.put(key_of(self._name, offset, len(data)), bytes(data))
 
     def locked(self) -> AbstractContextManager[bool]:
         """Hold it against other holders; False: somebody holds it."""

@@ -1,10 +1,14 @@
-"""Streams artifacts in and out, one mebibyte at a time: neither direction holds a whole artifact in memory."""
+"""Streams artifacts in and out, one mebibyte at a time: neither direction holds a whole large artifact in memory.
 
+A thread reads or writes one mebibyte while the event loop sends or receives the next one.
+"""
+
+import asyncio
 import hashlib
 import io
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -109,20 +113,62 @@ async def _receive_into(
     pending = bytearray()
     header: Header | None = None
     received = 0
-    async for chunk in body:
-        received += len(chunk)
-        if received > content_length:
-            raise ArtifactTooLarge("more bytes arrived than Content-Length announced")
-        pending += chunk
-        header = header or checked_header(pending, permit, content_length)
-        if writer is not None and header is not None and len(pending) >= CHUNK:
-            await run_in_threadpool(writer.write, bytes(pending))
-            pending.clear()
+    async with behind() as write:
+        async for chunk in body:
+            received += len(chunk)
+            if received > content_length:
+                raise ArtifactTooLarge("more bytes arrived than Content-Length announced")
+            pending += chunk
+            header = header or checked_header(pending, permit, content_length)
+            if writer is not None and header is not None and len(pending) >= CHUNK:
+                await write(writer.write, memoryview(pending))
+                pending = bytearray()
     if header is None:
         raise ArtifactError("the upload ended within its safetensors header")
     if received != content_length:
         raise ArtifactError(f"{received} bytes arrived, but {content_length} were announced: send the artifact again")
     return header, bytes(pending)
+
+
+@asynccontextmanager
+async def behind() -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    """Give a function that calls another one in a thread while its caller continues, one call at a time.
+
+    It waits for the call before, and raises what that raised. At the end of the block all calls have ended.
+    """
+    running: asyncio.Task[None] | None = None
+
+    async def call(function: Callable[..., None], *arguments: Any) -> None:
+        nonlocal running
+        before, running = running, None
+        if before is not None:
+            await before
+        running = asyncio.create_task(run_in_threadpool(function, *arguments))
+
+    try:
+        yield call
+    except BaseException:
+        if running is not None:
+            with suppress(Exception):  # the first error is the one that counts
+                await running
+        raise
+    if running is not None:
+        await running
+
+
+async def _ahead(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts. A thread reads the next one while the caller sends the last one."""
+
+    def read() -> bytes | None:
+        return next(parts, None)
+
+    reading = asyncio.create_task(run_in_threadpool(read))
+    try:
+        while (part := await reading) is not None:
+            reading = asyncio.create_task(run_in_threadpool(read))
+            yield part
+    finally:  # the caller may have gone: then nobody else asks whether the last reading failed
+        reading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -> Header | None:
@@ -175,7 +221,9 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     if asked is None and (held := _recent.get(digest, size, version)) is not None:
         return MemoryResponse(held, headers, "application/octet-stream")
     content = _checked(digest, size) if asked is None else store().read(digest, start, stop)
-    return StreamingResponse(content, status_code=status, headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(
+        _ahead(content), status_code=status, headers=headers, media_type="application/octet-stream"
+    )
 
 
 def _checked(digest: str, size: int) -> Iterator[bytes]:

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.finite import check_finite_in
+from fedssl.artifacts.hashed import HashedFile
 from fedssl.artifacts.header import read_header
 from fedssl.artifacts.partial import Partial
 from fedssl.artifacts.store import DirectPart
@@ -133,14 +134,21 @@ def is_complete(session: Session, upload_id: UUID) -> bool:
     return upload is not None and upload.is_complete
 
 
-def check_file(path: Path, permit: UploadPermit) -> None:
-    """Raise ArtifactError unless the file is whole, matches the permit, and all of its numbers are finite."""
-    with path.open("rb") as file:
-        header = read_header(file, permit.max_header_bytes)
-    permit.check(header)
-    if header.total_bytes != (size := path.stat().st_size):
-        raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {size} arrived")
-    check_finite(path, header)
+def check_file(path: Path, digest: str, permit: UploadPermit) -> None:
+    """Raise ArtifactError unless the file has this digest, is whole, matches the permit, and all of its numbers are
+    finite. It is read once."""
+    with path.open("rb") as opened:
+        file = HashedFile(opened)
+        try:
+            header = read_header(file, permit.max_header_bytes)
+            permit.check(header)
+            if header.total_bytes != (size := path.stat().st_size):
+                raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {size} arrived")
+            check_finite_in(file, header)
+        except ArtifactError:
+            file.require(digest)  # damaged bytes would give misleading errors about the tensors
+            raise
+        file.require(digest)
 
 
 def busy(detail: str) -> ProblemError:

@@ -6,13 +6,12 @@ from contextlib import asynccontextmanager
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from fedssl.artifacts.store import digest_of, require_digest
 from fedssl.errors import ArtifactError, ArtifactTooLarge, OffsetMismatch
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.storage.artifacts.service import UploadPermit
-from fedssl_coordinator.storage.artifacts.streaming import checked_header, refusals
+from fedssl_coordinator.storage.artifacts.streaming import behind, checked_header, refusals
 from fedssl_coordinator.storage.uploads import service
 
 
@@ -48,28 +47,30 @@ async def _receive(upload: PartialUpload, permit: UploadPermit, offset: int, bod
     pending = bytearray()
     is_checked = offset > 0
 
-    async def keep() -> None:
-        nonlocal offset
-        await run_in_threadpool(partial.append, bytes(pending), offset)
-        offset += len(pending)
-        pending.clear()
+    async with behind() as write:
 
-    try:
-        async for chunk in body:
-            pending += chunk
-            if offset + len(pending) > upload.num_bytes:
-                raise ArtifactTooLarge("more bytes arrived than Upload-Length announced")
-            is_checked = is_checked or checked_header(pending, permit, upload.num_bytes) is not None
-            if is_checked and len(pending) >= part_bytes:
+        async def keep() -> None:
+            nonlocal offset, pending
+            part, pending = pending, bytearray()
+            await write(partial.append, part, offset)
+            offset += len(part)
+
+        try:
+            async for chunk in body:
+                pending += chunk
+                if offset + len(pending) > upload.num_bytes:
+                    raise ArtifactTooLarge("more bytes arrived than Upload-Length announced")
+                is_checked = is_checked or checked_header(pending, permit, upload.num_bytes) is not None
+                if is_checked and len(pending) >= part_bytes:
+                    await keep()
+        except (ClientDisconnect, ProblemError):  # the connection broke or stalled
+            if is_checked and pending:
                 await keep()
-    except (ClientDisconnect, ProblemError):  # the connection broke or stalled
-        if is_checked and pending:
+            raise
+        if not is_checked:
+            raise ArtifactError("the first part ended within the safetensors header: send more in one request")
+        if pending:
             await keep()
-        raise
-    if not is_checked:
-        raise ArtifactError("the first part ended within the safetensors header: send more in one request")
-    if pending:
-        await keep()
     return offset
 
 
@@ -105,8 +106,7 @@ def _finish(upload: PartialUpload, permit: UploadPermit) -> None:
                     return
             raise service.busy("all bytes have arrived, and are being checked or will be soon: ask again shortly")
         with partial.whole() as whole:
-            require_digest(digest_of(whole.path), upload.digest)
-            service.check_file(whole.path, permit)
+            service.check_file(whole.path, upload.digest, permit)
             whole.keep(upload.digest)
         with transaction() as session:
             service.complete(session, upload)

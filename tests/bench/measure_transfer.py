@@ -1,0 +1,248 @@
+"""Measures how fast large files pass the API in both directions, next to nginx and raw TCP.
+
+    PYTHONPATH=tests python tests/bench/measure_transfer.py --megabytes 45 --turns 5 --nginx /usr/sbin/nginx
+
+Each server is a process of its own, and one client, which is the same for all, sends and receives without looking at
+the bytes. The turns alternate. Prints the median speed of each server and direction, and the API's as a share of the
+others'.
+
+- raw TCP: one connection to a process that receives into one buffer and sends from memory.
+- nginx: one process, `sendfile`, and PUT into a folder. It neither hashes, nor checks, nor syncs what it stores.
+- API: `PUT /v1/artifacts`, `/v1/uploads` (tus) and `GET /v1/artifacts`, by an operator who sends images. Digest, header
+  and synced files included.
+
+Without `--nginx` only raw TCP is the floor.
+"""
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import http.client
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fedssl.artifacts.header import header_bytes
+from fedssl.client import Client, ClientError, Retry
+from fedssl.protocol.plan import TensorSpec
+from support.environment import coordinator_environment
+from support.processes import free_port
+from support.servers import Servers, unwind_when_terminated
+
+_IMAGE_BYTES = 3 * 224 * 224
+_CHUNK = 1 << 20
+_NGINX = """
+daemon off; master_process off; worker_processes 1; pid {folder}/pid; error_log {folder}/errors;
+events {{ worker_connections 64; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; client_max_body_size 0; client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  server {{ listen 127.0.0.1:{port}; root {folder}/files; location / {{ dav_methods PUT; }} }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class File:
+    """Images without meaning. Every turn has other ones, so that no server has them already."""
+
+    content: bytes
+    digest: str
+
+    @classmethod
+    def make(cls, megabytes: float) -> "File":
+        num_images = max(1, int(megabytes * 1e6 / _IMAGE_BYTES))
+        beginning = header_bytes([TensorSpec(name="images", dtype="U8", shape=(num_images, 3, 224, 224))])
+        content = beginning + os.urandom(_IMAGE_BYTES) + bytes((num_images - 1) * _IMAGE_BYTES)
+        return cls(content, hashlib.sha256(content).hexdigest())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=45)
+    parser.add_argument("--turns", type=int, default=5, help="after one that is not counted")
+    parser.add_argument("--nginx", help="the program, 1.22 or newer, with its DAV module")
+    options = parser.parse_args()
+    unwind_when_terminated()
+    speeds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as running:
+        folder = Path(name)
+        servers: dict[str, Callable[[File], dict[str, float]]] = {"raw TCP": running.enter_context(_raw_tcp())}
+        if options.nginx:
+            servers["nginx"] = running.enter_context(_nginx(options.nginx, folder / "nginx"))
+        servers["API"] = running.enter_context(_api(folder / "api"))
+        for turn in range(options.turns + 1):
+            for server, exchange in servers.items():
+                file = File.make(options.megabytes)
+                for way, seconds in exchange(file).items():
+                    if turn:
+                        speeds.setdefault(f"{server} {way}", []).append(len(file.content) / seconds / 1e6)
+    medians = {name: round(statistics.median(found)) for name, found in speeds.items()}
+    shares = {
+        f"{name} / {floor} {name.split()[-1]}": round(speed / medians[f"{floor} {name.split()[-1]}"], 2)
+        for name, speed in medians.items()
+        for floor in servers
+        if name.startswith("API") and floor != "API"
+    }
+    report = {"megabytes": options.megabytes, "turns": options.turns, "megabytes_per_second": medians,
+              "shares": shares, "load": os.getloadavg()[0]}  # fmt: skip
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+@contextlib.contextmanager
+def _raw_tcp() -> Iterator[Callable[[File], dict[str, float]]]:
+    line, other = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=_serve_raw, args=(other,), daemon=True)
+    server.start()
+    port = line.recv()
+
+    def exchange(file: File) -> dict[str, float]:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(len(file.content).to_bytes(8, "little"))
+            up = _timed(lambda: (connection.sendall(file.content), connection.recv(1)))
+            down = _timed(lambda: _receive(connection, len(file.content)))
+        return {"up": up, "down": down}
+
+    try:
+        yield exchange
+    finally:
+        server.terminate()
+
+
+def _serve_raw(line: "multiprocessing.connection.Connection") -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        line.send(listener.getsockname()[1])
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
+                _receive(connection, size)
+                connection.sendall(b"1")
+                part = bytes(_CHUNK)
+                for start in range(0, size, _CHUNK):
+                    connection.sendall(part[: min(_CHUNK, size - start)])
+
+
+@contextlib.contextmanager
+def _nginx(program: str, folder: Path) -> Iterator[Callable[[File], dict[str, float]]]:
+    (folder / "files").mkdir(parents=True)
+    port = free_port()
+    configuration = folder / "nginx.conf"
+    user = "user root;" if os.getuid() == 0 else ""
+    configuration.write_text(user + _NGINX.format(folder=folder, port=port))
+    with subprocess.Popen([program, "-p", str(folder), "-c", str(configuration)], stderr=subprocess.DEVNULL) as server:
+
+        def exchange(file: File) -> dict[str, float]:
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            up = _timed(lambda: _ask(connection, "PUT", f"/{file.digest}", file.content))
+            down = _timed(lambda: _get(connection, f"/{file.digest}", len(file.content)))
+            connection.close()
+            (folder / "files" / file.digest).unlink()
+            return {"up": up, "down": down}
+
+        try:
+            _await(lambda: socket.create_connection(("127.0.0.1", port)).close(), OSError)
+            yield exchange
+        finally:
+            server.terminate()
+
+
+@contextlib.contextmanager
+def _api(folder: Path) -> Iterator[Callable[[File], dict[str, float]]]:
+    with Servers(folder / "servers") as servers, servers.database() as url:
+        environment = coordinator_environment(url, servers.redis_url, folder / "store")
+        created = [sys.executable, "-m", "fedssl_coordinator", "token", "create", "--role", "admin"]
+        token = subprocess.run(created, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+        port = free_port()
+        command = [sys.executable, "-m", "fedssl_coordinator", "api", "--port", str(port)]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as server:
+            try:
+                with Client(f"http://127.0.0.1:{port}", token, retry=Retry(seconds=60)) as client:
+                    _await(client.ready, ClientError)
+                yield lambda file: _exchange_with_api(port, token, file, folder / "store")
+            finally:
+                server.terminate()
+
+
+def _exchange_with_api(port: int, token: str, file: File, store: Path) -> dict[str, float]:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    own = {"Authorization": f"Bearer {token}"}
+    path = f"/v1/artifacts/{file.digest}"
+    put = _timed(lambda: _ask(connection, "PUT", path, file.content, own))
+    down = _timed(lambda: _get(connection, path, len(file.content), own))
+    (store / file.digest[:2] / file.digest[2:4] / file.digest).unlink()
+    other = File(file.content[:-1] + b"\x01", "")
+    other = File(other.content, hashlib.sha256(other.content).hexdigest())
+    metadata = f"digest {base64.b64encode(other.digest.encode()).decode()}"
+    about = {**own, "Tus-Resumable": "1.0.0", "Upload-Length": str(len(other.content)), "Upload-Metadata": metadata}
+    place = urlsplit(_ask(connection, "POST", "/v1/uploads", b"", about)["location"]).path
+    part = {**own, "Tus-Resumable": "1.0.0", "Upload-Offset": "0", "Content-Type": "application/offset+octet-stream"}
+    tus = _timed(lambda: _ask(connection, "PATCH", place, other.content, part))
+    connection.close()
+    (store / other.digest[:2] / other.digest[2:4] / other.digest).unlink()
+    return {"PUT up": put, "tus up": tus, "down": down}
+
+
+def _ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes, headers: dict[str, str] | None = None
+) -> dict[str, str]:
+    connection.request(method, path, headers={**(headers or {}), "Content-Length": str(len(body))})
+    if body:
+        connection.sock.sendall(body)
+    response = connection.getresponse()
+    text = response.read()
+    assert response.status < 300, (response.status, text)
+    return {name.lower(): value for name, value in response.getheaders()}
+
+
+def _get(
+    connection: http.client.HTTPConnection, path: str, num_bytes: int, headers: dict[str, str] | None = None
+) -> None:
+    connection.request("GET", path, headers=headers or {})
+    response = connection.getresponse()
+    assert response.status == 200, response.status
+    buffer, received = bytearray(_CHUNK), 0
+    while count := response.readinto(buffer):
+        received += count
+    assert received == num_bytes, (received, num_bytes)
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> None:
+    buffer = bytearray(_CHUNK)
+    while num_bytes:
+        num_bytes -= connection.recv_into(buffer, min(_CHUNK, num_bytes))
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def _await(attempt: Callable[[], object], error: type[Exception]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            attempt()
+        except error:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())
