@@ -29,7 +29,7 @@ def stored_update(row: Assignment) -> Update:
     assert row.update_digest is not None, "a constraint: an accepted assignment has an update"
     assert row.num_examples is not None, "set together with the update"
     load = _LoadStored(row.update_digest)
-    return Update(row.client_id, row.num_examples, load, load.again)
+    return Update(row.client_id, row.num_examples, load, load_again=load.again)
 
 
 @dataclass(frozen=True, slots=True)

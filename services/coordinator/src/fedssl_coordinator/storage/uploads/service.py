@@ -140,8 +140,7 @@ def check_file(path: Path, digest: str, permit: UploadPermit) -> None:
     with path.open("rb") as opened:
         file = HashedFile(opened)
         try:
-            header = read_header(file, permit.max_header_bytes)
-            permit.check(header)
+            header = permit.checked(read_header(file, permit.max_header_bytes).text)
             if header.total_bytes != (size := path.stat().st_size):
                 raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {size} arrived")
             check_finite_in(file, header)
