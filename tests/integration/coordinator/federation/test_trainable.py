@@ -76,3 +76,7 @@ def test_the_bytes_on_the_line_are_those_of_the_formula(
     assert before.keys() == after.keys() == {each.name for each in plan.received}
     assert all(torch.equal(before[each.name], after[each.name]) for each in plan.frozen)
     assert coordinator.client.estimate(spec).bytes_in_total in (None, 3 * (3 * (down + up) + once))
+    with transaction() as session:
+        row = run_rows.get_one(session, workers.id)
+        for _ in range(2):  # the first two rounds are added up once, and kept
+            assert traffic(session, row) == (9 * up, 9, 3 * (3 * down + once))
