@@ -14,6 +14,9 @@ from fedssl.client import WorkerClient
 from fedssl.methods import METHODS
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.simulation import simulate
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.dashboard.run.traffic import traffic
+from fedssl_coordinator.federation import run_rows
 from support.agents import Workers
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
