@@ -76,7 +76,8 @@ def test_the_weights_of_a_vit_start_a_simulation_with_images_of_another_size(tmp
     config = EncoderConfig(name="vit-tiny", patch_size=4, depth=1)
     encoder = initialised(lambda: build_encoder(config, 1, 16), 0)
     save_tensors(dict(encoder.state_dict()), tmp_path / "vit.safetensors")
-    vit = ("--set", 'model.encoder={"name": "vit-tiny", "patch_size": 4, "depth": 1}')
+    settings = ("name=vit-tiny", "patch_size=4", "depth=1")
+    vit = [word for each in settings for word in ("--set", f"model.encoder.{each}")]
     start = ("--set", f"model.initial.weights={tmp_path / 'vit.safetensors'}")
     wrong = fedssl("weights", "check", tmp_path / "vit.safetensors", spec, *vit)
     assert wrong.exit_code == 1
