@@ -85,7 +85,9 @@ def test_the_weights_of_a_vit_start_a_simulation_with_images_of_another_size(tmp
     adapt = ("--set", 'model.initial.adapt=["pos_embed"]')
     right = fedssl("weights", "check", tmp_path / "vit.safetensors", spec, *vit, *start, *adapt)
     assert right.exit_code == 0, right.output
-    result = fedssl("simulate", spec, *vit, *start, *adapt, "--set", "partition.max_images=80", "--out", tmp_path / "out")
+    result = fedssl(
+        "simulate", spec, *vit, *start, *adapt, "--set", "partition.max_images=80", "--out", tmp_path / "out"
+    )
     assert result.exit_code == 0, result.output
     assert "1 adapted (pos_embed: [1, 17, 192] in the file" in result.stderr.replace("\n", " ")
 

@@ -20,7 +20,6 @@ from fedssl.protocol.model import ENCODERS, EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from support.federation import tiny_spec
 
-
 SIZE = 32
 # Two blocks of each ViT, and a small network of timm: the others have one size.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -76,7 +75,9 @@ def _round_zero(spec: RunSpec) -> PretrainedEncoder:
     """Return the encoder that the clients of a run would receive first."""
     start = read_start(spec)
     assert start is not None
-    first = start_run(METHODS[spec.method.name], Context(spec=spec, round_number=0, client_id=""), initial=start.tensors)
+    first = start_run(
+        METHODS[spec.method.name], Context(spec=spec, round_number=0, client_id=""), initial=start.tensors
+    )
     encoder = encoder_of(first.received, spec.model.encoder, spec.data)
     return PretrainedEncoder(encoder, spec.model.encoder, spec.data)
 

@@ -19,8 +19,8 @@ from fedssl.protocol.model import EncoderConfig
 
 Fate = Literal["loaded", "adapted", "left out", "missing", "unknown", "misfit"]
 """The fate of a tensor. loaded: taken as it is · adapted: its input channels were summed or repeated, or its positions
-interpolated · left out: the classifier's · missing: the network has it and the file does not · unknown: the reverse · misfit: of another shape.
-Missing counters of BatchNorm, which nothing is computed from, count as loaded."""
+interpolated · left out: the classifier's · missing: the network has it and the file does not · unknown: the reverse ·
+misfit: of another shape. Missing counters of BatchNorm, which nothing is computed from, count as loaded."""
 
 REFUSED: tuple[Fate, ...] = ("missing", "unknown", "misfit")
 _NAMES_SHOWN = 5
@@ -112,9 +112,10 @@ def load_initial(encoder: Encoder, tensors: Mapping[str, Tensor], adapt: Sequenc
             file's network when it was repeated in all I channels.
         I = 1: w / C in each of the C channels. C equal channels give what one of them gave to the file's network.
 
-    Both hold for images that are normalised in the same way in all channels. The position embeddings of a square grid of
-    patches are interpolated to the network's grid: see `resized_positions`. Nothing else is adapted. Low-rank adapters
-    in the file are merged into their layers; those of the encoder stay as they are, so that they start from no change.
+    Both hold for images that are normalised in the same way in all channels. The position embeddings of a square grid
+    of patches are interpolated to the network's grid: see `resized_positions`. Nothing else is adapted. Low-rank
+    adapters in the file are merged into their layers; those of the encoder stay as they are, so that they start from no
+    change.
 
     Raises SpecError, with the table, if a tensor is missing, unknown or of another shape, or if `adapt` names anything
     that needs no adapting. Nothing is loaded then.

@@ -96,9 +96,10 @@ class EncoderConfig(StrictModel):
     norm: NormName = Field(
         default="batch",
         exclude_if=lambda it: it == "batch",
-        description="ConvNet and ResNets only. `batch`: BatchNorm, whose statistics are averaged in the federation. The "
-        "others have none: `group`: GroupNorm of 32 groups, or of as many as divide both 32 and the number of channels; "
-        "`layer`: LayerNorm over all channels and pixels of an image. ConvNeXts and ViTs have LayerNorm per position.",
+        description="ConvNet and ResNets only. `batch`: BatchNorm, whose statistics are averaged in the federation. "
+        "The others have none: `group`: GroupNorm of 32 groups, or of as many as divide both 32 and the number of "
+        "channels; `layer`: LayerNorm over all channels and pixels of an image. ConvNeXts and ViTs have LayerNorm per "
+        "position.",
     )
     patch_size: Literal[4, 8, 14, 16] = Field(
         default=16,

@@ -12,7 +12,6 @@ Deviation: EasyFL uses temperature 0.07 and a wider projector; FedX's tables use
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from fedssl.losses import multi_crop_nt_xent, nt_xent
@@ -31,5 +30,5 @@ class SimCLR(Objective):
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         z1, z2 = online.z
         if crops := embed_local(modules, batch):
-            return {"nt_xent": multi_crop_nt_xent(torch.stack([z1, z2, *crops]), self.config.temperature)}, {}
+            return {"nt_xent": multi_crop_nt_xent([z1, z2, *crops], self.config.temperature)}, {}
         return {"nt_xent": nt_xent(z1, z2, self.config.temperature)}, {}

@@ -32,8 +32,11 @@ class Traffic(NamedTuple):
 
 
 def traffic(session: Session, run: Run) -> Traffic:
-    """Return the run's traffic: the updates that arrived, one broadcast per lease that was taken, and the frozen tensors
-    once per client that has taken one."""
+    """Return the run's traffic.
+
+    It is the updates that arrived, one broadcast per lease that was taken, and the frozen tensors once per client that
+    has taken a lease.
+    """
     through, before = _closed.get(run.id, (0, Traffic(0, 0, 0)))
     settled = run.rounds_closed - 1  # an update may still arrive while the newest round closes
     if settled > through:
