@@ -13,6 +13,7 @@ import fedssl.models
 import fedssl.simulation
 
 LOSSES = {
+    "multi_crop_nt_xent": "z_VBD, temperature",
     "nt_xent": "z1_BD, z2_BD, temperature",
     "info_nce": "query_BD, key_BD, queue_QD, temperature",
     "cross_model_contrast": "local_BD, global_BD, temperature",

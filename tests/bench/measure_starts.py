@@ -5,8 +5,9 @@ with `--table` for the means. FOLDER has `cifar10`, or another data set of ten c
 
 Per seed, one encoder is trained centrally on the classes 0 to 4. Three clients then train on the classes 5 to 9, from
 that encoder and from random weights: all parameters, the last block, or adapters (LoRA). Every run has the same images,
-rounds and epochs. Linear probe and kNN are on the classes 5 to 9, of test images too; bytes are of one client's round,
-besides the frozen tensors, which it receives once.
+rounds and epochs. Linear probe and kNN are on the classes 5 to 9, of test images too; the start itself is evaluated as
+well. Bytes are of one client's round, besides the frozen tensors, which it receives once, next to those that the
+numbers of the network give (`formula`).
 """
 
 import argparse
@@ -29,12 +30,32 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import Result, simulate
 
 NUM_CLIENTS, NUM_PRETRAINED = 3, 5
-DATA = {"channels": 3, "image_size": 16}
-TRAINED: dict[str, dict[str, Any]] = {
-    "all parameters": {},
-    "last block": {"trainable": ["blocks.11.*", "norm.*"]},
-    "LoRA, rank 4": {"lora": {"rank": 4, "layers": ["blocks.*.attn.*"]}},
-}
+DATA: dict[str, int] = {"channels": 3, "image_size": 16}
+WIDTH, PROJECTOR, RANK = 192, (128, 64), 4
+ALL, LAST, LORA = "all parameters", "last block", f"LoRA, rank {RANK}"
+
+
+def model_of(trained: str, depth: int) -> dict[str, Any]:
+    """Return the settings of the model that train this part of it."""
+    if trained == LAST:
+        return {"trainable": [f"blocks.{depth - 1}.*", "norm.*"]}
+    return {"lora": {"rank": RANK, "layers": ["blocks.*.attn.*"]}} if trained == LORA else {}
+
+
+def formula(trained: str, depth: int, patch_size: int) -> int:
+    """Return the bytes of the numbers that a client sends: 4 per number, and 8 for BatchNorm's counter.
+
+    A block has 12 w^2 + 13 w parameters, an adapter rank (in + out), and one factor that scales it. A file has a header
+    besides, with the names.
+    """
+    w, (hidden, out) = WIDTH, PROJECTOR
+    block = 12 * w**2 + 13 * w
+    tokens = 1 + (DATA["image_size"] // patch_size) ** 2
+    embedding = (1 + tokens) * w + (DATA["channels"] * patch_size**2 + 1) * w
+    adapters = depth * (RANK * (w + 3 * w) + RANK * (w + w))
+    encoder = {ALL: embedding + depth * block + 2 * w, LAST: block + 2 * w, LORA: adapters}[trained]
+    head = w * hidden + hidden + 4 * hidden + hidden * out + out
+    return 4 * (encoder + head) + 8
 
 
 def chosen(images: ImageData, classes: range, per_class: int, seed: int) -> ImageData:
@@ -47,17 +68,18 @@ def chosen(images: ImageData, classes: range, per_class: int, seed: int) -> Imag
     return ImageData(found.images, found.labels - classes.start)
 
 
-def spec_of(seed: int, num_rounds: int, local_epochs: int, **model: Any) -> RunSpec:
+def spec_of(arguments: argparse.Namespace, num_rounds: int, local_epochs: int, **model: Any) -> RunSpec:
     """Return the spec of a run."""
+    encoder = {"name": "vit-tiny", "patch_size": arguments.patch_size, "depth": arguments.depth}
     return RunSpec.model_validate(
         {
-            "seed": seed,
+            "seed": arguments.seed,
             "num_rounds": num_rounds,
             "method": {"name": "fedsimclr"},
             "data": DATA,
             "model": {
-                "encoder": {"name": "vit-tiny", "patch_size": 8},
-                "projector": {"hidden_dims": [128], "out_dim": 64},
+                "encoder": encoder,
+                "projector": {"hidden_dims": [PROJECTOR[0]], "out_dim": PROJECTOR[1]},
                 **model,
             },
             "training": {
@@ -69,14 +91,19 @@ def spec_of(seed: int, num_rounds: int, local_epochs: int, **model: Any) -> RunS
     )
 
 
-def measured(result: Result, labelled: Labelled) -> dict[str, float]:
-    """Return the scores of the last encoder, and the bytes of a client's round."""
+def scores_of(model: Tensors, spec: RunSpec, labelled: Labelled) -> dict[str, float]:
+    """Return the linear probe and kNN of an encoder."""
     config = JudgingConfig(dataset="held-out", measures=("probe", "knn"))
-    scores = evaluate_encoder(load_encoder(result.model, result.spec), labelled, config, result.spec.data)
+    scores = evaluate_encoder(load_encoder(model, spec), labelled, config, spec.data)
+    return {"probe": scores["probe"], "knn": scores["knn"]}
+
+
+def bytes_of(result: Result) -> dict[str, int]:
+    """Return the bytes of a client's round, and of what it receives once."""
     last = result.history[-1]
     down, up = last.bytes_down // NUM_CLIENTS, last.bytes_up // NUM_CLIENTS
     once = result.history[0].bytes_down // NUM_CLIENTS - down
-    return {"probe": scores["probe"], "knn": scores["knn"], "down": down, "up": up, "once": once}
+    return {"down": down, "up": up, "once": once}
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -92,26 +119,35 @@ def run(arguments: argparse.Namespace) -> None:
         for number, part in enumerate(np.array_split(np.arange(len(own)), NUM_CLIENTS))
     }
     with tempfile.TemporaryDirectory() as folder:
-        pretrained = simulate(spec_of(seed, 1, arguments.pretraining_epochs), {"central": central}).model
+        pretrained = simulate(spec_of(arguments, 1, arguments.pretraining_epochs), {"central": central}).model
         start = Path(folder) / "start.safetensors"
         save_tensors(_encoder(pretrained), start)
-        for trained, model in TRAINED.items():
+        for trained in (ALL, LAST, LORA):
             for begin, initial in (("pretrained", {"initial": {"weights": str(start)}}), ("random", {})):
-                spec = spec_of(seed, arguments.rounds, arguments.epochs, **model, **initial)
-                found = measured(simulate(spec, clients), labelled)
-                row = {"seed": seed, "start": begin, "trained": trained, **found}
-                with arguments.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                model = model_of(trained, arguments.depth)
+                spec = spec_of(arguments, arguments.rounds, arguments.epochs, **model, **initial)
+                result = simulate(spec, clients)
+                if trained == ALL:
+                    append(arguments, begin, "nothing", scores_of(result.initial, result.spec, labelled))
+                sizes = {**bytes_of(result), "formula": formula(trained, arguments.depth, arguments.patch_size)}
+                append(arguments, begin, trained, {**scores_of(result.model, result.spec, labelled), **sizes})
+
+
+def append(arguments: argparse.Namespace, begin: str, trained: str, found: dict[str, float]) -> None:
+    """Append what was measured of a run to the file of results."""
+    row = {"seed": arguments.seed, "start": begin, "trained": trained, **found}
+    with arguments.out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def table(path: Path) -> None:
     """Print the means over the seeds, with the standard deviations of the scores."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for trained in TRAINED:
+    for trained in ("nothing", ALL, LAST, LORA):
         for begin in ("pretrained", "random"):
             own = [row for row in rows if (row["trained"], row["start"]) == (trained, begin)]
             scores = [_mean([row[name] for row in own]) for name in ("probe", "knn")]
-            size = [f"{own[0][name]:,}" for name in ("down", "up", "once")]
+            size = [f"{own[0].get(name, 0):,}" for name in ("down", "up", "formula", "once")]
             sys.stdout.write(f"| {' | '.join([trained, begin, *scores, *size])} |\n")
 
 
@@ -130,6 +166,8 @@ def main() -> None:
     parser.add_argument("--dataset", default="cifar10")
     parser.add_argument("--data-folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--depth", type=int, default=12, help="blocks of the ViT-Tiny")
+    parser.add_argument("--patch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--images", type=int, default=60, help="per class, of the federation")

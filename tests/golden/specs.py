@@ -52,6 +52,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 _SIMCLR = {"name": "fedsimclr"}
+_CROPS = {
+    "second_view": {"solarize": 0.5},
+    "local_crops": {"num_crops": 2, "image_size": 4, "min_scale": 0.1, "max_scale": 0.4},
+}
 
 # Other runs, keyed by the name of their curve.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -75,6 +79,14 @@ OTHERS: dict[str, dict[str, Any]] = {
                 "layer_decay": 0.75,
             },
         },
+    },
+    "crops-byol": {"method": {"name": "fedbyol"}, "data": _CROPS},
+    "crops-dino": {"method": {"name": "feddino", "num_prototypes": 16}, "data": _CROPS},
+    "crops-moco": {"method": {"name": "fedmoco", "queue_size": 24}, "data": _CROPS},
+    "crops-simclr-checkpointed": {
+        "method": _SIMCLR,
+        "data": _CROPS,
+        "training": {"gradient_checkpointing": True},
     },
     "lars-clipped": {
         "method": _SIMCLR,
@@ -108,6 +120,16 @@ OTHERS: dict[str, dict[str, Any]] = {
         "method": _SIMCLR,
         "data": {"augmentation": {"preset": "radiograph"}, "window": {"values": [0, 200]}},
     },
+    "batch-norm-local-bfloat16-uploads": {
+        "method": _SIMCLR,
+        "model": {"batch_norm": "local"},
+        "upload": {"dtype": "bfloat16"},
+    },
+    "batch-norm-recalibrated-trainable-averaged": {
+        "method": {"name": "fedbyol"},
+        "model": {"batch_norm": "recalibrate", "trainable": ["blocks.1.*"]},
+        "aggregation": {"encoder_average": {"decay": 0.5}},
+    },
     "bounded-updates": {"method": _SIMCLR, "robustness": {"max_update_norm": 1.5, "action": "clip"}},
     "classifier-fine-tuned": {
         "method": {
@@ -116,6 +138,14 @@ OTHERS: dict[str, dict[str, Any]] = {
             "encoder_learning_rate": 1e-4,
             "add_ons": [{"name": "proximal"}],
         }
+    },
+    "convnext-simclr": {
+        "method": _SIMCLR,
+        "model": {"encoder": {"name": "convnext-tiny"}},
+        "data": {"image_size": 32},
+        "training": {"local_epochs": 1, "optimizer": {"learning_rate": 1e-4}},
+        "partition": {"num_clients": 1, "scheme": "iid", "max_images": 16},  # one client: 28 million weights take time
+        "cohort": {"min_clients": 1},
     },
     "decorrelation-of-supervised-representations": {
         "method": {"name": "supervised", "add_ons": [{"name": "decorrelation", "on": "h", "variant": "paper"}]}
@@ -203,6 +233,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         "partition": {"num_clients": 5, "scheme": "iid"},
     },
     "robust-trimmed-mean": {"method": {**_SIMCLR, "reducer": {"name": "trimmed_mean"}}, "cohort": {"min_updates": 3}},
+    "layer-norm-fedema": {
+        "method": {"name": "fedema"},
+        "model": {"encoder": {"widths": [4, 6], "norm": "layer"}},
+    },
     "group-norm-fedema-ldawa": {
         "method": {"name": "fedema", "merge": {"name": "ema", "variant": "reference"}, "reducer": {"name": "ldawa"}},
         "model": {"encoder": {"widths": [4, 6], "norm": "group"}},

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors, save_tensors
+from fedssl.models import build_encoder, initialised
 from fedssl.protocol.model import EncoderConfig
 from support.commands import fedssl
 from support.weights import encoder_file, encoder_tensors
@@ -69,6 +70,26 @@ def test_weights_that_do_not_fit_exit_with_one(tmp_path: Path, spec: Path) -> No
     assert fedssl("weights", "check", colour, spec).exit_code == 1
     adapted = ("--set", "model.initial.weights=x", "--set", 'model.initial.adapt=["blocks.0.conv"]')
     assert fedssl("weights", "check", colour, spec, *adapted).exit_code == 0
+
+
+def test_the_weights_of_a_vit_start_a_simulation_with_images_of_another_size(tmp_path: Path, spec: Path) -> None:
+    config = EncoderConfig(name="vit-tiny", patch_size=4, depth=1)
+    encoder = initialised(lambda: build_encoder(config, 1, 16), 0)
+    save_tensors(dict(encoder.state_dict()), tmp_path / "vit.safetensors")
+    settings = ("name=vit-tiny", "patch_size=4", "depth=1")
+    vit = [word for each in settings for word in ("--set", f"model.encoder.{each}")]
+    start = ("--set", f"model.initial.weights={tmp_path / 'vit.safetensors'}")
+    wrong = fedssl("weights", "check", tmp_path / "vit.safetensors", spec, *vit)
+    assert wrong.exit_code == 1
+    assert "1 misfit (pos_embed: [1, 17, 192] in the file, [1, 5, 192] in the" in wrong.stderr.replace("\n", " ")
+    adapt = ("--set", 'model.initial.adapt=["pos_embed"]')
+    right = fedssl("weights", "check", tmp_path / "vit.safetensors", spec, *vit, *start, *adapt)
+    assert right.exit_code == 0, right.output
+    result = fedssl(
+        "simulate", spec, *vit, *start, *adapt, "--set", "partition.max_images=80", "--out", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert "1 adapted (pos_embed: [1, 17, 192] in the file" in result.stderr.replace("\n", " ")
 
 
 def test_a_file_that_is_not_there_or_pickled_is_refused(tmp_path: Path, spec: Path) -> None:

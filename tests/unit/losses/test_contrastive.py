@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedssl.losses import cross_model_contrast, cross_view_info_nce, info_nce, nt_xent
+from fedssl.losses import cross_model_contrast, cross_view_info_nce, info_nce, multi_crop_nt_xent, nt_xent
 
 AXES = torch.eye(2)
 
@@ -25,6 +25,45 @@ def test_nt_xent_by_hand() -> None:
     assert float(nt_xent(AXES, AXES.flip(0), 1.0)) == pytest.approx(1.5514447139320511, rel=1e-6)
     # Half the temperature doubles the logits: log(1 + 2 e^-2).
     assert float(nt_xent(AXES, AXES, 0.5)) == pytest.approx(0.23954476622188453, rel=1e-6)
+
+
+def test_multi_crop_nt_xent_by_hand() -> None:
+    # Three equal crops of two samples: each positive at cosine 1 against three rows of the other sample at 0.
+    assert float(multi_crop_nt_xent([AXES] * 3, 1.0)) == pytest.approx(0.7436683806285502, rel=1e-6)
+    # One sample at (1, 0) in all crops, the other one at (0, 1), (0, 1), (1, 0). Anchors of the first: positives at 1
+    # against e + 2, twice each. Anchors (0, 1) of the second: one positive at 1, one at 0, against 3 rows at 0. Anchor
+    # (1, 0): two positives at 0 against 3 rows at 1.
+    second = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    crops = [torch.stack([AXES[0], row]) for row in second]
+    e = np.e
+    pairs = [np.log((2 * e + 2) / e)] * 6 + [np.log((e + 3) / e), np.log(4)] * 2 + [np.log(1 + 3 * e)] * 2
+    assert float(multi_crop_nt_xent(crops, 1.0)) == pytest.approx(np.mean(pairs), rel=1e-6)
+
+
+@pytest.mark.parametrize(("seed", "temperature"), [(0, 0.07), (1, 0.5)])
+def test_multi_crop_nt_xent_equals_its_equation(seed: int, temperature: float) -> None:
+    z = normal(3, 4, 5, seed=seed)
+    rows = [(b, z[n, b].numpy()) for n in range(3) for b in range(4)]
+    total = 0.0
+    for i, (sample, anchor) in enumerate(rows):
+        terms = [np.exp(cosine(anchor, row) / temperature) for _, row in rows]
+        negatives = sum(term for term, (other, _) in zip(terms, rows, strict=True) if other != sample)
+        for j, (other, _) in enumerate(rows):
+            if other == sample and j != i:
+                total -= np.log(terms[j] / (terms[j] + negatives))
+    assert float(multi_crop_nt_xent([*z], temperature)) == pytest.approx(total / (12 * 2), rel=1e-12)
+    two_views = float(nt_xent(z[0], z[1], temperature))
+    assert float(multi_crop_nt_xent([z[0], z[1]], temperature)) == pytest.approx(two_views, rel=1e-12)
+
+
+def test_multi_crop_nt_xent_needs_two_views_and_has_no_negatives_in_a_batch_of_one() -> None:
+    z = normal(3, 1, 5, seed=0).requires_grad_()
+    multi_crop_nt_xent([*z], 0.1).backward()  # type: ignore[no-untyped-call]
+    assert float(multi_crop_nt_xent([*z.detach()], 0.1)) == 0.0
+    assert z.grad is not None
+    assert not z.grad.any()
+    with pytest.raises(ValueError, match="fewer than 2 views"):
+        multi_crop_nt_xent([AXES], 0.1)
 
 
 def test_info_nce_by_hand() -> None:

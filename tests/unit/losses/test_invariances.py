@@ -25,6 +25,7 @@ from fedssl.losses import (
     flexible_uniform_regularizer,
     info_nce,
     masked_reconstruction,
+    multi_crop_nt_xent,
     negative_cosine,
     nt_xent,
     projector_distillation,
@@ -81,6 +82,10 @@ def _dimension_scaled(z: Tensor, variant: str) -> Tensor:
     return dimension_scaled(z, torch.tensor([3.0, 1.0, 1.0, 1.0]), variant=variant)  # type: ignore[arg-type]
 
 
+def _three_crops(z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
+    return multi_crop_nt_xent([z1, z2, z3], 0.5)
+
+
 def _dino(s1: Tensor, s2: Tensor, s3: Tensor, t1: Tensor, t2: Tensor, center: Tensor) -> Tensor:
     return dino([s1, s2, s3], [t1, t2], center, 0.5, 0.25)
 
@@ -88,6 +93,7 @@ def _dino(s1: Tensor, s2: Tensor, s3: Tensor, t1: Tensor, t2: Tensor, center: Te
 Z, Q, C, S = (B, D), (5, D), (M, D), (B, M)
 CASES = [
     Case("nt_xent", partial(nt_xent, temperature=0.5), (Z, Z), (0, 1), (0, 1), (0, 1)),
+    Case("multi_crop_nt_xent", _three_crops, (Z, Z, Z), (0, 1, 2), (0, 1, 2), (0, 1, 2)),
     Case("info_nce", partial(info_nce, temperature=0.5), (Z, Z, Q), (0,), (0, 1), (0, 1, 2)),
     Case("cross_model_contrast", partial(cross_model_contrast, temperature=0.5), (Z, Z), (0, 1), (0, 1), (0, 1)),
     Case("cross_view_info_nce", partial(cross_view_info_nce, temperature=0.5), (Z, Z), (0, 1), (0, 1), (0, 1)),

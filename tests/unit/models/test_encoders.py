@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedssl.models import build_encoder, import_torchvision, initialised, num_multiply_adds
-from fedssl.protocol.model import ENCODERS, EncoderConfig
+from fedssl.models.norms import norm_layer
+from fedssl.protocol.model import ENCODERS, EncoderConfig, NormName
 
 NAME = re.compile(r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")
 CONVNET = EncoderConfig()
@@ -115,15 +116,23 @@ def test_multiply_adds_are_the_published_ones(config: EncoderConfig, shape: tupl
     assert round(num_multiply_adds(build_encoder(config, shape[0]), shape) / 1e9, digits) == giga
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet18"])
-def test_group_norm_makes_images_independent_and_has_no_statistics(name: str) -> None:
-    config = EncoderConfig(name=name, norm="group")
+@pytest.mark.parametrize(("name", "norm"), [("convnet", "group"), ("resnet18", "group"), ("convnet", "layer")])
+def test_other_norms_make_images_independent_and_have_no_statistics(name: str, norm: NormName) -> None:
+    config = EncoderConfig(name=name, norm=norm)
     encoder = initialised(lambda: build_encoder(config, 3), 0).train()
     x = torch.rand(4, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(encoder(x)[:1], encoder(x[:1]), rtol=1e-4, atol=1e-5)
     assert list(encoder.buffers()) == []
     assert encoder.state_dict().keys() < build_encoder(EncoderConfig(name=name), 3).state_dict().keys()
+
+
+@torch.no_grad()
+def test_layer_norm_is_over_all_channels_and_pixels_of_an_image() -> None:
+    layer, x = norm_layer("layer")(3), torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.layer_norm(x.double(), (3, 4, 4), eps=1e-5)
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-6)
+    assert str(EncoderConfig(widths=(8,), norm="layer")) == "convnet 8 (layer norm)"
 
 
 def test_groups_divide_the_channels() -> None:

@@ -98,6 +98,36 @@ def test_what_needs_no_adapting_is_refused(adapt: list[str], reason: str) -> Non
         load_initial(built(), tensors_of(built()), adapt)
 
 
+VIT = EncoderConfig(name="vit-tiny", patch_size=4, depth=1)
+
+
+def vit(size: int, channels: int = 1, seed: int = 1) -> Encoder:
+    return initialised(lambda: build_encoder(VIT, channels, size), seed)
+
+
+@torch.no_grad()
+def test_positions_are_interpolated_as_the_network_does_for_images_of_another_size() -> None:
+    source, images = vit(16), torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    table = load_initial(encoder := vit(8, seed=2), tensors_of(source), ["pos_embed"])
+    assert [row.name for row in table.of("adapted")] == ["pos_embed"]
+    assert torch.equal(encoder.eval()(images), source.eval()(images))
+
+
+def test_other_positions_are_refused_with_the_setting_that_interpolates_them() -> None:
+    with pytest.raises(SpecError, match=r'interpolate the positions, set model\.initial\.adapt = \["pos_embed"\]'):
+        load_initial(vit(8), tensors_of(vit(16)))
+    both = r'adapt = \["patch_embed\.proj", "pos_embed"\]'
+    with pytest.raises(SpecError, match=both):
+        load_initial(vit(8), tensors_of(vit(16, channels=3)))
+    table = load_initial(vit(8), tensors_of(vit(16, channels=3)), ["patch_embed.proj", "pos_embed"])
+    assert len(table.of("adapted")) == 2
+    not_square = tensors_of(vit(16)) | {"encoder.pos_embed": torch.zeros(1, 1 + 8, 192)}
+    with pytest.raises(SpecError, match=r"pos_embed: \[1, 9, 192\] in the file.*Set model\.encoder to the network"):
+        load_initial(vit(8), not_square, ["pos_embed"])
+    with pytest.raises(SpecError, match=r"one is patch_embed\.proj, and its position embeddings are pos_embed"):
+        load_initial(vit(8), tensors_of(vit(8)), ["cls_token"])
+
+
 def test_the_heads_of_a_run_are_ignored() -> None:
     tensors = tensors_of(built(seed=2)) | {"projector.0.weight": torch.zeros(2, 2)}
     assert load_initial(built(), tensors).fits

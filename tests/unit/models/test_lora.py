@@ -123,4 +123,4 @@ def test_an_encoder_is_loaded_merged_and_starts_another_run_merged() -> None:
 def test_weights_with_adapters_are_checked_by_the_layers_they_are_merged_into() -> None:
     convnet = build_encoder(EncoderConfig(), 1)
     shapes = {f"encoder.{name}": tuple(each.shape) for name, each in convnet.state_dict().items()}
-    assert table_for(EncoderConfig(), 1, {**shapes, "encoder.x.lora_a": (1, 2)}).fits
+    assert table_for(EncoderConfig(), DataConfig(channels=1), {**shapes, "encoder.x.lora_a": (1, 2)}).fits

@@ -40,7 +40,7 @@ def test_one_line_loads_it_with_its_normalisation(tmp_path: Path, images: torch.
         assert torch.equal(encoder(images), original(normalize(images, spec.data)))
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="fedssl run pull"):
         load_encoder(tmp_path)
     pulled(tmp_path, tiny_spec())

@@ -40,6 +40,17 @@ def test_a_broadcast_that_cannot_be_fetched_is_the_coordinators_problem(setting:
     assert _cause(setting) == Cause.COORDINATOR
 
 
+def test_frozen_tensors_of_another_digest_are_not_trained_from(setting: Setting) -> None:
+    model = make_spec().model_dump(mode="json")["model"]
+    item = setting.item(make_spec(model={**model, "trainable": ["blocks.1.*"]}), 1)
+    assert item.frozen is not None
+    content = setting.coordinator.artifacts[item.frozen]
+    setting.coordinator.artifacts[item.frozen] = content[:-1] + b"!"
+    setting.coordinator.offer(item)
+    assert _cause(setting) == Cause.COORDINATOR
+    assert "came with sha256" in setting.coordinator.declined[0].reason
+
+
 def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
     path = write_images(setting.folder / "bounded.npz")
     setting.images = load_images(str(path), CPU, image_size=16, channels=1)

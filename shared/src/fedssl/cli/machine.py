@@ -51,7 +51,7 @@ def show_start(spec: RunSpec) -> None:
 
     start = read_start(spec)
     assert start is not None, "the spec names one"
-    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+    encoder = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size)
     table = load_initial(encoder, start.tensors, spec.model.initial.adapt)
     note(f"the encoder starts from the {spec.model.initial.source}, digest {start.digest}: {table}")
 

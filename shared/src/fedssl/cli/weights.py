@@ -79,7 +79,7 @@ def check(file: FileArgument, spec: SpecArgument, set_: SetOption = None, output
     weights = read_weights(_existing(file))
     adapt = () if wanted.model.initial is None else wanted.model.initial.adapt
     shapes = {name: array.shape for name, array in weights.arrays.items()}
-    table = table_for(wanted.model.encoder, wanted.data.channels, shapes, adapt)
+    table = table_for(wanted.model.encoder, wanted.data, shapes, adapt)
     if output is Format.JSON:
         rows = [{"name": r.name, "fate": r.fate, "given": r.given, "wanted": r.wanted} for r in table.rows]
         show_json({"fits": table.fits, "tensors": rows})

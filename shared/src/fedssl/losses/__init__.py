@@ -19,7 +19,13 @@ from fedssl.losses.assignments import (
     student_t_assignment,
     target_distribution,
 )
-from fedssl.losses.contrastive import cross_model_contrast, cross_view_info_nce, info_nce, nt_xent
+from fedssl.losses.contrastive import (
+    cross_model_contrast,
+    cross_view_info_nce,
+    info_nce,
+    multi_crop_nt_xent,
+    nt_xent,
+)
 from fedssl.losses.distillation import projector_distillation, similarity_distillation
 from fedssl.losses.predictive import byol_regression, negative_cosine
 from fedssl.losses.prototypes import prototype_concentrations, prototype_contrast
@@ -47,6 +53,7 @@ __all__ = [
     "flexible_uniform_regularizer",
     "info_nce",
     "masked_reconstruction",
+    "multi_crop_nt_xent",
     "negative_cosine",
     "nt_xent",
     "projector_distillation",

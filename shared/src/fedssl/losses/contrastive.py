@@ -1,5 +1,7 @@
 """Contrastive losses: find one positive among many samples, by cross entropy over cosines."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -43,6 +45,49 @@ def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
         logits_AA = (z_AD @ z_AD.T / temperature).masked_fill(itself_AA, -torch.inf)
         positive_A = torch.arange(num_anchors, device=z_AD.device).roll(num_anchors // 2)
         return F.cross_entropy(logits_AA, positive_A)
+
+
+def multi_crop_nt_xent(z_VBD: Sequence[Tensor], temperature: float) -> Tensor:
+    """Return SimCLR's loss over V views or crops of each sample of a batch.
+
+    With z_i one of the V B rows, P_i the V - 1 other rows of its sample, and Q_i all rows of other samples,
+
+        L = mean_i mean_{p in P_i} -log[ e_ip / (e_ip + sum_{q in Q_i} e_iq) ],    e_ip = exp(cos(z_i, p) / t)
+
+    For V = 2 it is :func:`nt_xent`. Gradients flow into all rows. The loss of a batch of 1 is 0, because there are no
+    negatives.
+
+    Args:
+        z_VBD: V views or crops of B samples, V at least 2.
+        temperature: t.
+
+    Returns:
+        The mean over the V B anchors and their V - 1 positives.
+
+    Example:
+        >>> import torch
+        >>> z = torch.eye(2)
+        >>> round(float(multi_crop_nt_xent([z, z, z], temperature=1.0)), 4)  # log(1 + 3/e)
+        0.7437
+
+    Reference: SwAV (Caron et al. 2020), Appendix A.8, Eq. 7.
+    """
+    if (num_views := len(z_VBD)) < 2:
+        raise ValueError(f"this loss is undefined for fewer than 2 views: {num_views}")
+    check_batch(**{f"z{number}_BD": z_BD for number, z_BD in enumerate(z_VBD, 1)})
+    check_positive(temperature=temperature)
+    with full_precision(*z_VBD) as tensors:
+        z_AD, batch_size = unit(torch.cat(tensors)), len(tensors[0])
+        if batch_size == 1:
+            return 0.0 * z_AD.sum()
+        logits_AA = z_AD @ z_AD.T / temperature
+        own_AA = torch.eye(batch_size, dtype=torch.bool, device=z_AD.device).repeat(num_views, num_views)
+        negatives_V1B = logits_AA.masked_fill(own_AA, -torch.inf).logsumexp(dim=1).view(num_views, 1, batch_size)
+        # The logits of each two views of one sample; those of a view and itself are not pairs.
+        positive_VVB = logits_AA.view(num_views, batch_size, num_views, batch_size).diagonal(dim1=1, dim2=3)
+        losses_VVB = torch.logaddexp(positive_VVB, negatives_V1B) - positive_VVB
+        pairs_VV1 = 1.0 - torch.eye(num_views, dtype=z_AD.dtype, device=z_AD.device)[:, :, None]
+        return (losses_VVB * pairs_VV1).sum() / (num_views * (num_views - 1) * batch_size)
 
 
 def cross_model_contrast(local_BD: Tensor, global_BD: Tensor, temperature: float) -> Tensor:

@@ -11,7 +11,7 @@ from fedssl.protocol.model import EncoderConfig, NormName
 
 
 class ConvBlock(nn.Module):
-    """3x3 convolution of stride 2, BatchNorm or GroupNorm, ReLU: halves height and width.
+    """3x3 convolution of stride 2, a normalisation, ReLU: halves height and width.
 
     The stride replaces pooling: on two CPU cores, it trains about three times as many images per second as max-pooling.
     """

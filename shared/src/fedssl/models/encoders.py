@@ -18,6 +18,9 @@ class Encoder(nn.Module):
     libraries: tuple[str, ...] = ()
     """The libraries, `torchvision` and `timm`, that have this network under these tensor names."""
 
+    positions: str | None = None
+    """The name of its position embeddings (1, 1 + N, H), of a class token and a square grid, if it has such."""
+
     recomputes: bool = False
     """True if training computes the activations inside each block again for its gradients, and does not keep them."""
 

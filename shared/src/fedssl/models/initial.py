@@ -1,5 +1,6 @@
 """Loads weights that exist into a freshly built encoder, name by name, with a table of what became of each tensor."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 from fedssl.artifacts.weight_files import COUNTER
 from fedssl.artifacts.weight_names import PREFIX, is_adapter, is_classifier
 from fedssl.errors import SpecError
-from fedssl.models.encoders import build_encoder
+from fedssl.models.encoders import Encoder, build_encoder
 from fedssl.models.lora import merged
+from fedssl.models.positions import are_grids, resized_positions
+from fedssl.protocol.data import DataConfig
 from fedssl.protocol.model import EncoderConfig
 
 Fate = Literal["loaded", "adapted", "left out", "missing", "unknown", "misfit"]
-"""The fate of a tensor. loaded: taken as it is · adapted: its input channels were summed or repeated · left out: the
-classifier's · missing: the network has it and the file does not · unknown: the reverse · misfit: of another shape.
-Missing counters of BatchNorm, which nothing is computed from, count as loaded."""
+"""The fate of a tensor. loaded: taken as it is · adapted: its input channels were summed or repeated, or its positions
+interpolated · left out: the classifier's · missing: the network has it and the file does not · unknown: the reverse ·
+misfit: of another shape. Missing counters of BatchNorm, which nothing is computed from, count as loaded."""
 
 REFUSED: tuple[Fate, ...] = ("missing", "unknown", "misfit")
 _NAMES_SHOWN = 5
@@ -63,11 +66,11 @@ class LoadingTable:
 
 
 def loading_table(
-    given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], kernels: Collection[str]
+    given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], adaptable: Collection[str]
 ) -> LoadingTable:
     """Return what becomes of tensors of these shapes in a network of those.
 
-    `kernels`: the convolution weights whose input channels may be adapted. Names have no prefix.
+    `adaptable`: the weights of convolutions and the position embeddings that may be adapted. Names have no prefix.
     """
     rows = []
     for name in sorted(given.keys() | wanted.keys()):
@@ -80,84 +83,100 @@ def loading_table(
         elif ours == theirs:
             fate = "loaded"
         else:
-            fate = "adapted" if name in kernels and _is_adaptable(theirs, ours) else "misfit"
+            fate = "adapted" if name in adaptable and _is_adaptable(theirs, ours) else "misfit"
         rows.append(TensorRow(name, fate, theirs, ours))
     return LoadingTable(tuple(rows))
 
 
 def table_for(
-    config: EncoderConfig, channels: int, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str] = ()
+    config: EncoderConfig, data: DataConfig, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str] = ()
 ) -> LoadingTable:
-    """Return what becomes of tensors `encoder.*` of these shapes in an encoder, which needs no memory for its weights.
+    """Return what becomes of tensors `encoder.*` of these shapes in the encoder of such images, built without memory.
 
-    Raises SpecError if `adapt` names anything but a convolution of the encoder.
+    Raises SpecError if `adapt` names anything but a convolution or the position embeddings of the encoder.
     """
     with torch.device("meta"):
-        encoder = build_encoder(config, channels)
+        encoder = build_encoder(config, data.channels, data.image_size)
     own = {_own_name(name): shape for name, shape in given.items() if not is_adapter(name)}
     return _table(encoder, own, adapt)
 
 
-def load_initial(encoder: nn.Module, tensors: Mapping[str, Tensor], adapt: Sequence[str] = ()) -> LoadingTable:
+def load_initial(encoder: Encoder, tensors: Mapping[str, Tensor], adapt: Sequence[str] = ()) -> LoadingTable:
     """Load the tensors `encoder.*` into the encoder. Others, such as the heads of a run of ours, are ignored.
 
-    Names must be equal, and so must shapes, except for the convolutions whose modules `adapt` names (`conv1`). Let the
-    file's kernel w have I input channels and the network's C, with equal output channels and size:
+    Names must be equal, and so must shapes, except for what `adapt` names: convolutions by their modules (`conv1`), and
+    a ViT's `pos_embed`. Let the file's kernel w have I input channels and the network's C, with equal output channels
+    and size:
 
         C = 1: the sum over i of w[:, i], added in float64 and rounded once. A grey image gives what it gave to the
             file's network when it was repeated in all I channels.
         I = 1: w / C in each of the C channels. C equal channels give what one of them gave to the file's network.
 
-    Both hold for images that are normalised in the same way in all channels. Nothing else is adapted. Low-rank adapters
-    in the file are merged into their layers; those of the encoder stay as they are, so that they start from no change.
+    Both hold for images that are normalised in the same way in all channels. The position embeddings of a square grid
+    of patches are interpolated to the network's grid: see `resized_positions`. Nothing else is adapted. Low-rank
+    adapters in the file are merged into their layers; those of the encoder stay as they are, so that they start from no
+    change.
 
     Raises SpecError, with the table, if a tensor is missing, unknown or of another shape, or if `adapt` names anything
     that needs no adapting. Nothing is loaded then.
     """
     given = {_own_name(name): each for name, each in merged(tensors).items() if name.startswith(PREFIX)}
     table = _table(encoder, {name: tuple(each.shape) for name, each in given.items()}, adapt)
-    kernels = {_kernel(encoder, module) for module in adapt}
+    named = {_tensor_of(encoder, name) for name in adapt}
     if not table.fits:
-        raise SpecError(f"the weights do not fit model.encoder: {table}. {_remedy(table)}")
-    if unused := sorted(kernels - {row.name for row in table.of("adapted")}):
+        raise SpecError(f"the weights do not fit model.encoder: {table}. {_remedy(table, encoder)}")
+    if unused := sorted(named - {row.name for row in table.of("adapted")}):
         raise SpecError(f"model.initial.adapt names {unused[0]}, whose shapes are equal: leave it out")
     with torch.no_grad():
         for name, target in encoder.state_dict().items():
             if name in given:
-                target.copy_(_adapted(given[name], target.shape[1]) if name in kernels else given[name])
+                target.copy_(_adapted(given[name], target.shape) if name in named else given[name])
     return table
 
 
-def _table(encoder: nn.Module, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str]) -> LoadingTable:
+def _table(encoder: Encoder, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str]) -> LoadingTable:
     wanted = {name: tuple(each.shape) for name, each in encoder.state_dict().items() if not is_adapter(name)}
-    return loading_table(given, wanted, {_kernel(encoder, module) for module in adapt})
+    return loading_table(given, wanted, {_tensor_of(encoder, name) for name in adapt})
 
 
 def _own_name(name: str) -> str:
     return name.removeprefix(PREFIX)
 
 
-def _kernel(encoder: nn.Module, module: str) -> str:
-    """Return the name of a convolution's weight. Raises SpecError if the encoder has no such convolution."""
-    found = dict(encoder.named_modules()).get(module)
-    if not isinstance(found, nn.Conv2d) or found.groups != 1:
-        names = [name for name, each in encoder.named_modules() if isinstance(each, nn.Conv2d)]
-        first = f": its first one is {names[0]}" if names else ""
-        raise SpecError(f"model.initial.adapt names {module}, which is not a convolution of the encoder{first}")
-    return f"{module}.weight"
+def _adaptable(encoder: Encoder) -> dict[str, str]:
+    """Return what `adapt` may name, with the names of the tensors: convolutions first, in the network's order."""
+    modules = [name for name, each in encoder.named_modules() if isinstance(each, nn.Conv2d) and each.groups == 1]
+    positions = [encoder.positions] if encoder.positions else []
+    return {module: f"{module}.weight" for module in modules} | {name: name for name in positions}
+
+
+def _tensor_of(encoder: Encoder, name: str) -> str:
+    """Return the tensor that a name in `adapt` stands for. Raises SpecError if nothing of that name can be adapted."""
+    possible = _adaptable(encoder)
+    if name not in possible:
+        first = f": its first one is {next(iter(possible))}" if possible else ""
+        positions = f", and its position embeddings are {encoder.positions}" if encoder.positions else ""
+        raise SpecError(
+            f"model.initial.adapt names {name}, which is not a convolution of the encoder{first}{positions}"
+        )
+    return possible[name]
 
 
 def _is_adaptable(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    if len(given) == len(wanted) == 3:
+        return are_grids(given, wanted)
     if len(given) != 4 or len(wanted) != 4 or given[:1] + given[2:] != wanted[:1] + wanted[2:]:
         return False
     return wanted[1] == 1 or given[1] == 1
 
 
-def _adapted(kernel: Tensor, channels: int) -> Tensor:
-    """Return a kernel (O, I, k, k) for images of `channels` channels, float32: see `load_initial`."""
-    if channels == 1:
-        return kernel.double().sum(dim=1, keepdim=True).float()
-    return (kernel.double() / channels).float().expand(-1, channels, -1, -1)
+def _adapted(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """Return a kernel (O, I, k, k) or position embeddings (1, 1 + N, H) in this shape, float32: see `load_initial`."""
+    if tensor.ndim == 3:
+        return resized_positions(tensor, *[math.isqrt(shape[1] - 1)] * 2)
+    if shape[1] == 1:
+        return tensor.double().sum(dim=1, keepdim=True).float()
+    return (tensor.double() / shape[1]).float().expand(-1, shape[1], -1, -1)
 
 
 def _described(row: TensorRow) -> str:
@@ -166,10 +185,16 @@ def _described(row: TensorRow) -> str:
     return f"{row.name}: {list(row.given)} in the file, {list(row.wanted)} in the network"
 
 
-def _remedy(table: LoadingTable) -> str:
-    misfits = table.of("misfit")
-    channels = [row for row in misfits if row.given and row.wanted and _is_adaptable(row.given, row.wanted)]
-    if channels and len(misfits) == len(channels) and not table.of("missing", "unknown"):
-        names = ", ".join(f'"{row.name.removesuffix(".weight")}"' for row in channels)
-        return f"To sum or repeat the input channels, set model.initial.adapt = [{names}]"
+def _remedy(table: LoadingTable, encoder: Encoder) -> str:
+    misfits = {row.name: row for row in table.of("misfit")}
+    names = [
+        f'"{name}"'
+        for name, tensor in _adaptable(encoder).items()
+        if (row := misfits.get(tensor)) and row.given and row.wanted and _is_adaptable(row.given, row.wanted)
+    ]
+    if names and len(misfits) == len(names) and not table.of("missing", "unknown"):
+        return (
+            f"To sum or repeat the input channels, or to interpolate the positions, set model.initial.adapt = "
+            f"[{', '.join(names)}]"
+        )
     return "Set model.encoder to the network that the weights are of, its stem included"

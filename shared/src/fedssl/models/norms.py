@@ -15,6 +15,19 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(MOST_GROUPS, channels), channels)
 
 
+def layer_norm(channels: int) -> nn.GroupNorm:
+    """Return LayerNorm over all channels and pixels of an image (Ba et al. 2016), with a scale and a shift per channel.
+
+    It is GroupNorm with one group (Wu and He 2018, Section 3.1).
+    """
+    return nn.GroupNorm(1, channels)
+
+
 def norm_layer(norm: NormName) -> Callable[[int], nn.Module]:
     """Return what makes a normalisation layer for a number of channels."""
-    return nn.BatchNorm2d if norm == "batch" else group_norm
+    makers: dict[NormName, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm2d,
+        "group": group_norm,
+        "layer": layer_norm,
+    }
+    return makers[norm]

@@ -13,7 +13,7 @@ class ResNet(Encoder):
     """torchvision's ResNet without its classifier, with its parameter names, so weights load in both directions.
 
     `stem="cifar"` replaces the 7x7 convolution of stride 2 by a 3x3 one of stride 1 and omits the max-pool, as all
-    published code for 32x32 images does. `norm="group"` replaces each BatchNorm by GroupNorm. Convolutions start from
+    published code for 32x32 images does. `norm` may replace each BatchNorm by another layer. Convolutions start from
     torchvision's kaiming_normal (fan_out), or with `first_weights="torch"` from PyTorch's default, whose weights are
     shorter by a factor of 2.4 if fan_in equals fan_out.
     """

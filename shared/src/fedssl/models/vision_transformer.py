@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedssl.models.encoders import Encoder
+from fedssl.models.positions import resized_positions
 from fedssl.protocol.model import EncoderConfig
 
 _MLP_RATIO = 4
@@ -95,6 +96,7 @@ class VisionTransformer(Encoder):
     """
 
     libraries = ("timm",)
+    positions = "pos_embed"
 
     def __init__(self, config: EncoderConfig, channels: int, image_size: int | None) -> None:
         super().__init__()
@@ -140,14 +142,11 @@ class VisionTransformer(Encoder):
     def _positions(self, rows: int, columns: int) -> Tensor:
         """Return the position embeddings (1, 1 + N, H) of a grid of patches.
 
-        If the encoder was built for images of another size, they are interpolated bicubically, as in DINO's code.
+        If the encoder was built for images of another size, they are interpolated.
         """
         if rows * columns == self.num_patches:
             return self.pos_embed
-        side = round(self.num_patches**0.5)
-        grid = self.pos_embed[:, 1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
-        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)
-        return torch.cat([self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1)
+        return resized_positions(self.pos_embed, rows, columns)
 
     def visible_tokens(self, x: Tensor, visible_BK: Tensor) -> Tensor:
         """Return the tokens (B, 1 + K, H) of the class and of K patches of each image, as if there were no others.

@@ -34,7 +34,8 @@ class InitialConfig(StrictModel):
     adapt: tuple[ModuleName, ...] = Field(
         default=(),
         max_length=16,
-        description="Convolutions whose input channels are summed or repeated if they differ, such as `conv1`.",
+        description="Convolutions whose input channels are summed or repeated if they differ, such as `conv1`, and a "
+        "ViT's `pos_embed`, whose positions are interpolated for another image size.",
     )
     digest: Digest | None = Field(
         default=None, description="Digest of the weights. The coordinator sets it when the run is created."

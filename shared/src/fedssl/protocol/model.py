@@ -11,7 +11,7 @@ from fedssl.protocol.base import StrictModel
 from fedssl.protocol.initial import InitialConfig
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
-NormName = Literal["batch", "group"]
+NormName = Literal["batch", "group", "layer"]
 ParameterPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*]+$", max_length=256)]
 """A parameter's name, in which `*` stands for any characters."""
 
@@ -96,8 +96,10 @@ class EncoderConfig(StrictModel):
     norm: NormName = Field(
         default="batch",
         exclude_if=lambda it: it == "batch",
-        description="BatchNorm, whose statistics are averaged in the federation, or GroupNorm, which has none: its "
-        "layers have 32 groups, or as many as divide both 32 and the number of channels.",
+        description="ConvNet and ResNets only. `batch`: BatchNorm, whose statistics are averaged in the federation. "
+        "The others have none: `group`: GroupNorm of 32 groups, or of as many as divide both 32 and the number of "
+        "channels; `layer`: LayerNorm over all channels and pixels of an image. ConvNeXts and ViTs have LayerNorm per "
+        "position.",
     )
     patch_size: Literal[4, 8, 14, 16] = Field(
         default=16,

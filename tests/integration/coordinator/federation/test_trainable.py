@@ -14,6 +14,9 @@ from fedssl.client import WorkerClient
 from fedssl.methods import METHODS
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.simulation import simulate
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.dashboard.run.traffic import traffic
+from fedssl_coordinator.federation import run_rows
 from support.agents import Workers
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
@@ -76,3 +79,7 @@ def test_the_bytes_on_the_line_are_those_of_the_formula(
     assert before.keys() == after.keys() == {each.name for each in plan.received}
     assert all(torch.equal(before[each.name], after[each.name]) for each in plan.frozen)
     assert coordinator.client.estimate(spec).bytes_in_total in (None, 3 * (3 * (down + up) + once))
+    with transaction() as session:
+        row = run_rows.get_one(session, workers.id)
+        for _ in range(2):  # the first two rounds are added up once, and kept
+            assert traffic(session, row) == (9 * up, 9, 3 * (3 * down + once))

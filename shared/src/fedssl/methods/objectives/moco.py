@@ -7,8 +7,9 @@ What FedMoCo and FedProtoCL have in common: He et al. 2020, Eq. 1 and 2, as in E
 - Q, the module `queue`, is a ring of unit vectors that stays with the client from round to round; it is neither
   averaged nor sent. Both views are queries and keys, both losses are added, and then both sets of keys enter the queue.
 - Cold start: the queue holds what it holds before the first round, random unit vectors from the run's seed.
-- With `data.local_crops`, M smaller crops are queries, too, and keys are only of the two views (Caron et al. 2021,
-  Appendix B, train MoCo-v2 so): the loss is 2 times the mean over all 2 + 2 M pairs of different views.
+- With `data.local_crops`, M smaller crops are queries, too, and keys are only of the two views: the loss is 2 times the
+  mean over all 2 + 2 M pairs of different views. DINO's authors train MoCo-v2 with crops (Caron et al. 2021, Table 14
+  and Appendix E) and print no formula; these are the pairs of their Eq. 3.
 
 EasyFL shuffles the key's batch and restores its order, "for making use of BatchNorm". On one device, where a batch's
 statistics do not depend on its order, that changes only rounding, so it is left out here. EasyFL's key network follows
