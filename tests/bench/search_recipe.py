@@ -42,6 +42,7 @@ CANDIDATES = {
         Variant("rate-0.2", "fedsimclr", changes={"training": {"optimizer": {"learning_rate": 0.2}}}),
         Variant("rate-0.05", "fedsimclr", changes={"training": {"optimizer": {"learning_rate": 0.05}}}),
         Variant("per-step", "fedsimclr", changes={"training": {"optimizer": {"schedule": "cosine_per_step"}}}),
+        Variant("temperature-0.05", "fedsimclr", changes={"temperature": 0.05}),
         Variant("temperature-0.2", "fedsimclr", changes={"temperature": 0.2}),
         Variant("temperature-0.5", "fedsimclr", changes={"temperature": 0.5}),
         Variant("average", "fedsimclr", changes={"aggregation": {"encoder_average": {"decay": 0.7}}}),
@@ -57,7 +58,7 @@ CANDIDATES = {
         Variant(
             "multi-crop", "fedsimclr", changes={"data": {"local_crops": {"num_crops": 4, "image_size": 16}}}
         ),
-        # As many epochs in twice as many rounds of one epoch, and so twice the traffic; for --set num_rounds=6.
+        # As many epochs in twice as many rounds, and so twice the traffic; for --set num_rounds=6.
         Variant("epochs-1", "fedsimclr", changes={"num_rounds": 12, "training": {"local_epochs": 1}}),
         Variant("views", "fedsimclr", changes={"data": {"augmentation": {"min_scale": 0.08}}}),
         Variant("fur", "fedsimclr", ("fur",)),

@@ -1,7 +1,10 @@
 """Ladders: their settings and rungs."""
 
+from pathlib import Path
+
 import pytest
 
+from fedssl.cli.specs import read_spec
 from fedssl.errors import SpecError
 from fedssl.experiments.ladders import Ladder, read_ladder
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, build_spec, values_of
@@ -11,7 +14,10 @@ def test_every_setting_can_be_run_with_every_rung() -> None:
     ladder = read_ladder("best")
 
     for setting in ladder.settings:
-        specs = {each.name: build_spec(values_of(ladder.setting(setting), each, 0)) for each in ladder.variants()}
+        specs = {
+            each.name: build_spec(values_of(ladder.setting(setting), each, 0))
+            for each in ladder.variants(ladder.setting(setting))
+        }
         names = [rung.name for rung in ladder.rungs]
         assert list(specs) == [*names, LOCAL_ONLY, CENTRALISED]
         bound = specs[ladder.bounds]
@@ -28,22 +34,22 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
             "title": "t",
             "seeds": [0],
             "bounds": "a",
-            "settings": {"s": {"num_rounds": 3}},
+            "settings": {"s": {"num_rounds": 3, "training": {"local_epochs": 5}}},
             "rungs": [
                 {"name": "a", "method": "fedsimclr", "changes": {"temperature": 0.5}},
                 {"name": "b", "changes": {"dsr": {}, "training": {"batch_size": 8}}},
                 {"name": "c", "changes": {"training": {"local_epochs": 3}}},
-                {"name": "d", "method": "fedbyol"},
+                {"name": "d", "method": "fedbyol", "one_epoch": True},
             ],
         }
     )
 
-    a, b, c, d, *_ = ladder.variants()
+    a, b, c, d, *_ = ladder.variants(ladder.setting(None))
 
     assert a.changes == {"temperature": 0.5}
     assert (b.method, b.changes) == ("fedsimclr", {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8}})
     assert c.changes == {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8, "local_epochs": 3}}
-    assert (d.method, d.changes) == ("fedbyol", {})
+    assert (d.method, d.changes) == ("fedbyol", {"num_rounds": 15, "training": {"local_epochs": 1}})
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
@@ -51,3 +57,14 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         read_ladder("bset")
     with pytest.raises(SpecError, match=r"there is no setting 'cifar'; .*cifar10-class"):
         read_ladder("best").setting("cifar")
+
+
+def test_the_example_is_the_last_rung() -> None:
+    ladder = read_ladder("best")
+    base = ladder.setting("cifar10-class")
+    last = next(each for each in ladder.variants(base) if each.name == ladder.rungs[-1].name)
+    expected = build_spec(values_of(base, last, 0))
+
+    example = read_spec(str(Path(__file__).parents[3] / "examples" / "best.yaml"))
+
+    assert example.model_copy(update={"name": expected.name}) == expected

@@ -1,7 +1,8 @@
 """Ladders: a setting, and methods that each add one change to the one before. `ladder_files/NAME.yaml` holds them."""
 
+from collections.abc import Mapping
 from importlib.resources import files
-from typing import Self
+from typing import Any, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -19,6 +20,9 @@ class Rung(StrictModel):
     name: str
     method: str | None = Field(default=None, description="Null: the rung before, with further changes.")
     changes: Values = Field(default={}, description="As in `fedssl compare --variant`, as nested tables.")
+    one_epoch: bool = Field(
+        default=False, description="Rounds of one local epoch, as many as the setting has epochs in all rounds."
+    )
 
 
 class Ladder(StrictModel):
@@ -43,13 +47,16 @@ class Ladder(StrictModel):
         chosen = next(iter(self.settings)) if name is None else name
         return overlay({}, known(chosen, self.settings, "setting"))
 
-    def variants(self) -> list[Variant]:
-        """Return the rungs as variants, and after them the baselines without a federation."""
+    def variants(self, base: Mapping[str, Any]) -> list[Variant]:
+        """Return the rungs as variants of the setting `base`, and after them the baselines without a federation."""
+        epochs = base["num_rounds"] * base["training"]["local_epochs"]
+        single = {"num_rounds": epochs, "training": {"local_epochs": 1}}
         found: list[Variant] = []
         for rung in self.rungs:
             method = rung.method or found[-1].method
+            changes = overlay(rung.changes, single) if rung.one_epoch else rung.changes
             before = {} if rung.method is not None else found[-1].changes
-            found.append(Variant(rung.name, method, changes=overlay(before, rung.changes)))
+            found.append(Variant(rung.name, method, changes=overlay(before, changes)))
         return found + baselines_of(next(each for each in found if each.name == self.bounds))
 
 

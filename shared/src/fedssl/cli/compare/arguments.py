@@ -57,7 +57,7 @@ def read_rungs(
     for section in sections:
         section["dataset"] = places[section["dataset"]]
     further = [Variant(name, *parse_method(method), changes=given) for name, method, given in map(_variant, variants)]
-    return base, _with_own(found.variants() + further, own), ",".join(map(str, found.seeds))
+    return base, _with_own(found.variants(base) + further, own), ",".join(map(str, found.seeds))
 
 
 def _apply(base: dict[str, Any], changes: Sequence[str]) -> dict[str, dict[str, Any]]:
