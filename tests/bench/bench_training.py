@@ -1,7 +1,8 @@
 """How much of the machine local training uses: a bare loop's rate on a CPU, the matrix units' on a GPU.
 
     python tests/bench/bench_training.py                what applies to this machine
-    python tests/bench/bench_training.py encoders       each family of encoders, on a CPU
+    python tests/bench/bench_training.py encoders       each family of encoders, on a CPU, in short rounds
+    python tests/bench/bench_training.py long all       the same in rounds of 40 steps, one thread (or names of them)
     make bench ARGS="-k training -s"                    the same, asserted
 
 On a CPU a whole round of the engine (indexing, augmentation, objective, optimiser, progress, its start and its end)
@@ -15,7 +16,7 @@ import importlib.metadata
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ from fedssl.protocol.runs import RunSpec
 
 LEAST_OF_BARE_LOOP, LEAST_OF_ROOF = 0.9, 0.3
 TURNS, THREADS = 7, 2
+LONG_SIZES = {"resnet18": 16, "vit-tiny": 16}
+"""Pixels of the encoders that would take minutes per long round of larger images on one thread."""
 
 
 class NarrowResNet(Encoder):
@@ -141,14 +144,16 @@ def cpu_cases() -> list[Case]:
     ]
 
 
-def encoder_cases() -> list[Case]:
-    """Each family of encoders on colour images of 32 pixels, in a few steps of small batches."""
+def encoder_cases(num_steps: int, sizes: Mapping[str, int]) -> list[Case]:
+    """Each family of encoders on colour images, of 32 pixels unless `sizes` has others, in steps of small batches."""
     timm = {"name": "timm:resnet10t", "timm_version": importlib.metadata.version("timm"), "timm_width": 512}
     encoders = [{"name": name} for name in ("convnet", "resnet18", "convnext-tiny")]
     cases = []
     for encoder in (*encoders, {"name": "vit-tiny", "patch_size": 4}, timm):
-        spec = spec_of("fedsimclr", encoder, 3, 32, 8)
-        cases.append(Case(f"{spec.model.encoder.name} 32x32x3", METHODS["fedsimclr"], contrast, spec, 3))
+        size = sizes.get(str(encoder["name"]), 32)
+        spec = spec_of("fedsimclr", encoder, 3, size, 8)
+        name = f"{spec.model.encoder.name} {size}x{size}x3"
+        cases.append(Case(name, METHODS["fedsimclr"], contrast, spec, num_steps))
     return cases
 
 
@@ -209,13 +214,13 @@ class CPULine:
         return f"{self.name:<38}{self.engine:>10,.0f}{self.bare:>12,.0f}{self.ratio:>10.3f}"
 
 
-def measure_cpu(case: Case) -> CPULine:
+def measure_cpu(case: Case, num_turns: int = TURNS) -> CPULine:
     """The engine and the bare loop in turns."""
     device, progress = torch.device("cpu"), list[LocalProgress]()
     engine, bare = engine_round(case, device, progress), bare_loop(case)
     for warm_up in (engine, bare):
         warm_up()
-    turns = [(seconds(engine, device), seconds(bare, device)) for _ in range(TURNS)]
+    turns = [(seconds(engine, device), seconds(bare, device)) for _ in range(num_turns)]
     assert progress[-1].step == case.num_steps
     fastest = [case.num_images / min(turn) for turn in zip(*turns, strict=True)]
     return CPULine(case.name, *fastest, statistics.median(b / a for a, b in turns))
@@ -223,7 +228,7 @@ def measure_cpu(case: Case) -> CPULine:
 
 def cpu_table(lines: Iterable[CPULine]) -> str:
     """For people."""
-    head = f"{'images/s, best of ' + str(TURNS):<38}{'engine':>10}{'bare loop':>12}{'median':>10}"
+    head = f"{'images/s, best of all turns':<38}{'engine':>10}{'bare loop':>12}{'median':>10}"
     return "\n".join([head, *map(str, lines), f"{torch.get_num_threads()} threads"])
 
 
@@ -349,6 +354,11 @@ if __name__ == "__main__":
         print("\n".join([title, *map(str, found)]), flush=True)  # noqa: T201
     else:
         torch.set_num_threads(THREADS)
-        cases = encoder_cases() if "encoders" in sys.argv else cpu_cases()
+        if "long" in sys.argv:
+            torch.set_num_threads(1)
+            found = [case for case in encoder_cases(40, LONG_SIZES) if set(sys.argv) & {"all", case.name.split()[0]}]
+            print(cpu_table(measure_cpu(case, 3) for case in found), flush=True)  # noqa: T201
+            sys.exit()
+        cases = encoder_cases(3, {}) if "encoders" in sys.argv else cpu_cases()
         print(cpu_table(map(measure_cpu, cases)), flush=True)  # noqa: T201
     print("clients one after the other: {:,.0f} images/s, building anew {:,.0f}".format(*measure_clients(chosen)))  # noqa: T201

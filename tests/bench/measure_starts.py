@@ -45,8 +45,7 @@ def model_of(trained: str, depth: int) -> dict[str, Any]:
 def formula(trained: str, depth: int, patch_size: int) -> int:
     """Return the bytes of the numbers that a client sends: 4 per number, and 8 for BatchNorm's counter.
 
-    A block has 12 w^2 + 13 w parameters, an adapter rank (in + out), and one factor that scales it. A file has a header
-    besides, with the names.
+    A block has 12 w^2 + 13 w parameters, an adapter rank (in + out). A file has a header, too, with the names.
     """
     w, (hidden, out) = WIDTH, PROJECTOR
     block = 12 * w**2 + 13 * w
@@ -54,7 +53,7 @@ def formula(trained: str, depth: int, patch_size: int) -> int:
     embedding = (1 + tokens) * w + (DATA["channels"] * patch_size**2 + 1) * w
     adapters = depth * (RANK * (w + 3 * w) + RANK * (w + w))
     encoder = {ALL: embedding + depth * block + 2 * w, LAST: block + 2 * w, LORA: adapters}[trained]
-    head = w * hidden + hidden + 4 * hidden + hidden * out + out
+    head = w * hidden + 4 * hidden + hidden * out + out  # no bias before BatchNorm
     return 4 * (encoder + head) + 8
 
 

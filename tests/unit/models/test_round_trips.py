@@ -44,7 +44,7 @@ def _theirs(config: EncoderConfig) -> nn.Module:
 
     if config.has_patches:
         name = f"{config.name.replace('-', '_')}_patch16_224"
-        more = {"patch_size": config.patch_size, "depth": config.depth, "img_size": SIZE}
+        more: dict[str, Any] = {"patch_size": config.patch_size, "depth": config.depth, "img_size": SIZE}
         network = timm.create_model(name, num_classes=3, **more)
     else:
         network = timm.create_model(config.timm_model or config.name.replace("-", "_"), num_classes=3)
@@ -56,7 +56,7 @@ def _trained(network: nn.Module, images: Tensor) -> nn.Module:
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     for _ in range(2):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(network.train()(images), torch.arange(len(images)) % 3).backward()
+        nn.functional.cross_entropy(network.train()(images), torch.arange(len(images)) % 3).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return network.eval()
 
