@@ -181,6 +181,7 @@ def _exchange_with_api(port: int, token: str, file: File, store: Path) -> dict[s
     own = {"Authorization": f"Bearer {token}"}
     path = f"/v1/artifacts/{file.digest}"
     put = _timed(lambda: _ask(connection, "PUT", path, file.content, own))
+    first = _timed(lambda: _get(connection, path, len(file.content), own))  # it is hashed, and the next one is not
     down = _timed(lambda: _get(connection, path, len(file.content), own))
     (store / file.digest[:2] / file.digest[2:4] / file.digest).unlink()
     other = File(file.content[:-1] + b"\x01", "")
@@ -192,7 +193,7 @@ def _exchange_with_api(port: int, token: str, file: File, store: Path) -> dict[s
     tus = _timed(lambda: _ask(connection, "PATCH", place, other.content, part))
     connection.close()
     (store / other.digest[:2] / other.digest[2:4] / other.digest).unlink()
-    return {"PUT up": put, "tus up": tus, "down": down}
+    return {"PUT up": put, "tus up": tus, "first down": first, "down": down}
 
 
 def _ask(
