@@ -91,6 +91,13 @@ def exists(session: Session, run_id: UUID, number: int) -> bool:
     return session.scalars(statement).one_or_none() is not None
 
 
+def gave_weights(session: Session, run_id: UUID, number: int) -> bool:
+    """Return whether this round exists and closed with new weights."""
+    verdicts = (Verdict.AGGREGATED, Verdict.PARTIAL)
+    statement = select(Round.id).where(Round.run_id == run_id, Round.number == number, Round.verdict.in_(verdicts))
+    return session.scalar(statement) is not None
+
+
 def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:
     statement = select(Round).where(Round.run_id == run_id, Round.number > after).order_by(Round.number).limit(limit)
     return session.scalars(statement).all()
