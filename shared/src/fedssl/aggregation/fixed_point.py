@@ -129,8 +129,7 @@ def fixed_point_words(
         int64, of the tensor's shape.
 
     Raises:
-        OutOfRange: a word would be larger than `largest`, or the value is not finite. Nothing is
-            clipped.
+        OutOfRange: a word would be larger than `largest`, or the value is not finite. Nothing is clipped.
 
     Example:
         >>> import torch
@@ -213,6 +212,7 @@ class FixedPointSum:
         if narrow is not None:
             is_equal = fraction_bits == EQUAL_BITS
             self._total_bits = narrow.total_bits.clients if is_equal else narrow.total_bits.weights
+        self._exponents: dict[str, int] = {}
         self._words: dict[str, Tensor] = {}
         self._like: dict[str, Tensor] = {}
         self._count = self._weight = 0
@@ -264,9 +264,10 @@ class FixedPointSum:
     def _fraction_bits_of(self, name: str) -> int:
         if name not in self._narrow or self._base is None:
             return self._fraction_bits
-        largest = float(self._base[name].abs().max()) if self._base[name].numel() else 0.0
-        exponent = max(_SMALLEST_EXPONENT, math.frexp(largest)[1])
-        return _NARROW_BITS - self._total_bits - exponent - _HEADROOM_BITS
+        if name not in self._exponents:
+            largest = float(self._base[name].abs().max()) if self._base[name].numel() else 0.0
+            self._exponents[name] = max(_SMALLEST_EXPONENT, math.frexp(largest)[1])
+        return _NARROW_BITS - self._total_bits - self._exponents[name] - _HEADROOM_BITS
 
     def vector(self) -> Tensor:
         """Return the sum of the weights and then all words, in name order, as one int64 vector.
