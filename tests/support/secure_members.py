@@ -33,6 +33,14 @@ class SecureMembers:
     def advance(self) -> None:
         self.coordinator.advance(self.workers.id)
 
+    def needs_attention(self) -> bool:
+        """Return whether the sweep would find the run, if the message to the aggregator were lost."""
+        from fedssl_coordinator.core.db import transaction
+        from fedssl_coordinator.federation.rounds import repository
+
+        with transaction() as session:
+            return self.workers.id in repository.needing_attention(session)
+
     def client(self, name: str) -> SecureClient:
         """Return a new client with the identity of that name."""
         context = self.workers.agent(name)._executor.secure_context(self.items[name])

@@ -48,14 +48,19 @@ def _with_low_order(members: SecureMembers, name: str) -> Any:
 def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = None) -> None:
     """Go through the first two phases. `unusable`: whose share for whom is garbage."""
     for name in members.items:
+        assert not members.needs_attention()
         members.send(name, members.keys(name))
+    assert members.needs_attention()
     members.advance()
     for name in members.items:
+        assert not members.needs_attention()
         shares = members.share(name)
         if unusable is not None and name == unusable[0]:
             shares = shares.model_copy(update={"boxes": {**shares.boxes, unusable[1]: "00" * 94}})
         members.send(name, shares)
+    assert members.needs_attention()
     members.advance()
+    assert not members.needs_attention()
 
 
 def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: Path) -> None:
@@ -69,14 +74,18 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
     for name in names:
         members.send(name, vectors[name])
         members.send(name, vectors[name])  # again
+    assert members.needs_attention()
     sent = words[first].words64
     second_vector = members.uploaded(first, np.append(sent, sent[:1]), bytes.fromhex(vectors[first].signature))
     with pytest.raises(Conflict, match="another message of this client for this phase was already accepted"):
         members.send(first, second_vector)
     members.advance()
+    assert not members.needs_attention()
     for name in names:
         members.confirm(name)
+    assert members.needs_attention()
     members.advance()
+    assert not members.needs_attention()
     answers = {name: members.reveals(name) for name in names}
     wrong = {**answers[third].self_shares, last: "00" * 33}
     with pytest.raises(Rejected, match=f"{third} sent a wrong share of {last}"):
@@ -87,6 +96,7 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
     assert answers[first].unusable == (second,)
     for name in names:
         members.send(name, answers[name])
+    assert members.needs_attention()
     members.advance()
     plain = _spec(secure=False)
     expected, run = simulate(plain, shards(plain)).model, coordinator.client.run(members.workers.id)

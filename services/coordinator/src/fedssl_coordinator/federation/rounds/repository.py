@@ -20,6 +20,7 @@ from fedssl_coordinator.core.models import (
     Metric,
     Round,
     Run,
+    SecureMember,
     SecureRound,
     table_of,
 )
@@ -61,6 +62,33 @@ _claim = (
     .exists()
 )
 """For queries: the client's newest assignment was declined because of the coordinator, which has not answered yet."""
+
+_secure_messages = (
+    ("keys", SecureMember.keys, SecureMember.round_id),  # every member
+    ("shares", SecureMember.shares, SecureMember.keys),
+    ("vectors", SecureMember.vectors, SecureMember.shares),
+    ("confirmations", SecureMember.confirmations, SecureMember.vectors),
+    ("reveals", SecureMember.reveals, SecureMember.vectors),
+)
+_awaited = (
+    select(SecureMember.client_id)
+    .join(
+        Assignment,
+        (Assignment.round_id == SecureMember.round_id) & (Assignment.client_id == SecureMember.client_id),
+    )
+    .where(
+        SecureMember.round_id == SecureRound.round_id,
+        Assignment.state.in_((AssignmentState.OFFERED, AssignmentState.LEASED)),
+        or_(
+            *(
+                (SecureRound.phase == phase) & message.is_(None) & before.is_not(None)
+                for phase, message, before in _secure_messages
+            )
+        ),
+    )
+    .correlate(SecureRound)
+)
+"""For queries: the clients whose message a secure round waits for in its phase."""
 
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
@@ -285,8 +313,8 @@ def needing_attention(session: Session) -> Sequence[UUID]:
 
     These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, the updates
     that an over-sampled round needs, work that was declined because of the coordinator, or a phase of a secure round
-    whose time is over. It leaves out runs whose clients are training, runs with a distillation job, and runs that pause
-    after a failed computation.
+    whose time is over or whose messages have all arrived. It leaves out runs whose clients are training, runs with a
+    distillation job, and runs that pause after a failed computation.
     """
     in_progress = (
         select(Assignment.id)
@@ -315,10 +343,15 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .join(Round, Round.id == SecureRound.round_id)
         .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, SecureRound.deadline <= func.now())
     )
+    answered = (
+        select(SecureRound.round_id)
+        .join(Round, Round.id == SecureRound.round_id)
+        .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, ~_awaited.exists())
+    )
     distilling = select(DistillationJob.id).where(
         DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED)
     )
-    attention = (lost_, enough, claimed, late)
+    attention = (lost_, enough, claimed, late, answered)
     statement = (
         select(Run.id)
         .where(Run.state == RunState.RUNNING, due(Run))
