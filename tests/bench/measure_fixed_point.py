@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum, NarrowWords, TotalBits
 
 WIDTH = 2000
 FEWEST_IMAGES, MOST_IMAGES = 60, 4039
 
 
-def errors(num_clients: int, *, seed: int) -> tuple[float, float, float]:
-    """Return the largest errors: fixed point by images, fixed point with equal weights, and float32 by images.
+def errors(num_clients: int, *, seed: int) -> list[float]:
+    """Return the largest errors of fixed point by images, of that with equal weights, of both with words of 32 bits,
+    and of float32 by images.
 
     The networks are float64 here, so that rounding the result to float32 does not hide the error of the sum.
     """
@@ -30,13 +31,17 @@ def errors(num_clients: int, *, seed: int) -> tuple[float, float, float]:
     summed = torch.zeros(WIDTH)
     for update, weight in zip(updates, weights, strict=True):
         summed += update.float() * weight
-    by_images = _error(_fixed(base, updates, weights, COUNTED_BITS), updates, weights)
-    equal = _error(_fixed(base, updates, [1] * num_clients, EQUAL_BITS), updates, [1] * num_clients)
-    return by_images, equal, _error((summed / sum(weights)).double(), updates, weights)
+    found = []
+    bits = TotalBits.after(sum(weights), num_clients)
+    assert bits is not None
+    for narrow in (None, NarrowWords({"w"}, bits)):
+        for numbers, fraction in ((weights, COUNTED_BITS), ([1] * num_clients, EQUAL_BITS)):
+            found.append(_error(_fixed(base, updates, numbers, fraction, narrow), updates, numbers))
+    return [*found, _error((summed / sum(weights)).double(), updates, weights)]
 
 
-def _fixed(base: Tensor, updates: Tensor, weights: list[int], bits: int) -> Tensor:
-    total = FixedPointSum({"w": base}, fraction_bits=bits, num_clients=len(weights))
+def _fixed(base: Tensor, updates: Tensor, weights: list[int], bits: int, narrow: NarrowWords | None) -> Tensor:
+    total = FixedPointSum({"w": base}, fraction_bits=bits, num_clients=len(weights), narrow=narrow)
     for update, weight in zip(updates, weights, strict=True):
         total.add({"w": update}, weight)
     return total.mean()["w"]
@@ -53,8 +58,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed
     for num_clients in (10, 100, 1000):
-        by_images, equal, plain = errors(num_clients, seed=seed)
-        sys.stdout.write(f"| {num_clients:,} | {by_images:.1e} | {equal:.1e} | {plain:.1e} |\n")
+        found = " | ".join(f"{error:.1e}" for error in errors(num_clients, seed=seed))
+        sys.stdout.write(f"| {num_clients:,} | {found} |\n")
 
 
 if __name__ == "__main__":

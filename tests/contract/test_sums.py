@@ -3,6 +3,7 @@
 Two cohorts with the same sums and other updates show it: if the coordinator uses only sums, it finds the same weights.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedssl.aggregation.fixed_point import TotalBits
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors
 from fedssl.engine import run_aggregation
 from fedssl.engine.secure_sums import client_words, num_client_words, run_secure_aggregation
-from fedssl.methods import METHODS
-from fedssl.methods.api import Update
+from fedssl.methods import METHODS, Method
+from fedssl.methods.api import Context, Update
 from fedssl.methods.registry import ADD_ONS, MERGES, OBJECTIVES, REDUCERS
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.plan import TensorSpec
@@ -84,6 +86,8 @@ def test_every_method_declares_whether_it_is_a_sum(name: str) -> None:
     if spec.method.why_not_summed is None:
         fixed = method_spec(name, aggregation={"arithmetic": "fixed"})
     _check(spec, fixed)
+    if fixed is not None and spec.method.why_not_secure is None:
+        _check_narrow(fixed)
 
 
 @pytest.mark.parametrize("name", ["fedca", "fedu2", "flesd"])
@@ -137,9 +141,22 @@ def _check_secure(spec: RunSpec) -> None:
     assert f"secure_aggregation is impossible here: {why}" in str(refused.value)
 
 
+def _check_narrow(spec: RunSpec) -> None:
+    """Assert the same with words of 32 bits, and that a vector is smaller with them."""
+    method, (state, sent) = METHODS[spec.method.name], _cohort(spec)
+    aggregation = spec.aggregation.model_copy(update={"matrix_bits": 32})
+    wide = context(spec.model_copy(update={"aggregation": aggregation}), 2)
+    ctx = dataclasses.replace(wide, total_bits=TotalBits(8, 3))
+    _check_sum(method, state, sent, ctx, run_aggregation(method, state, _updates(sent), ctx).state)
+    assert num_client_words(method, ctx) < num_client_words(method, wide)
+
+
 def _check_words(spec: RunSpec, expected: Tensors) -> None:
     """Assert that a coordinator with nothing but the sum of the clients' words finds the same bits."""
-    method, (state, sent), ctx = METHODS[spec.method.name], _cohort(spec), context(spec, 1)
+    _check_sum(METHODS[spec.method.name], *_cohort(spec), context(spec, 1), expected)
+
+
+def _check_sum(method: Method, state: Tensors, sent: list[Tensors], ctx: Context, expected: Tensors) -> None:
     words = [client_words(method, state, update, NUM_CLIENTS, ctx) for update in _updates(sent)]
     assert {each.numel() for each in words} == {num_client_words(method, ctx)}
     found = run_secure_aggregation(method, state, torch.stack(words).sum(dim=0), NUM_CLIENTS, ctx).state

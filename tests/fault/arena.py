@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, LiteralString, Self, TypeVar
@@ -17,6 +17,7 @@ from fault.injected import Injected
 from fault.patience import patient
 from fault.proxy import Proxy
 from fedssl.client import ClientError
+from fedssl.data import ImageData
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RunView
@@ -33,7 +34,7 @@ COORDINATOR = ("api", "aggregator", "distiller", "beat")
 
 
 class Arena(Federation):
-    """API(s), aggregator, distiller, beat, two workers behind a proxy, Postgres and Valkey: all of them real."""
+    """API(s), aggregator, distiller, beat, workers behind a proxy, Postgres and Valkey: all of them real."""
 
     forks = False  # faults come while an interpreter starts, too, and the points allow for the time that this takes
 
@@ -43,16 +44,19 @@ class Arena(Federation):
         injected: Injected,
         *,
         num_apis: int = 1,
+        images: Mapping[str, ImageData] | None = None,
         environment_of: Callable[[str], dict[str, str]] = lambda name: {},
         **settings: str,
     ) -> None:
-        """`environment_of`: further variables of the process of this name; `settings`: the coordinator's."""
+        """`images`: of each client, by default of two. `environment_of`: further variables of the process of this name.
+        `settings`: the coordinator's."""
         self.injected = injected
         self.postgres = Postgres(folder / POSTGRES)  # durable: a commit that was answered survives a kill
         self.valkey = Valkey(folder / VALKEY)
         self._settings = {"FEDSSL_CHECKPOINT_SECONDS": "0", **settings}
         self._root = folder
         self._num_apis = num_apis
+        self._images = specs.images() if images is None else images
         self._environment_of = environment_of
         self._names: set[str] = set()
         self.traced: set[UUID] = set()
@@ -69,7 +73,7 @@ class Arena(Federation):
         self.valkey.start()
         folder = self._root / "federation"
         folder.mkdir(exist_ok=True)
-        super().__init__(self.postgres.url, self.valkey.url, folder, specs.images(), **self._settings)
+        super().__init__(self.postgres.url, self.valkey.url, folder, self._images, **self._settings)
         migrate(coordinator_environment(self.postgres.url, self.valkey.url, folder / "store"))
         self._ports = {"api": self._port, **{f"api-{n}": choose_port() for n in range(2, self._num_apis + 1)}}
         self.proxy = Proxy(list(self._ports.values()), self.injected).__enter__()
@@ -77,8 +81,11 @@ class Arena(Federation):
         self.proxy.refuses_delivery = lambda token: token == self._tokens.get("client-1")  # both ways occur
         for name in [*list(self._ports)[1:], *self.clients]:
             self.start(name)
-        self.until(lambda: sum(c.registered_at is not None for c in self.client.clients()) == 2, "both workers")
+        self.until(lambda: self._num_registered() == len(self.clients), "the workers")
         return self
+
+    def _num_registered(self) -> int:
+        return sum(client.registered_at is not None for client in self.client.clients())
 
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_processes"):

@@ -69,11 +69,12 @@ class Held:
 
 @dataclass(slots=True)
 class Rule:
-    """What is done to the next `times` requests whose start matches."""
+    """What is done to the next `times` requests whose start matches, and whose body does, if `body` is given."""
 
     pattern: str
     action: Action
     times: int = 1
+    body: str = ""
     seconds: float = 0.3
     held: Held = field(default_factory=Held)
 
@@ -123,9 +124,9 @@ class Proxy(Listener):
         with self._lock:
             return bool(self._rules)
 
-    def once(self, pattern: str, action: Action, times: int = 1) -> Rule:
-        """Do this to the next requests that match."""
-        rule = Rule(pattern, action, times)
+    def once(self, pattern: str, action: Action, times: int = 1, *, body: str = "") -> Rule:
+        """Do this to the next requests that match. `body`: of small requests only."""
+        rule = Rule(pattern, action, times, body=body)
         with self._lock:
             self._rules.append(rule)
         return rule
@@ -139,13 +140,19 @@ class Proxy(Listener):
                     body += _receive(client)
                 client.sendall(_NOT_FOUND)
                 return
-            rule = self._rule_for(request)
+            while self._reads_body_of(request) and len(body) < request.length:
+                body += _receive(client)
+            rule = self._rule_for(request, body)
             self._exchange(client, request, body, rule)
 
-    def _rule_for(self, request: Request) -> Rule | None:
+    def _reads_body_of(self, request: Request) -> bool:
+        with self._lock:
+            return any(rule.body and re.search(rule.pattern, request.start) for rule in self._rules)
+
+    def _rule_for(self, request: Request, body: bytes) -> Rule | None:
         with self._lock:
             for rule in self._rules:
-                if re.search(rule.pattern, request.start):
+                if re.search(rule.pattern, request.start) and re.search(rule.body.encode(), body):
                     rule.times -= 1
                     if rule.times <= 0:
                         self._rules.remove(rule)

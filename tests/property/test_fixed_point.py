@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from fedssl.aggregation import fixed_point_mean
-from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum, NarrowWords, TotalBits
 
 Update = dict[str, Tensor]
 
@@ -83,3 +83,35 @@ def test_updates_that_did_not_move_give_the_broadcast(cohort: tuple[Update, list
     for bits in (COUNTED_BITS, EQUAL_BITS):
         mean = fixed_point_mean([base] * len(updates), weights, base, fraction_bits=bits)
         assert all(torch.equal(mean[name], base[name]) for name in base)
+
+
+@quick
+@given(st.integers(1, 40), st.integers(1, 5), st.sampled_from([COUNTED_BITS, EQUAL_BITS]), st.data())
+def test_words_of_32_bits_have_the_same_bits_in_a_sum_of_vectors(
+    count: int, width: int, fraction: int, data: st.DataObject
+) -> None:
+    values = arrays.arrays(np.float32, (width, 1), elements=st.floats(-0.875, 0.875, width=32))
+    base = {"m": torch.from_numpy(data.draw(values)), "v": torch.from_numpy(data.draw(values))}
+    base["m"][0] = 0.75  # so that every value may move by up to 2^2
+    moves = data.draw(arrays.arrays(np.float32, (count, width, 1), elements=st.floats(-3.5, 3.5, width=32)))
+    updates = [{"m": base["m"] + move, "v": base["v"]} for move in torch.from_numpy(moves)]
+    weight = st.just(1) if fraction == EQUAL_BITS else st.integers(1, 10_000)
+    weights = data.draw(st.lists(weight, min_size=count, max_size=count))
+    bits = TotalBits((sum(weights) - 1).bit_length(), (count - 1).bit_length())
+    narrow = NarrowWords({"m"}, bits)
+    mean = fixed_point_mean(updates, weights, base, fraction_bits=fraction, narrow=narrow)
+    vectors = []
+    for update, each in zip(updates, weights, strict=True):
+        one = FixedPointSum(base, fraction_bits=fraction, num_clients=count, narrow=narrow)
+        one.add(update, each)
+        vectors.append(one.vector())
+    total = FixedPointSum(base, fraction_bits=fraction, num_clients=count, narrow=narrow)
+    assert vectors[0].numel() == total.num_words(base) == 1 + width + (width + 1) // 2
+    total.take(torch.stack(vectors).sum(dim=0), base, count)
+    assert all(torch.equal(total.mean()[name], mean[name]) for name in base)
+    num_bits = 28 - (bits.clients if fraction == EQUAL_BITS else bits.weights)
+    for index in range(width):
+        exact = sum(w * Fraction(float(u["m"][index])) for w, u in zip(weights, updates, strict=True)) / sum(weights)
+        rounding = Fraction(float(np.spacing(np.float32(abs(float(exact)))))) / 2
+        bound = Fraction(count, sum(weights)) / Fraction(2) ** (num_bits + 1) + rounding + Fraction(1, 10**10)
+        assert abs(Fraction(float(mean["m"][index])) - exact) <= bound

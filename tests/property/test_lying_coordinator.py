@@ -1,5 +1,8 @@
 """A coordinator that lies to each client of a secure round as it likes computes no update, and at most one sum."""
 
+import hashlib
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -90,6 +93,37 @@ def test_survivors_shown_to_isolate_one_client(
         assert len(liar.refused) == len(others)
     else:
         assert found[frozenset({victim})].is_equal(liar.secure.words[victim])
+
+
+def test_a_client_that_is_claimed_both_lost_and_alive_keeps_its_update() -> None:
+    # Flower's implementation answers both for one client: its own mask and its mask key are then given back.
+    liar = start(7, 1)
+    victim, *others = liar.honest
+    for name in liar.honest:
+        liar.share(name, liar.roster(liar.secure.names))
+    for name in liar.honest:
+        liar.mask(name, liar.secure.names)
+    lists = {name: liar.secure.names[number >= 2 :] for number, name in enumerate(others)} | {victim: liar.secure.names}
+    confirmations = {name: liar.confirm(name, shown) for name, shown in lists.items()}
+    for name, shown in lists.items():
+        same = [it for other, it in confirmations.items() if lists[other] == shown and it is not None]
+        assert liar.reveal(name, [*liar.collude(name, shown), *same]) is None
+    assert set(liar.refused.values()) == {"4 clients confirmed this list of survivors, and 5 must"}
+    assert not liar.disclosed()
+
+
+def test_different_weights_for_each_client_disclose_nothing() -> None:
+    # LOKI (Zhao et al. 2024) gives each client other weights, so that it finds each one's gradients in the sum.
+    liar = start(5, 0)
+    for name in liar.honest:
+        broadcast = hashlib.sha256(f"weights of {name}".encode()).hexdigest()
+        liar.clients[name] = liar.secure.client(name, replace(liar.secure.context, broadcast=broadcast))
+    for name in liar.honest:
+        assert liar.share(name, liar.roster(liar.secure.names)) is None
+    assert {reason.partition(": ")[2].split(" ", 1)[1] for reason in liar.refused.values()} == {
+        "did not sign these keys for this round with the identity in the cohort"
+    }
+    assert not liar.disclosed()
 
 
 def test_the_honest_course_discloses_the_sum_of_the_survivors_only() -> None:

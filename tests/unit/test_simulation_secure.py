@@ -54,6 +54,22 @@ def test_a_round_without_a_sum_is_skipped_and_moves_no_client_state() -> None:
     assert result.client_states == {}
 
 
+def test_matrices_of_32_bits_have_the_bits_of_a_run_without_masks_and_64_bits_after_a_skipped_round() -> None:
+    changes: dict[str, Any] = {"num_rounds": 4, "aggregation": {"arithmetic": "fixed", "matrix_bits": 32}}
+    spec, plain = _spec("fedbyol", **changes), method_spec("fedbyol", **{**FIXED, **changes})
+    names = sorted(shards(spec))
+    lost = {2: {names[0]: "vectors"}, 3: dict.fromkeys(names[:3], "shares")}
+    secure = simulate(spec, shards(spec), lost_clients=lost)  # type: ignore[arg-type]
+    expected = simulate(plain, shards(plain), cohorts={2: names[1:], 3: []})
+    assert _is_equal(secure.model, expected.model)
+    assert _is_equal(secure.server_state, expected.server_state)
+    first, second, third, fourth = (record.bytes_up for record in secure.history)
+    assert first == fourth == 5 * _up(spec)
+    assert second == third < 0.6 * first
+    wide = simulate(method_spec("fedbyol", **FIXED), shards(plain), cohorts={2: names[1:]})
+    assert not _is_equal(wide.model, simulate(plain.model_copy(update={"num_rounds": 2}), shards(plain)).model)
+
+
 def test_more_updates_than_there_are_clients_cannot_be_demanded() -> None:
     spec = _spec("fedsimclr", secure_aggregation={"min_cohort": 6})
     with pytest.raises(SpecError, match="min_cohort is 6, more than the 5 clients of a cohort of these 5"):

@@ -32,6 +32,7 @@ from fedssl.engine import (
 )
 from fedssl.engine.aggregation import ValueOutOfRange, split_state
 from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
+from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
 from fedssl.engine.summed_metrics import mean_loss
@@ -88,6 +89,11 @@ class RoundRecord:
     updates: dict[str, Metrics] = field(default_factory=dict)
     unusual: Sequence[str] = ()
     skipped: str | None = None
+
+    @property
+    def gave_weights(self) -> bool:
+        """True if the round had updates and was not skipped."""
+        return bool(self.num_examples) and self.skipped is None
 
     @property
     def loss(self) -> float | None:
@@ -360,7 +366,9 @@ class _Federation:
             bytes_down=len(cohort) * self._bytes_down + self._num_new(result, cohort) * self._frozen_bytes,
             bytes_up=len(cohort) * self._bytes_up,
         )
-        ctx = dataclasses.replace(self._everywhere, round_number=number)
+        follows_weights = bool(result.history) and result.history[-1].gave_weights
+        bits = bits_of_round(self._spec, result.server_state, follows_weights=follows_weights)
+        ctx = dataclasses.replace(self._everywhere, round_number=number, total_bits=bits)
         if self._spec.secure_aggregation is not None:
             self._train_securely(result, updates, trained, make_record, ctx, started, restart=restart)
             return

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, OutOfRange, fixed_point_mean, weighted_mean
-from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum, fixed_point_words, largest_word
+from fedssl.aggregation.fixed_point import (
+    COUNTED_BITS,
+    EQUAL_BITS,
+    FixedPointSum,
+    NarrowWords,
+    TotalBits,
+    fixed_point_words,
+    largest_word,
+)
 from fedssl.aggregation.layerwise import capped_cosines
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -190,3 +198,45 @@ def test_a_sum_refuses_more_clients_than_it_has_room_for() -> None:
     total.add({"w": torch.ones(1)}, 1)
     with pytest.raises(AggregationError, match="2 clients were added to a sum that has room for 1"):
         total.add({"w": torch.ones(1)}, 1)
+
+
+def test_words_of_32_bits_by_hand() -> None:
+    # The largest value is below 2^1, and the weights add up to at most 2^4: f = 30 - 4 - (1 + 2) = 23. The words are
+    # 0.25 * 3 * 2^23 = 6291456, -0.5 * 3 * 2^23 = -12582912 and 0, and the first shares its word with the third.
+    base, x = {"w": torch.tensor([[1.5], [0.5], [0.0]])}, {"w": torch.tensor([[1.75], [0.0], [0.0]])}
+    narrow = NarrowWords({"w"}, TotalBits(weights=4, clients=1))
+    total = FixedPointSum(base, fraction_bits=COUNTED_BITS, num_clients=2, narrow=narrow)
+    total.add(x, 3)
+    assert total.vector().tolist() == [3, 6291456, -12582912]
+    total.add({"w": torch.tensor([[1.5], [0.5], [-1.0]])}, 5)  # -1 * 5 * 2^23
+    assert total.vector().tolist() == [8, 6291456 - 41943040 * 2**32, -12582912]
+    assert total.mean()["w"].tolist() == [[1.59375], [0.3125], [-0.625]]
+    taken = FixedPointSum(base, fraction_bits=COUNTED_BITS, num_clients=2, narrow=narrow)
+    rest = taken.take(torch.cat([total.vector(), torch.tensor([7])]), x, 2)
+    assert (rest.tolist(), taken.mean()["w"].tolist()) == ([7], total.mean()["w"].tolist())
+    equal = FixedPointSum(base, fraction_bits=EQUAL_BITS, num_clients=2, narrow=narrow)
+    equal.add(x, 1)  # the weights add up to at most 2^1: f = 26
+    assert equal.vector().tolist() == [1, 2**24, -(2**25)]
+
+
+def test_words_of_32_bits_are_refused_rather_than_wrapped() -> None:
+    base, narrow = {"w": torch.zeros(2, 2)}, NarrowWords({"w"}, TotalBits(weights=3, clients=2))
+    base["w"][0, 0] = -0.75  # below 2^0: each value may move by up to 2^2
+    moved = {"w": base["w"] + 4}
+    mean = fixed_point_mean([moved, moved], [3, 5], base, narrow=narrow)
+    assert torch.equal(mean["w"], moved["w"])
+    for changed in (4.001, float("inf")):
+        with pytest.raises(OutOfRange, match="w: a value is"):
+            fixed_point_mean([{"w": base["w"] + changed}], [1], base, narrow=narrow)
+    with pytest.raises(OutOfRange, match="w: the weights of all clients are more than its 32-bit words carry: 8"):
+        fixed_point_mean([moved, moved], [4, 5], base, narrow=narrow)
+    with pytest.raises(OutOfRange, match="carry: 4"):
+        fixed_point_mean([moved] * 5, [1] * 5, base, fraction_bits=EQUAL_BITS, narrow=narrow)
+
+
+def test_bits_of_a_total_weight() -> None:
+    assert TotalBits.after(64, 3) == TotalBits(7, 3)  # 128 = 2^7 and 6 < 2^3
+    assert TotalBits.after(65, 4) == TotalBits(8, 3)
+    assert TotalBits.after(2**25, 2) == TotalBits(26, 2)
+    assert TotalBits.after(2**25 + 1, 2) is None
+    assert TotalBits.after(0, 2) is None

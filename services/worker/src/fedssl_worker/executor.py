@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from fedssl.aggregation import OutOfRange
+from fedssl.aggregation.fixed_point import TotalBits
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import max_file_bytes
 from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
@@ -159,6 +160,7 @@ class Executor:
                 frozen=item.frozen,
                 num_words=num_client_words(method, _secure_view(item)),
                 cohort=item.secure_cohort or (),
+                total_bits=item.total_bits,
             )
         except ValueError as error:
             raise CannotTrain(f"the coordinator's cohort has no secure sum: {error}", Cause.COORDINATOR) from None
@@ -361,7 +363,8 @@ def evaluates_states(spec: RunSpec) -> bool:
 
 def _secure_view(item: WorkItem) -> Context:
     """Return the context in which the words of an update are computed, as the coordinator would compute them."""
-    return Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id)
+    bits = None if item.total_bits is None else TotalBits(*item.total_bits)
+    return Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id, total_bits=bits)
 
 
 def choose_device(wanted: str, threads: int) -> torch.device:

@@ -1,7 +1,8 @@
 """Weighted means as sums of integers on a public scale: the order of the updates changes no bit."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -28,6 +29,18 @@ LARGEST_EXACT = 1 << 53
 
 _WORD_LIMIT = (1 << 63) - 1
 
+_NARROW_BITS = 30
+"""Bits of the absolute value of a sum of 32-bit words: one less than fit, so that sums of halves stay apart."""
+
+_HEADROOM_BITS = 2
+"""A matrix may move by 2^2 times the power of two above its largest value. Training moves it by a part of that."""
+
+_SMALLEST_EXPONENT = -16
+"""Stands for the largest value of a matrix of zeros."""
+
+MOST_TOTAL_BITS = 26
+"""Larger total weights have words of 64 bits: too few of 30 bits would be left for a client with one image."""
+
 Factor = Callable[[str, Tensor], float]
 """Returns the number by which a client's own floating-point tensor is multiplied, from its name and the tensor."""
 
@@ -38,6 +51,43 @@ class OutOfRange(AggregationError):
     def __init__(self, tensor: str, why: str) -> None:
         super().__init__(f"{tensor}: {why}")
         self.tensor = tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TotalBits:
+    """The bits of a round's total weight, which all clients know: at most 2^weights, or 2^clients if each weight is 1.
+
+    If the weight is more, a mean of words of 32 bits raises OutOfRange.
+    """
+
+    weights: int
+    clients: int
+
+    @classmethod
+    def after(cls, weight: int, num_clients: int) -> Self | None:
+        """Return room for twice the total weight and the number of clients of the round before.
+
+        None if there is none before, or if the weight leaves too few bits for a client with one image.
+
+        Example:
+            >>> TotalBits.after(1000, 10)
+            TotalBits(weights=11, clients=5)
+        """
+        found = cls((2 * weight - 1).bit_length(), (2 * num_clients - 1).bit_length())
+        return found if weight > 0 and max(found.weights, found.clients) <= MOST_TOTAL_BITS else None
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowWords:
+    """Which tensors have words of 32 bits, on scales that follow from the broadcast and the bits of the total weight.
+
+    A client's difference d from the broadcast of such a tensor, whose largest absolute value is below 2^e, has the word
+    rint(d w 2^f) with f = 30 - total_bits - (e + 2). It is refused unless |d| <= 2^(e + 2). Together with the bound on
+    the total weight, no sum exceeds 2^30, and two of them share a word of 64 bits.
+    """
+
+    names: Collection[str]
+    total_bits: TotalBits
 
 
 def largest_word(num_clients: int) -> int:
@@ -59,6 +109,7 @@ def fixed_point_words(
     fraction_bits: int,
     num_clients: int,
     factor: float = 1.0,
+    largest: int | None = None,
 ) -> Tensor:
     """Return one client's words of one tensor: its weighted difference from the broadcast, rounded once.
 
@@ -72,13 +123,13 @@ def fixed_point_words(
         fraction_bits: f. The scale 2^-f is public, so that all clients use the same one.
         num_clients: the largest number of clients whose words are added.
         factor: a, by which the update's own floating-point tensor is scaled (L-DAWA).
+        largest: the largest absolute value of a word, by default `largest_word(num_clients)`.
 
     Returns:
         int64, of the tensor's shape.
 
     Raises:
-        OutOfRange: a word would be larger than `largest_word(num_clients)`, or the value is not finite. Nothing is
-            clipped.
+        OutOfRange: a word would be larger than `largest`, or the value is not finite. Nothing is clipped.
 
     Example:
         >>> import torch
@@ -91,7 +142,7 @@ def fixed_point_words(
     words = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
     pieces = (words, tensor) if base is None else (words, tensor, base)
     scale = math.ldexp(float(weight), fraction_bits if is_float else 0)
-    largest = largest_word(num_clients)
+    largest = largest_word(num_clients) if largest is None else largest
     for word, piece, *origin in chunks(*pieces):
         exact = piece.double() if factor == 1.0 or not is_float else piece.double() * factor
         moved = exact - origin[0].double() if origin else exact
@@ -124,15 +175,44 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
     return [int(number) for number in numbers]
 
 
+def _paired(words: Tensor) -> Tensor:
+    """Return int64 (ceil(N / 2),): the first half of N words, each below 2^31 in absolute value, plus 2^32 times the
+    second half."""
+    half = (words.numel() + 1) // 2
+    paired = words[:half].clone()
+    paired[: words.numel() - half] += words[half:] << 32
+    return paired
+
+
+def _unpaired(sums: Tensor, num_words: int) -> Tensor:
+    """Return int64 (N,): the sums of the words that were paired, from the sum of what `_paired` returned."""
+    first = ((sums & 0xFFFFFFFF) ^ (1 << 31)) - (1 << 31)
+    second = (sums - first) >> 32
+    return torch.cat([first, second[: num_words - first.numel()]])
+
+
 class FixedPointSum:
     """The sum of clients' words and weights. Adding is exact, so any order and any tree of partial sums is equal.
 
     `base`: the tensors that were broadcast, or None if the clients send differences. `num_clients`: the largest number
-    of clients that are added.
+    of clients that are added. `narrow`: the tensors with words of 32 bits, if the base has them.
     """
 
-    def __init__(self, base: Mapping[str, Tensor] | None, *, fraction_bits: int, num_clients: int) -> None:
+    def __init__(
+        self,
+        base: Mapping[str, Tensor] | None,
+        *,
+        fraction_bits: int,
+        num_clients: int,
+        narrow: NarrowWords | None = None,
+    ) -> None:
         self._base, self._fraction_bits, self._num_clients = base, fraction_bits, num_clients
+        self._narrow = frozenset() if narrow is None or base is None else frozenset(narrow.names)
+        self._total_bits = 0
+        if narrow is not None:
+            is_equal = fraction_bits == EQUAL_BITS
+            self._total_bits = narrow.total_bits.clients if is_equal else narrow.total_bits.weights
+        self._exponents: dict[str, int] = {}
         self._words: dict[str, Tensor] = {}
         self._like: dict[str, Tensor] = {}
         self._count = self._weight = 0
@@ -152,9 +232,10 @@ class FixedPointSum:
                 tensor,
                 base,
                 weight,
-                fraction_bits=self._fraction_bits,
+                fraction_bits=self._fraction_bits_of(name),
                 num_clients=self._num_clients,
                 factor=factor(name, tensor) if factor is not None and scales else 1.0,
+                largest=weight << (_NARROW_BITS - self._total_bits) if name in self._narrow else None,
             )
             if name in self._words:
                 self._words[name] += words
@@ -175,10 +256,33 @@ class FixedPointSum:
         self._count, self._weight = self._count + other._count, self._weight + other._weight
         self._require_room()
 
+    @property
+    def weight(self) -> int:
+        """The sum of the weights."""
+        return self._weight
+
+    def _fraction_bits_of(self, name: str) -> int:
+        if name not in self._narrow or self._base is None:
+            return self._fraction_bits
+        if name not in self._exponents:
+            largest = float(self._base[name].abs().max()) if self._base[name].numel() else 0.0
+            self._exponents[name] = max(_SMALLEST_EXPONENT, math.frexp(largest)[1])
+        return _NARROW_BITS - self._total_bits - self._exponents[name] - _HEADROOM_BITS
+
     def vector(self) -> Tensor:
-        """Return the sum of the weights and then all words, in name order, as one int64 vector."""
-        weight = torch.tensor([self._weight])
-        return torch.cat([weight, *(words.flatten().cpu() for _, words in sorted(self._words.items()))])
+        """Return the sum of the weights and then all words, in name order, as one int64 vector.
+
+        Words of 32 bits come last, two in each word of 64 bits.
+        """
+        weight, words = torch.tensor([self._weight]), sorted(self._words.items())
+        wide = [each.flatten().cpu() for name, each in words if name not in self._narrow]
+        halves = [each.flatten().cpu() for name, each in words if name in self._narrow]
+        return torch.cat([weight, *wide, *([_paired(torch.cat(halves))] if halves else [])])
+
+    def num_words(self, like: Mapping[str, Tensor]) -> int:
+        """Return the length of `vector()` for updates with these shapes."""
+        num_narrow = sum(tensor.numel() for name, tensor in like.items() if name in self._narrow)
+        return 1 + sum(tensor.numel() for tensor in like.values()) - num_narrow // 2
 
     def take(self, vector: Tensor, like: Mapping[str, Tensor], num_clients: int) -> Tensor:
         """Become the sum with which `vector` begins, and return the rest of it.
@@ -190,13 +294,19 @@ class FixedPointSum:
 
         Raises AggregationError if the vector is too short, or its weight is not positive.
         """
-        sizes = [like[name].numel() for name in sorted(like)]
-        if vector.numel() < 1 + sum(sizes):
-            raise AggregationError(f"a sum of {1 + sum(sizes)} words was cut to {vector.numel()}")
-        weight, *pieces, rest = torch.split(vector, [1, *sizes, vector.numel() - 1 - sum(sizes)])
+        size = self.num_words(like)
+        if vector.numel() < size:
+            raise AggregationError(f"a sum of {size} words was cut to {vector.numel()}")
+        wide = [name for name in sorted(like) if name not in self._narrow]
+        halves = [name for name in sorted(like) if name in self._narrow]
+        sizes = [like[name].numel() for name in wide]
+        weight, *pieces, pairs, rest = torch.split(vector, [1, *sizes, size - 1 - sum(sizes), vector.numel() - size])
         if int(weight) < 1:
             raise AggregationError(f"the weights of {num_clients} clients add up to {int(weight)}: it must be positive")
-        self._words = {name: piece.view(like[name].shape) for name, piece in zip(sorted(like), pieces, strict=True)}
+        self._words = {name: piece.view(like[name].shape) for name, piece in zip(wide, pieces, strict=True)}
+        sizes = [like[name].numel() for name in halves]
+        for name, piece in zip(halves, torch.split(_unpaired(pairs, sum(sizes)), sizes), strict=True):
+            self._words[name] = piece.view(like[name].shape)
         self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in like.items()}
         self._count, self._weight = num_clients, int(weight)
         self._require_room()
@@ -205,16 +315,21 @@ class FixedPointSum:
     def mean(self) -> dict[str, Tensor]:
         """Return base + words / (weight 2^f), rounded to each tensor's dtype; integer tensors are rounded half to even.
 
-        Raises AggregationError if nothing was added.
+        Raises AggregationError if nothing was added, and OutOfRange if the total weight is beyond that of the scales of
+        words of 32 bits.
         """
         if not self._count:
             raise AggregationError("there are no updates")
+        narrow = sorted(self._narrow.intersection(self._words))
+        if narrow and self._weight > 1 << self._total_bits:
+            most = 1 << self._total_bits
+            raise OutOfRange(narrow[0], f"the weights of all clients are more than its 32-bit words carry: {most}")
         return {name: self._decoded(name, words) for name, words in sorted(self._words.items())}
 
     def _decoded(self, name: str, words: Tensor) -> Tensor:
         like, base = self._like[name], None if self._base is None else self._base[name]
         if like.is_floating_point():
-            exact = words.double() / math.ldexp(float(self._weight), self._fraction_bits)
+            exact = words.double() / math.ldexp(float(self._weight), self._fraction_bits_of(name))
             return rounded(exact if base is None else exact + base.double(), like.dtype)
         floor = words.div(self._weight, rounding_mode="floor")
         rest = 2 * (words - floor * self._weight)
@@ -234,6 +349,7 @@ def fixed_point_mean(
     *,
     fraction_bits: int = COUNTED_BITS,
     factor: Factor | None = None,
+    narrow: NarrowWords | None = None,
 ) -> dict[str, Tensor]:
     """Return the weighted mean of every tensor over the updates, by integers on a public scale.
 
@@ -251,6 +367,7 @@ def fixed_point_mean(
             None stands for zeros.
         fraction_bits: f, `COUNTED_BITS`, or `EQUAL_BITS` if all weights are 1.
         factor: returns a_k for a floating-point tensor, by its name and the tensor; None stands for 1.
+        narrow: the tensors with words of 32 bits, whose f depends on the base; None stands for none.
 
     Returns:
         The mean of each tensor, in name order, with the dtypes and shapes of the updates.
@@ -271,7 +388,7 @@ def fixed_point_mean(
     2017), without its clipping.
     """
     numbers = whole_weights(weights)
-    total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=len(weights))
+    total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=len(weights), narrow=narrow)
     count = 0
     with torch.no_grad():
         for update in updates:

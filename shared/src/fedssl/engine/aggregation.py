@@ -9,9 +9,10 @@ import torch
 
 from fedssl.aggregation import AggregationError, OutOfRange
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
-from fedssl.engine import encoder_average, server_optimizer
+from fedssl.engine import encoder_average, narrow_words, server_optimizer
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
 from fedssl.engine.encoder_average import averaged_encoder, first_average, next_average
+from fedssl.engine.narrow_words import TotalledMeans
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
 from fedssl.engine.server_optimizer import first_optimizer_state, server_step
 from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_unusable
@@ -162,8 +163,9 @@ def _aggregated(
 ) -> ServerResult:
     """Return the result of the updates `within`, and measurements of all of them. `before`: the broadcast that
     clients received; `kept`: the engine's own part of the state."""
+    means = TotalledMeans(bound, len(within), ctx)
     try:
-        state, metrics = bound.server.aggregate(known, within, ctx)
+        state, metrics = bound.server.aggregate(known, within, dataclasses.replace(ctx, fixed_mean=means))
         state, moments = server_step(bound, known, state, kept, ctx)
     except OutOfRange as error:
         raise ValueOutOfRange(f"out of range: {error}", norms) from error
@@ -171,7 +173,8 @@ def _aggregated(
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     if restart:
         state = bound.server.restarted(state)
-    result = published(bound, state, moments | next_average(bound, state, kept, ctx), metrics, ctx)
+    kept = moments | next_average(bound, state, kept, ctx) | means.totals.kept(ctx)
+    result = published(bound, state, kept, metrics, ctx)
     on_result(result)
     layout, shares = Layout.of(bound.restored_plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
@@ -232,6 +235,6 @@ def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Me
 
 def split_state(state: ServerState) -> tuple[Tensors, Tensors]:
     """Return the method's own tensors of a stored state, which clients receive, and those that the engine keeps."""
-    prefixes = (server_optimizer.PREFIX, encoder_average.PREFIX)
+    prefixes = (server_optimizer.PREFIX, encoder_average.PREFIX, narrow_words.PREFIX)
     own = {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
     return own, {name: tensor for name, tensor in state.items() if name.startswith(prefixes)}

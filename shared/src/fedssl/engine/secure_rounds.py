@@ -6,7 +6,7 @@ Needs `cryptography` (`pip install 'fedssl[secure]'`).
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -107,6 +107,7 @@ def _context(method: Method, broadcast: Tensors, members: Sequence[SecureMember]
             frozen=None,
             num_words=num_client_words(method, ctx),
             cohort=members,
+            total_bits=None if ctx.total_bits is None else astuple(ctx.total_bits),
         )
     except ValueError as error:
         raise NoSecureSum(f"the cohort has no secure sum: {error}") from error

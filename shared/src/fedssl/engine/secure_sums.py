@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, OutOfRange
-from fedssl.aggregation.fixed_point import Factor, FixedPointSum, whole_weights
+from fedssl.aggregation.fixed_point import Factor, FixedPointSum, NarrowWords, whole_weights
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, split_state
 from fedssl.engine.encoder_average import next_average
+from fedssl.engine.narrow_words import Totals, narrow_words
 from fedssl.engine.norm_bounding import NO_NORMS, screened
 from fedssl.engine.summed_metrics import NUM_WORDS, metric_words, summed_metrics
 from fedssl.errors import MethodError
@@ -50,7 +51,7 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
     kept, norms = screened([update], broadcast, bound.plan, ctx)
     if not kept:
         raise UnusableUpdate(f"the update of {update.client_id} cannot be used: {norms.rejected[update.client_id]}")
-    words = _Recorded(num_clients)
+    words = _Recorded(num_clients, narrow_words(bound, ctx))
     try:
         bound.server.aggregate(in_name_order(broadcast), kept, dataclasses.replace(ctx, fixed_mean=words))
     except OutOfRange as error:
@@ -65,7 +66,7 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
 def num_client_words(method: Method, ctx: Context) -> int:
     """Return N, the number of words that `client_words` returns for each client. No tensor is computed."""
     bound = method.bind(ctx.spec)
-    counted = _Counted()
+    counted = _Counted(narrow_words(bound, ctx))
     bound.server.aggregate(_shapes(bound.plan.received), _any_updates(bound, 1), _with(ctx, counted))
     return NUM_WORDS + counted.total
 
@@ -88,27 +89,32 @@ def run_secure_aggregation(
         ctx: of the coordinator in this round.
         restart: all clients will start cold.
 
-    Raises MethodError if the words are not such a sum, or the result is not finite.
+    Raises MethodError if the words are not such a sum, or the result is not finite, and ValueOutOfRange if the total
+    weight is beyond the scales of words of 32 bits.
     """
     numbers, words = words[:NUM_WORDS], words[NUM_WORDS:]
-    bound, summed = method.bind(ctx.spec), _Summed(words, num_clients)
+    bound = method.bind(ctx.spec)
+    summed = _Summed(words, num_clients, narrow_words(bound, ctx))
     known, kept = split_state(in_name_order(state))
     try:
         found, metrics = bound.server.aggregate(known, _any_updates(bound, num_clients), _with(ctx, summed))
+    except OutOfRange as error:
+        raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
     except AggregationError as error:
         raise MethodError(f"the sum cannot be decoded: {error}") from error
     if summed.rest.numel():
         raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
     found = bound.server.restarted(found) if restart else found
     metrics = {**metrics, **summed_metrics(numbers, num_clients)}
-    return published(bound, found, next_average(bound, found, kept, ctx), metrics, ctx)
+    kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
+    return published(bound, found, kept, metrics, ctx)
 
 
 class _Recorded:
     """Records the words of one update, and returns the update itself as its mean."""
 
-    def __init__(self, num_clients: int) -> None:
-        self._num_clients = num_clients
+    def __init__(self, num_clients: int, narrow: NarrowWords | None) -> None:
+        self._num_clients, self._narrow = num_clients, narrow
         self.parts: list[Tensor] = []
 
     def __call__(
@@ -120,7 +126,7 @@ class _Recorded:
         fraction_bits: int,
         factor: Factor | None = None,
     ) -> Tensors:
-        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients)
+        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients, narrow=self._narrow)
         for update, weight in zip(updates, whole_weights(weights), strict=True):
             total.add(update, weight, factor)
         self.parts.append(total.vector())
@@ -130,7 +136,8 @@ class _Recorded:
 class _Counted:
     """Counts the words of an update from the shapes of its tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, narrow: NarrowWords | None) -> None:
+        self._narrow = narrow
         self.total = 0
 
     def __call__(
@@ -143,15 +150,17 @@ class _Counted:
         factor: Factor | None = None,
     ) -> Tensors:
         (update,) = updates
-        self.total += 1 + sum(update[name].numel() for name in update)
+        words = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=1, narrow=self._narrow)
+        self.total += words.num_words(update)
         return {name: update[name] for name in sorted(update)}
 
 
 class _Summed:
-    """Reads each mean from the sum of all words. `rest`: what no mean has been read from yet."""
+    """Reads each mean from the sum of all words. `rest`: what no mean was read from yet. `totals`: of all means."""
 
-    def __init__(self, words: Tensor, num_clients: int) -> None:
-        self.rest, self._num_clients = words, num_clients
+    def __init__(self, words: Tensor, num_clients: int, narrow: NarrowWords | None) -> None:
+        self.rest, self._num_clients, self._narrow = words, num_clients, narrow
+        self.totals = Totals(num_clients)
 
     def __call__(
         self,
@@ -162,8 +171,9 @@ class _Summed:
         fraction_bits: int,
         factor: Factor | None = None,
     ) -> Tensors:
-        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients)
+        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients, narrow=self._narrow)
         self.rest = total.take(self.rest, next(iter(updates)), self._num_clients)
+        self.totals.add(total.weight, fraction_bits)
         return total.mean()
 
 

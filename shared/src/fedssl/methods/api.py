@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedssl.aggregation import fixed_point_mean
-from fedssl.aggregation.fixed_point import Factor
+from fedssl.aggregation.fixed_point import Factor, TotalBits
 from fedssl.aggregation.prefix_mean import PrefixMean
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.image_batches import Images
@@ -130,6 +130,8 @@ class Context:
     fixed_mean: FixedMean = fixed_point_mean
     """Computes the means of a run with `aggregation.arithmetic = "fixed"`. The engine replaces it in a secure round, in
     which a client has only its own update and the coordinator only the sum of all."""
+    total_bits: TotalBits | None = None
+    """The bits of a round's total weight, from which the scales of 32-bit words follow; None if all have 64 bits."""
     prefix_mean: PrefixMean | None = None
     """The mean of the round's first updates, if the coordinator has begun it before the round closed."""
 

@@ -59,6 +59,13 @@ class AggregationConfig(StrictModel):
         "and any tree of partial sums gives the same bits. If a value does not fit, nothing is clipped: the round is "
         "skipped, and its reason names the tensor. Only for methods whose coordinator computes weighted means.",
     )
+    matrix_bits: Literal[32, 64] = Field(
+        default=64,
+        exclude_if=lambda it: it == 64,
+        description="Only with `fixed`: the bits of the integers that matrices are rounded to. 32: on scales that "
+        "follow from the broadcast, which halves what a client sends in a secure round. The first round has 64, and so "
+        "has the round after one without a result, such as one in which a value did not fit.",
+    )
     server_optimizer: ServerOptimizerConfig | None = Field(
         default=None,
         exclude_if=lambda it: it is None,

@@ -171,6 +171,10 @@ class RunSpec(StrictModel):
     def _fixed_arithmetic_is_possible(self) -> "RunSpec":
         if self.aggregation.arithmetic == "fixed" and (why := self._why_not_a_sum()) is not None:
             raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')
+        if self.aggregation.arithmetic != "fixed" and self.aggregation.matrix_bits != 64:
+            raise ValueError(
+                'aggregation.matrix_bits is of integers: set aggregation.arithmetic = "fixed", or leave it out'
+            )
         return self
 
     @model_validator(mode="after")

@@ -41,6 +41,8 @@ Receipt = Annotated[
 RoundNumber = Annotated[int, Field(ge=1, le=100_000)]
 """A run has at most 100,000 rounds."""
 
+TotalBits = Annotated[int, Field(ge=0, le=26)]
+
 LeaseSeconds = Annotated[float, Field(ge=0.1, le=86_400)]
 """A spec may have leases of 2 s to a day."""
 
@@ -173,6 +175,12 @@ class WorkItem(StrictModel):
         default=None,
         exclude_if=lambda it: it is None,
         description="All clients of a secure round, with their identity keys. Null: the run has no secure aggregation.",
+    )
+    total_bits: tuple[TotalBits, TotalBits] | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="In a secure round with 32-bit words: the bits of the largest total weight, and of the largest "
+        "number of clients. Null: all words have 64 bits.",
     )
     lease_seconds: LeaseSeconds
     round_deadline: AwareDatetime

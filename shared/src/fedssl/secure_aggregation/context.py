@@ -39,6 +39,7 @@ class RoundContext:
     broadcast, plan: SHA-256 of the round's broadcast and of its artifact plan, in hexadecimal.
     num_words64, num_words32: size of the vector that each client masks, without the word that counts clients.
     cohort: the clients, in name order.
+    total_bits: from which the scales of 32-bit words follow (`fedssl.aggregation.fixed_point.TotalBits`), or None.
     """
 
     run: str
@@ -49,6 +50,7 @@ class RoundContext:
     num_words32: int
     thresholds: Thresholds
     cohort: tuple[Member, ...]
+    total_bits: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         names = [member.client for member in self.cohort]
@@ -85,6 +87,8 @@ class RoundContext:
             "words32": self.num_words32,
             "words64": self.num_words64,
         }
+        if self.total_bits is not None:
+            body["total_bits"] = list(self.total_bits)
         return hashlib.sha256(label("context") + b"\n" + canonical(body)).digest()
 
     @property

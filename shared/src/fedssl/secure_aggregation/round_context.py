@@ -21,6 +21,7 @@ def round_context(
     frozen: str | None,
     num_words: int,
     cohort: Iterable[SecureMember],
+    total_bits: tuple[int, int] | None = None,
 ) -> RoundContext:
     """Return the context of one round.
 
@@ -33,6 +34,7 @@ def round_context(
         broadcast: SHA-256 of the round's broadcast, in hexadecimal. frozen: that of the run's frozen tensors, or None.
         num_words: as `fedssl.engine.secure_sums.num_client_words` returns.
         cohort: all clients of the round, with their identity keys.
+        total_bits: of the round's `Context`, or None.
 
     Raises ValueError if the cohort is too small for the spec's `secure_aggregation`, or has a name or a key twice.
     """
@@ -50,4 +52,5 @@ def round_context(
         num_words32=0,
         thresholds=choose_thresholds(len(members), min_cohort=least, collusion=config.collusion),
         cohort=tuple(members),
+        total_bits=total_bits,
     )

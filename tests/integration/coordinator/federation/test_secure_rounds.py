@@ -11,24 +11,25 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.client import Conflict, Gone, LeaseLost, NotFound, Rejected
+from fedssl.client import Conflict, Gone, NotFound, Rejected
 from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_work import SecureConfirmation, SecureKeys, SecureVector
+from fedssl.protocol.secure_work import SecureConfirmation, SecureVector
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.work import Register, Submit
-from fedssl.secure_aggregation import OwnerLimits, SecureClient, wire
+from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
 from support.recording import RecordingProxy
+from support.secure_members import SecureMembers
 from support.secure_workers import SECURE_ONLY, SecureWorkers, kill_after
 from support.tables import Tables
 
 VICTIM = "client-1"
 POINTS = [("write", n) for n in range(1, 7)] + [("send", n) for n in range(1, 6)]
 FIXED: dict[str, Any] = {
-    "aggregation": {"arithmetic": "fixed"},
+    "aggregation": {"arithmetic": "fixed", "matrix_bits": 32},
     "partition": {"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 160},
     "cohort": {"min_clients": 4, "lease_seconds": 60},
     "watch": {"max_divergence": 1e-9, "first_round": 1},  # which every client crosses
@@ -156,38 +157,13 @@ def test_the_reason_of_a_failed_training_and_the_number_of_images_stay_with_the_
             workers.clients["client-0"].register(registration)
 
 
-class _Members:
-    """The cohort of an open secure round. The test itself sends each message."""
-
-    def __init__(self, coordinator: Coordinator, folder: Path) -> None:
-        self.workers = SecureWorkers(coordinator, folder, _spec(2))
-        coordinator.advance(self.workers.id)
-        self.items = {name: client.claim(0) for name, client in self.workers.clients.items()}
-        self.secure = {name: self.client(name) for name in self.items}
-
-    def client(self, name: str) -> SecureClient:
-        executor = self.workers.agent(name)._executor
-        item = self.items[name]
-        assert item is not None
-        return SecureClient(executor.secure_context(item), name, self.workers.identities[name], OwnerLimits())
-
-    def send(self, name: str, message: Any) -> Any:
-        item = self.items[name]
-        assert item is not None
-        return self.workers.clients[name].send_secure(item.assignment_id, message)
-
-    def keys(self, name: str) -> SecureKeys:
-        return wire.keys_to_wire(self.secure[name].announcement)
-
-
 def test_wrong_messages_are_refused_with_what_is_wrong(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    members = _Members(coordinator, tmp_path)
+    members = SecureMembers(coordinator, tmp_path, _spec(2))
     names = sorted(members.items)
     first, second, third, last = names
     item = members.items[first]
-    assert item is not None
     with pytest.raises(NotFound):
         members.workers.clients[first].secure_status(uuid4())
     with pytest.raises(NotFound):  # another client's assignment
@@ -210,7 +186,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
         members.send(name, members.keys(name))
     tables.execute("UPDATE secure_rounds SET deadline = now()")
     coordinator.advance(members.workers.id)
-    with pytest.raises(LeaseLost):  # the roster is frozen
+    with pytest.raises(Gone, match="came too late"):  # the roster is frozen
         members.send(last, members.keys(last))
     status = members.workers.clients[first].secure_status(item.assignment_id)
     assert (status.phase, sorted(status.roster or {})) == ("shares", [first, second, third])
@@ -227,6 +203,11 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     assert closed.verdict == "skipped"
     assert closed.reason is not None
     assert "no secure sum: 1 clients sent shares" in closed.reason
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.federation.rounds import repository
+
+    with transaction() as session:  # the next round has words of 64 bits
+        assert not repository.gave_weights(session, members.workers.id, 1)
     assert tables.query("SELECT phase FROM secure_rounds JOIN rounds ON id = round_id WHERE number = 1") == [
         ("failed",)
     ]

@@ -21,6 +21,7 @@ from fedssl.data import ImageData
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
+from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import run_secure_aggregation
 from fedssl.engine.summed_metrics import mean_loss
@@ -158,7 +159,12 @@ def next_weights(
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
-    ctx = dataclasses.replace(_context(spec, current.number, device), prefix_mean=take_mean(current.id))
+    with transaction() as session:
+        follows_weights = repository.gave_weights(session, run.id, current.number - 1)
+    bits = bits_of_round(spec, previous, follows_weights=follows_weights)
+    ctx = dataclasses.replace(
+        _context(spec, current.number, device), prefix_mean=take_mean(current.id), total_bits=bits
+    )
     if _trained_without_state(spec, rows):
         training["restart"] = True
     if spec.secure_aggregation is not None:

@@ -1,12 +1,14 @@
 """The parts of a secure round that compute: the number of words, and the next weights from the unmasked sum."""
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from uuid import UUID
 
 import numpy as np
 import torch
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.secure_sums import num_client_words
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context
@@ -15,14 +17,24 @@ from fedssl.protocol.secure_work import VECTOR_NAME
 from fedssl.secure_aggregation import UnmaskedSum, Words
 from fedssl_coordinator.aggregator.stored import stored_tensors
 from fedssl_coordinator.core.db import transaction
-from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.rounds.service import NextVector
 from fedssl_coordinator.federation.secure_rounds import service
 
 
-def num_words(run: Run) -> int:
-    """Return the number of words of each client's masked vector in the run's next round."""
-    spec = RunSpec.model_validate(run.spec)
-    return num_client_words(METHODS[spec.method.name], Context(spec=spec, round_number=run.rounds_closed + 1))
+def next_vector(run_id: UUID) -> NextVector:
+    """Return the size of each client's masked vector in the run's next round. Raises the errors of `stored_tensors`."""
+    with transaction() as session:
+        run = run_rows.get_one(session, run_id)
+        number = run.rounds_closed + 1
+        follows_weights = rounds.gave_weights(session, run_id, number - 1)
+    spec, bits = RunSpec.model_validate(run.spec), None
+    if spec.aggregation.matrix_bits == 32 and follows_weights and run.server_state is not None:
+        state = stored_tensors(run.server_state, f"server state after round {number - 1}")
+        bits = bits_of_round(spec, state, follows_weights=follows_weights)
+    ctx = Context(spec=spec, round_number=number, total_bits=bits)
+    return NextVector(num_client_words(METHODS[spec.method.name], ctx), None if bits is None else astuple(bits))
 
 
 def unmasked_sum(round_id: UUID, digests: Mapping[str, str]) -> UnmaskedSum:

@@ -19,7 +19,6 @@ from fedssl_coordinator.core.metrics import TASK_FAILURES
 from fedssl_coordinator.core.models import DistillationJob, Evaluation, Job
 from fedssl_coordinator.core.queues import queue_depths
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
@@ -205,13 +204,11 @@ def _check_inputs(run_id: UUID) -> Step:
 
 def _count_words(run_id: UUID) -> Step:
     """Count the words of each client's masked vector in the next round, and take the step that follows."""
-    from fedssl_coordinator.aggregator.secure_rounds import num_words
+    from fedssl_coordinator.aggregator.secure_rounds import next_vector
 
+    vector = next_vector(run_id)
     with transaction() as session:
-        run = run_rows.get_one(session, run_id)
-    counted = num_words(run)
-    with transaction() as session:
-        return service.next_step(session, run_id, num_words=counted)
+        return service.next_step(session, run_id, vector=vector)
 
 
 def _compute(run_id: UUID, step: Step) -> None:

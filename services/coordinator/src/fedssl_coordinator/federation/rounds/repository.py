@@ -20,6 +20,7 @@ from fedssl_coordinator.core.models import (
     Metric,
     Round,
     Run,
+    SecureMember,
     SecureRound,
     table_of,
 )
@@ -63,6 +64,33 @@ _claim = (
 )
 """For queries: the client's newest assignment was declined because of the coordinator, which has not answered yet."""
 
+_secure_messages = (
+    ("keys", SecureMember.keys, SecureMember.round_id),  # every member
+    ("shares", SecureMember.shares, SecureMember.keys),
+    ("vectors", SecureMember.vectors, SecureMember.shares),
+    ("confirmations", SecureMember.confirmations, SecureMember.vectors),
+    ("reveals", SecureMember.reveals, SecureMember.vectors),
+)
+_awaited = (
+    select(SecureMember.client_id)
+    .join(
+        Assignment,
+        (Assignment.round_id == SecureMember.round_id) & (Assignment.client_id == SecureMember.client_id),
+    )
+    .where(
+        SecureMember.round_id == SecureRound.round_id,
+        Assignment.state.in_((AssignmentState.OFFERED, AssignmentState.LEASED)),
+        or_(
+            *(
+                (SecureRound.phase == phase) & message.is_(None) & before.is_not(None)
+                for phase, message, before in _secure_messages
+            )
+        ),
+    )
+    .correlate(SecureRound)
+)
+"""For queries: the clients whose message a secure round waits for in its phase."""
+
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
     """Return the round in progress. A unique index allows at most one."""
@@ -90,6 +118,13 @@ def exists(session: Session, run_id: UUID, number: int) -> bool:
     """Return whether a run has a round with this number."""
     statement = select(Round.id).where(Round.run_id == run_id, Round.number == number)
     return session.scalars(statement).one_or_none() is not None
+
+
+def gave_weights(session: Session, run_id: UUID, number: int) -> bool:
+    """Return whether this round exists and closed with new weights."""
+    verdicts = (Verdict.AGGREGATED, Verdict.PARTIAL)
+    statement = select(Round.id).where(Round.run_id == run_id, Round.number == number, Round.verdict.in_(verdicts))
+    return session.scalar(statement) is not None
 
 
 def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:
@@ -279,8 +314,8 @@ def needing_attention(session: Session) -> Sequence[UUID]:
 
     These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, the updates
     that an over-sampled round needs, work that was declined because of the coordinator, or a phase of a secure round
-    whose time is over. It leaves out runs whose clients are training, runs with a distillation job, and runs that pause
-    after a failed computation.
+    whose time is over or whose messages have all arrived. It leaves out runs whose clients are training, runs with a
+    distillation job, and runs that pause after a failed computation.
     """
     in_progress = (
         select(Assignment.id)
@@ -309,10 +344,15 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .join(Round, Round.id == SecureRound.round_id)
         .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, SecureRound.deadline <= func.now())
     )
+    answered = (
+        select(SecureRound.round_id)
+        .join(Round, Round.id == SecureRound.round_id)
+        .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, ~_awaited.exists())
+    )
     distilling = select(DistillationJob.id).where(
         DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED)
     )
-    attention = (lost_, enough, claimed, late)
+    attention = (lost_, enough, claimed, late, answered)
     statement = (
         select(Run.id)
         .where(Run.state == RunState.RUNNING, due(Run))

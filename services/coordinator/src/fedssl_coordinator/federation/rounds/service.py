@@ -60,14 +60,21 @@ class CheckedInputs:
     faults: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NextVector:
+    """The masked vector of each client in the next round: its number of words, and `RoundContext.total_bits`."""
+
+    num_words: int
+    total_bits: tuple[int, int] | None
+
+
 def next_step(
-    session: Session, run_id: UUID, checked: CheckedInputs | None = None, *, num_words: int | None = None
+    session: Session, run_id: UUID, checked: CheckedInputs | None = None, *, vector: NextVector | None = None
 ) -> Step:
     """Move the run as far as it goes without a computation, and return the caller's next step.
 
     After CHECK_INPUTS the caller checks the round's inputs in the store, outside of any transaction, and calls again
-    with the result. After COUNT_WORDS it calls again with the number of words of each client's masked vector in the
-    next round.
+    with the result. After COUNT_WORDS it calls again with the masked vector of each client in the next round.
     """
     run = run_rows.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
@@ -82,9 +89,9 @@ def next_step(
         if run.rounds_closed >= run.num_rounds:
             end_run(session, run, Outcome.COMPLETED, f"all {run.num_rounds} rounds are closed")
             return Step.WAIT
-        if spec.secure_aggregation is not None and num_words is None:
+        if spec.secure_aggregation is not None and vector is None:
             return Step.COUNT_WORDS
-        return _open(session, run, spec, num_words)
+        return _open(session, run, spec, vector)
     if current.state == RoundState.AGGREGATING:
         return _begin(session, run, Step.AGGREGATE)
     if current.state == RoundState.DISTILLING:
@@ -255,7 +262,7 @@ def _distil(session: Session, run: Run, round_number: int, num_epochs: int) -> S
     return Step.WAIT
 
 
-def _open(session: Session, run: Run, spec: RunSpec, num_words: int | None) -> Step:
+def _open(session: Session, run: Run, spec: RunSpec, vector: NextVector | None) -> Step:
     cohort = spec.cohort
     eligible = clients.eligible(session, run.project, cohort.clients)
     refused = policies.refusals(session, run, spec, eligible)
@@ -281,7 +288,7 @@ def _open(session: Session, run: Run, spec: RunSpec, num_words: int | None) -> S
     context = None
     if spec.secure_aggregation is not None:
         try:
-            context = _secure_context(session, run, spec, number, num_words, chosen)
+            context = _secure_context(session, run, spec, number, vector, chosen)
         except ValueError as error:
             return _wait(session, run, f"waiting for clients: the cohort has no secure sum: {error}")
     seconds = cohort.deadline_seconds
@@ -309,10 +316,10 @@ def _open(session: Session, run: Run, spec: RunSpec, num_words: int | None) -> S
 
 
 def _secure_context(
-    session: Session, run: Run, spec: RunSpec, number: int, num_words: int | None, chosen: Sequence[str]
+    session: Session, run: Run, spec: RunSpec, number: int, vector: NextVector | None, chosen: Sequence[str]
 ) -> RoundContext:
     """Return the context of a secure round. Raises ValueError if it cannot be one with these clients."""
-    assert num_words is not None, "counted before"
+    assert vector is not None, "counted before"
     assert run.broadcast is not None, "a prepared run has a broadcast"
     identities = clients.identities(session, chosen)
     return round_context(
@@ -322,7 +329,8 @@ def _secure_context(
         plan=ArtifactPlan.model_validate(run.plan),
         broadcast=run.broadcast,
         frozen=run.frozen,
-        num_words=num_words,
+        num_words=vector.num_words,
+        total_bits=vector.total_bits,
         cohort=[SecureMember(client=name, identity=identities[name][0] or "") for name in chosen],
     )
 

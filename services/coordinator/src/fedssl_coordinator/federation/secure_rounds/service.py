@@ -68,9 +68,13 @@ def begin(session: Session, current: Round, context: RoundContext, seconds: floa
     repository.add(session, current, context.num_words64, facts, clients, seconds)
 
 
-def cohort(session: Session, run_id: UUID, number: int) -> tuple[SecureMember, ...]:
+def context_of(session: Session, run_id: UUID, number: int) -> RoundContext:
+    """Return the context of a secure round."""
+    return _context_of(repository.of_round(session, run_id, number))
+
+
+def cohort(context: RoundContext) -> tuple[SecureMember, ...]:
     """Return the cohort of a secure round, with the identity keys."""
-    context = _context_of(repository.of_round(session, run_id, number))
     return tuple(SecureMember(client=member.client, identity=member.identity) for member in context.cohort)
 
 

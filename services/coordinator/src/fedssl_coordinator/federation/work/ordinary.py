@@ -128,6 +128,9 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
     if offer.newest_round is not None and offer.newest_update is not None:
         newest = AcceptedUpdate(round_number=offer.newest_round, update=offer.newest_update)
     has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
+    context = None
+    if spec.secure_aggregation is not None:
+        context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
     return WorkItem(
         assignment_id=offer.assignment_id,
         run_id=offer.run_id,
@@ -140,9 +143,8 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
         frozen=offer.frozen,
         last_accepted=newest,
         dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
-        secure_cohort=secure_rounds.cohort(session, offer.run_id, offer.round_number)
-        if spec.secure_aggregation is not None
-        else None,
+        secure_cohort=None if context is None else secure_rounds.cohort(context),
+        total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=offer.deadline,
     )

@@ -19,6 +19,9 @@ def send(session: Session, client_id: str, request: SecureSubmission) -> SecureS
     if current.state != RoundState.OPEN:
         detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
         raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
+    if assignment.state == AssignmentState.EXPIRED:
+        detail = f"this came too late and changes nothing: {assignment.reason or 'the lease has ended'}; claim new work"
+        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
     _require_leased(assignment)
     message = request.message
     if isinstance(message, SecureVector) and not artifacts.is_uploaded(session, assignment.id, message.update):

@@ -316,6 +316,9 @@ def _require_wanted(session: Session, assignment: Assignment, current: Round) ->
 
 def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
     newest = run_rows.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
+    context = None
+    if spec.secure_aggregation is not None:
+        context = secure_rounds.context_of(session, run.id, assignment.round_number)
     return WorkItem(
         assignment_id=assignment.id,
         run_id=run.id,
@@ -330,9 +333,8 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         dimensions=dimensions.of_client(session, run.id, assignment.client_id)
         if spec.method.dimensions_wanted(spec.model) is not None
         else None,
-        secure_cohort=secure_rounds.cohort(session, run.id, assignment.round_number)
-        if spec.secure_aggregation is not None
-        else None,
+        secure_cohort=None if context is None else secure_rounds.cohort(context),
+        total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=current.deadline,
     )

@@ -1,0 +1,139 @@
+"""Clients of a secure round that lie, over REST: the sum is right without them, or the round is skipped with a reason.
+
+What a lying coordinator obtains is in tests/property/test_lying_coordinator.py and tests/unit/worker.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from fedssl.client import Conflict, Gone, Rejected
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import SECURE_BYTES
+from fedssl.secure_aggregation.messages import KeyAnnouncement
+from fedssl.simulation import simulate
+from support.coordinator import Coordinator
+from support.methods import method_spec, shards
+from support.secure_members import SecureMembers
+from support.tables import Tables
+
+EXPIRE = "UPDATE assignments SET lease_expires_at = now() - interval '1 s' WHERE client_id = %s"
+
+
+def _spec(*, secure: bool = True) -> RunSpec:
+    masks: dict[str, Any] = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_seconds": 60}}
+    return method_spec(
+        "fedbyol",
+        num_rounds=1,
+        aggregation={"arithmetic": "fixed"},
+        partition={"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 160},
+        cohort={"min_clients": 4, "lease_seconds": 60},
+        **(masks if secure else {}),
+    )
+
+
+def _with_low_order(members: SecureMembers, name: str) -> Any:
+    """Return keys with which everyone would share the secret 0, signed by their owner."""
+    secure = members.secure[name]
+    good = secure.announcement
+    keys = KeyAnnouncement(name, good.encryption_key, bytes(32), good.commitment, b"")
+    signature = members.workers.identities[name].sign(keys.signed_bytes(secure._digest))
+    return members.keys(name).model_copy(update={"mask_key": "00" * 32, "signature": signature.hex()})
+
+
+def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = None) -> None:
+    """Go through the first two phases. `unusable`: whose share for whom is garbage."""
+    for name in members.items:
+        assert not members.needs_attention()
+        members.send(name, members.keys(name))
+    assert members.needs_attention()
+    members.advance()
+    for name in members.items:
+        assert not members.needs_attention()
+        shares = members.share(name)
+        if unusable is not None and name == unusable[0]:
+            shares = shares.model_copy(update={"boxes": {**shares.boxes, unusable[1]: "00" * 94}})
+        members.send(name, shares)
+    assert members.needs_attention()
+    members.advance()
+    assert not members.needs_attention()
+
+
+def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: Path) -> None:
+    members = SecureMembers(coordinator, tmp_path, _spec())
+    first, second, third, last = names = sorted(members.items)
+    with pytest.raises(Rejected, match="the X25519 public key has low order"):
+        members.send(first, _with_low_order(members, first))
+    _until_vectors(members, unusable=(second, first))
+    words = {name: members.words(name) for name in names}
+    vectors = {name: members.masked(name, words[name]) for name in names}
+    for name in names:
+        members.send(name, vectors[name])
+        members.send(name, vectors[name])  # again
+    assert members.needs_attention()
+    sent = words[first].words64
+    second_vector = members.uploaded(first, np.append(sent, sent[:1]), bytes.fromhex(vectors[first].signature))
+    with pytest.raises(Conflict, match="another message of this client for this phase was already accepted"):
+        members.send(first, second_vector)
+    members.advance()
+    assert not members.needs_attention()
+    for name in names:
+        members.confirm(name)
+    assert members.needs_attention()
+    members.advance()
+    assert not members.needs_attention()
+    answers = {name: members.reveals(name) for name in names}
+    wrong = {**answers[third].self_shares, last: "00" * 33}
+    with pytest.raises(Rejected, match=f"{third} sent a wrong share of {last}"):
+        members.send(third, answers[third].model_copy(update={"self_shares": wrong}))
+    both = answers[third].model_copy(update={"mask_shares": {last: answers[third].self_shares[last]}})
+    with pytest.raises(Rejected, match="must reveal a share of the own mask of each survivor"):  # lost and alive
+        members.send(third, both)
+    assert answers[first].unusable == (second,)
+    for name in names:
+        members.send(name, answers[name])
+    assert members.needs_attention()
+    members.advance()
+    plain = _spec(secure=False)
+    expected, run = simulate(plain, shards(plain)).model, coordinator.client.run(members.workers.id)
+    assert run.model is not None
+    found = coordinator.tensors(run.model)
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+
+
+def test_words_of_its_own_and_a_late_vector_end_in_a_skipped_round(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    members = SecureMembers(coordinator, tmp_path, _spec())
+    first, second, third, last = names = sorted(members.items)
+    _until_vectors(members)
+    words = members.words(first)
+    vectors = {name: members.masked(name, words) for name in names}
+    for name in (first, second):
+        members.send(name, vectors[name])
+    own = members.uploaded(third, np.arange(words.words64.size + 1, dtype=np.uint64), bytes(64))
+    members.send(third, own.model_copy(update={"signature": vectors[third].signature}))
+    tables.execute(EXPIRE, last)
+    members.advance()
+    with pytest.raises(Gone, match="came too late"):
+        members.send(last, vectors[last])
+    for name in (first, second, third):
+        members.confirm(name)
+    members.advance()
+    for name in (first, second, third):
+        members.send(name, members.reveals(name))
+    members.advance()
+    [closed] = coordinator.client.rounds(members.workers.id)
+    assert closed.verdict == "skipped"
+    assert closed.reason == "no secure sum: masks_do_not_cancel: some client used other masks than those of this round"
+    assert coordinator.client.run(members.workers.id).outcome == "completed"
+
+
+def test_a_message_beyond_the_limit_is_refused_before_it_is_read(coordinator: Coordinator) -> None:
+    headers = {"Authorization": f"Bearer {coordinator.operator_token}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{coordinator.url}/v1/work/secure/send", content=b" " * (SECURE_BYTES + 1), headers=headers)
+    assert answer.status_code == 413
