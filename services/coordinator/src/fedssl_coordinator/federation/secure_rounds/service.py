@@ -26,6 +26,7 @@ from fedssl.protocol.secure_work import (
     SecureStatus,
     SecureVector,
 )
+from fedssl.protocol.views import SecureRoundView
 from fedssl.secure_aggregation import (
     Conflict,
     InvalidMessage,
@@ -42,6 +43,7 @@ from fedssl_coordinator.core.models import Assignment, Round, SecureRound
 from fedssl_coordinator.core.models import SecureMember as MemberRow
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation.secure_rounds import repository
+from fedssl_coordinator.federation.secure_rounds.repository import Present
 
 _CONTEXT = TypeAdapter(RoundContext)
 _PHASES: tuple[SecurePhase, ...] = ("keys", "shares", "vectors", "confirmations", "reveals")
@@ -100,6 +102,39 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     return SecureStatus(phase=phase, is_member=is_member, received=received, **needed)
 
 
+def views(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, SecureRoundView]:
+    """Return who takes part in secure rounds and what was revealed, by round. Other rounds are left out."""
+    return {row.round_id: _view(session, row) for row in repository.of_rounds(session, round_ids)}
+
+
+def _view(session: Session, row: SecureRound) -> SecureRoundView:
+    context, facts = _context_of(row), row.facts
+    cohort = sorted(member.client for member in context.cohort)
+    phase: SecurePhase = row.phase  # type: ignore[assignment]
+    if phase in _PHASES:
+        rows = repository.present(session, row.round_id)
+        taking = [each.client_id for each in rows if _takes_part(each, phase)]
+        awaited = [each.client_id for each in rows if _is_awaited(each, phase)]
+        survivors = [each.client_id for each in rows if each.vectors]
+        is_revealing = any(each.reveals for each in rows)
+        own_masks = survivors if is_revealing else []
+        mask_keys = [each.client_id for each in rows if each.shares and not each.vectors] if is_revealing else []
+    else:
+        taking, awaited = facts["survivors"], []
+        own_masks, mask_keys = facts["own_masks"], facts["mask_keys"]
+    return SecureRoundView(
+        phase=phase,
+        cohort=cohort,
+        awaited=awaited,
+        lost=sorted(set(cohort).difference(taking)),
+        min_survivors=context.thresholds.min_survivors,
+        threshold=context.thresholds.threshold,
+        roster=facts.get("roster"),
+        own_masks=own_masks,
+        mask_keys=mask_keys,
+    )
+
+
 def _signatures(rows: Sequence[MemberRow], phase: str) -> dict[str, str]:
     found = {each.client_id: getattr(each, phase) for each in rows}
     return {client: message["signature"] for client, message in found.items() if message is not None}
@@ -138,12 +173,12 @@ def _is_awaited_last(session: Session, row: SecureRound, rows: Sequence[MemberRo
     return not missing.intersection(repository.can_answer(session, row.round_id))
 
 
-def _is_awaited(member: MemberRow, phase: str) -> bool:
+def _is_awaited(member: MemberRow | Present, phase: str) -> bool:
     """Return whether a member takes part in a phase and has not sent its message."""
     return getattr(member, phase) is None and _takes_part(member, phase)
 
 
-def _takes_part(member: MemberRow, phase: str) -> bool:
+def _takes_part(member: MemberRow | Present, phase: str) -> bool:
     before = [earlier for earlier in _LISTED if _PHASES.index(earlier) < _PHASES.index(phase)]
     return all(getattr(member, earlier) is not None for earlier in before)
 
