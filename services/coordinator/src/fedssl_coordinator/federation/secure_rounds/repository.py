@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import Text, case, delete, func, literal, null, or_, select, update
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.secure_work import SecurePhase
@@ -39,6 +39,39 @@ def of_round(session: Session, run_id: UUID, number: int) -> SecureRound:
 def locked(session: Session, round_id: UUID) -> SecureRound:
     """Return the protocol of a secure round, locked until the transaction ends: no message arrives meanwhile."""
     return session.get_one(SecureRound, round_id, with_for_update=True, populate_existing=True)
+
+
+class Messages(NamedTuple):
+    """The messages of a member as far as one client needs them.
+
+    `shares` has the box and the commitments for that client only, and `reveals` are that client's own. Those of all
+    clients for all others are tens of megabytes at 1,000 clients.
+    """
+
+    client_id: str
+    keys: Json | None
+    shares: Json | None
+    vectors: Json | None
+    confirmations: Json | None
+    reveals: Json | None
+
+
+def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messages]:
+    """Return the messages of all members as far as one client needs them, in name order."""
+    row, its = SecureMember, literal(client_id, Text)
+    shares = case(
+        (row.shares.is_(None), null()),
+        else_=func.jsonb_build_object(
+            "boxes",
+            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["boxes"][client_id])),
+            "commitments",
+            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["commitments"][client_id])),
+        ),
+    )
+    reveals = case((row.client_id == client_id, row.reveals), else_=null())
+    statement = select(row.client_id, row.keys, shares, row.vectors, row.confirmations, reveals)
+    found = session.execute(statement.where(row.round_id == round_id).order_by(row.client_id))
+    return [Messages(*each) for each in found]
 
 
 class Present(NamedTuple):

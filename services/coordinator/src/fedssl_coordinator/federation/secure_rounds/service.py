@@ -43,7 +43,7 @@ from fedssl_coordinator.core.models import Assignment, Round, SecureRound
 from fedssl_coordinator.core.models import SecureMember as MemberRow
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation.secure_rounds import repository
-from fedssl_coordinator.federation.secure_rounds.repository import Present
+from fedssl_coordinator.federation.secure_rounds.repository import Messages, Present
 
 _CONTEXT = TypeAdapter(RoundContext)
 _PHASES: tuple[SecurePhase, ...] = ("keys", "shares", "vectors", "confirmations", "reveals")
@@ -89,7 +89,7 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     needed: dict[str, Any] = {}
     if not is_member or received or phase == "keys":
         return SecureStatus(phase=phase, is_member=is_member, received=received)
-    rows = repository.members(session, round_id)
+    rows = repository.messages_for(session, round_id, client_id)
     if phase == "shares":
         needed["roster"] = {each.client_id: each.keys for each in rows if each.keys is not None}
     elif phase == "vectors":
@@ -135,7 +135,7 @@ def _view(session: Session, row: SecureRound) -> SecureRoundView:
     )
 
 
-def _signatures(rows: Sequence[MemberRow], phase: str) -> dict[str, str]:
+def _signatures(rows: Sequence[Messages], phase: str) -> dict[str, str]:
     found = {each.client_id: getattr(each, phase) for each in rows}
     return {client: message["signature"] for client, message in found.items() if message is not None}
 
@@ -147,10 +147,11 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
     """
     client_id, phase = assignment.client_id, message.phase
     row = repository.locked(session, current.id)
-    rows = repository.members(session, current.id)
-    stored = next((getattr(each, phase) for each in rows if each.client_id == client_id), None)
+    own = repository.member(session, current.id, client_id)
+    stored = None if own is None else getattr(own, phase)
     if stored is not None and stored == message.model_dump(mode="json"):
         return
+    rows = repository.messages_for(session, current.id, client_id)
     num_keys = sum(each.keys is not None for each in rows)
     try:
         if phase == "keys" and stored is None and num_keys == current.num_wanted:
@@ -161,15 +162,17 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
         about = AuditEvent("secure_message.refused", str(error), current.run_id, current.number, client_id)
         raise ProblemError(slug, str(error), audit_event=about) from None
     repository.set_message(session, current.id, client_id, phase, message.model_dump(mode="json"))
-    if _is_awaited_last(session, row, rows, client_id) or (phase == "keys" and num_keys + 1 == current.num_wanted):
+    if _may_advance(session, row) or (phase == "keys" and num_keys + 1 == current.num_wanted):
         enqueue.advance(session, current.run_id)
 
 
-def _is_awaited_last(session: Session, row: SecureRound, rows: Sequence[MemberRow], sender: str) -> bool:
-    """Return whether the aggregator may have something to do after this message."""
-    if row.phase == "reveals":
+def _may_advance(session: Session, row: SecureRound) -> bool:
+    """Return whether the aggregator may have something to do after a message that was just stored."""
+    rows = repository.present(session, row.round_id)
+    num_revealed = sum(each.reveals is not None for each in rows)
+    if row.phase == "reveals" and num_revealed >= _context_of(row).thresholds.threshold:
         return True  # it decides whether the shares suffice
-    missing = {each.client_id for each in rows if _is_awaited(each, row.phase)} - {sender}
+    missing = {each.client_id for each in rows if _is_awaited(each, row.phase)}
     return not missing.intersection(repository.can_answer(session, row.round_id))
 
 
@@ -326,7 +329,7 @@ def _context_of(row: SecureRound) -> RoundContext:
     return _CONTEXT.validate_python(row.facts["context"])
 
 
-def _restored(row: SecureRound, rows: Sequence[MemberRow]) -> SecureServer:
+def _restored(row: SecureRound, rows: Sequence[MemberRow] | Sequence[Messages]) -> SecureServer:
     """Return the server of a round from its stored messages."""
 
     def of(phase: str) -> Mapping[str, Any]:
