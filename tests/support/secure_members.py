@@ -10,6 +10,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import VECTOR_NAME, SecureInbox, SecureKeys, SecureStatus, SecureVector
+from fedssl.protocol.views import SecureRoundView
 from fedssl.protocol.work import WorkItem
 from fedssl.secure_aggregation import OwnerLimits, SecureClient, Words, wire
 from support.coordinator import Coordinator
@@ -40,6 +41,13 @@ class SecureMembers:
 
         with transaction() as session:
             return self.workers.id in repository.needing_attention(session)
+
+    def shown(self) -> SecureRoundView:
+        """Return what REST shows of the round."""
+        current = self.coordinator.client.run(self.workers.id).current_round
+        assert current is not None
+        assert current.secure is not None
+        return current.secure
 
     def client(self, name: str) -> SecureClient:
         """Return a new client with the identity of that name."""

@@ -16,6 +16,7 @@ from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SecureConfirmation, SecureVector
 from fedssl.protocol.states import Outcome
+from fedssl.protocol.views import SecureRoundView
 from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
@@ -104,6 +105,12 @@ def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it
     [ended] = workers.events("secure_round.ended")
     assert ended.data["survivors"] == (others if phase == "vectors" else sorted(shards(spec)))
     assert ended.data["mask_keys"] == ([VICTIM] if phase == "vectors" else [])
+    [closed] = coordinator.client.rounds(workers.id)
+    assert closed.secure is not None
+    assert (closed.secure.phase, closed.secure.roster) == ("done", ended.data["roster"])
+    assert closed.secure.lost == closed.secure.mask_keys == ([VICTIM] if phase == "vectors" else [])
+    assert closed.secure.own_masks == ended.data["survivors"]
+    assert "No cryptographer outside this project has reviewed" in closed.secure.not_promised
     _assert_nothing_else_left(tmp_path / "client-0", sent)
     metrics = list(coordinator.client.metrics(workers.id))
     assert {metric.client_id for metric in metrics} == {None}  # means over all images, and counts
@@ -178,6 +185,8 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     assert not members.workers.clients[first].secure_status(item.assignment_id).received
     assert members.send(first, members.keys(first)).received
     assert members.send(first, members.keys(first)).received  # again
+    shown = members.shown()
+    assert (shown.phase, shown.awaited, shown.lost) == ("keys", [second, third, last], [])
     with pytest.raises(Conflict, match="another message"):
         members.send(first, wire.keys_to_wire(members.client(first).announcement))
     with pytest.raises(Conflict, match="has secure aggregation"):  # an update without masks
@@ -188,6 +197,9 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     coordinator.advance(members.workers.id)
     with pytest.raises(Gone, match="came too late"):  # the roster is frozen
         members.send(last, members.keys(last))
+    shown = members.shown()
+    assert (shown.phase, shown.awaited, shown.lost) == ("shares", [first, second, third], [last])
+    assert (shown.min_survivors, shown.own_masks, shown.mask_keys, shown.roster) == (3, [], [], None)
     status = members.workers.clients[first].secure_status(item.assignment_id)
     assert (status.phase, sorted(status.roster or {})) == ("shares", [first, second, third])
     shares = wire.shares_to_wire(members.secure[first].share(wire.roster_from_wire(status.roster or {})))
