@@ -131,6 +131,9 @@ class StoredArrays:
     prepared: WindowConfig | None = None
     groups: NDArray[np.int64] | None = None
 
+    def __len__(self) -> int:
+        return len(self.pixels)
+
     @property
     def needs_window(self) -> bool:
         """True if only a run with a window can use the images."""
@@ -207,6 +210,21 @@ def read_stored(path: Path, split: str) -> StoredArrays:
         None if prepared is None else _parsed(prepared, path),
         _group_numbers(groups, len(images), path),
     )
+
+
+def shared_group(path: Path) -> str | None:
+    """Return `group 7` if the arrays `groups` and `test_groups` of an `.npz` file share that number, or None.
+
+    Returns None also if the file cannot be read: reading its images reports why.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not {"groups", "test_groups"} <= set(archive.files):
+                return None
+            shared = np.intersect1d(_array(archive, "groups"), _array(archive, "test_groups"))
+    except ARRAY_ERRORS:
+        return None
+    return f"group {shared[0]}" if len(shared) else None
 
 
 def prepared_window(path: Path) -> WindowConfig | None:
