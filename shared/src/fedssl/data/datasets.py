@@ -153,9 +153,7 @@ def require_whole_groups(name_or_path: str, root: Path | None = None) -> None:
         return
     else:
         folders = [split_folder(path, split).name for split in ("train", "test")]
-        splits = {
-            folder: np.flatnonzero([name.startswith(f"{folder}/") for name in files.names]) for folder in folders
-        }
+        splits = {folder: np.flatnonzero([name.startswith(f"{folder}/") for name in files.names]) for folder in folders}
         found = first_divided(splits, files.groups)
         shared = None if found is None else " and ".join(readable(files.names[image]) for _, image in found)
     if shared is not None:

@@ -261,9 +261,7 @@ def require_images(clients: Mapping[str, ImageData | CachedData], names: Iterabl
 def partition_plan(config: PartitionConfig, root: Path | None = None) -> PartitionPlan:
     """Return the assignment that :func:`partition_dataset` makes, without decoding images. Raises DataError."""
     found = list_images(config.dataset, "train", root)
-    return assign_images(
-        config, found.labels, found.class_names, groups=found.groups, num_images=len(found), root=root
-    )
+    return assign_images(config, found.labels, found.class_names, groups=found.groups, num_images=len(found), root=root)
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:
