@@ -493,14 +493,14 @@ def test_a_set_that_is_not_complete_is_remarked_on(tmp_path: Path, caplog: pytes
 
 def test_an_array_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "set.npz", images=np.zeros((2, 8, 8), np.uint8))
-    monkeypatch.setattr("fedssl.data.images.os.sysconf", lambda _: 8)  # pages of 8 bytes, and 8 of them
+    monkeypatch.setattr("fedssl.data.array_files.os.sysconf", lambda _: 8)  # pages of 8 bytes, and 8 of them
     with pytest.raises(DataError, match=r"set\.npz: an array takes .* GB of memory"):
         load_dataset(str(tmp_path / "set.npz"), "train")
 
 
 def test_more_images_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (9, 9)).save(tmp_path / "1.png")
-    monkeypatch.setattr("fedssl.data.images.os.sysconf", lambda _: 8)
+    monkeypatch.setattr("fedssl.data.array_files.os.sysconf", lambda _: 8)
     with pytest.raises(DataError, match=r"GB at 9 x 9 pixels, but this machine has .* smaller image size"):
         load_dataset(str(tmp_path), "train")
     assert load_dataset(str(tmp_path), "train", image_size=8).images.shape == (1, 1, 8, 8)

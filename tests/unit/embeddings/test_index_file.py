@@ -102,7 +102,7 @@ def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
 def test_an_array_larger_than_the_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for suffix in (".npz", ".parquet"):
         write_index(tmp_path / f"a{suffix}", content())
-        monkeypatch.setattr("fedssl.data.formats.memory_bytes", lambda: 100)
+        monkeypatch.setattr("fedssl.data.array_files.memory_bytes", lambda: 100)
         monkeypatch.setattr("fedssl.embeddings.index_file.memory_bytes", lambda: 100)
         with pytest.raises(DataError, match="memory"):
             read_index(tmp_path / f"a{suffix}")

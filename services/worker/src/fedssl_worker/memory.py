@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedssl.data.images import memory_bytes
+from fedssl.data.array_files import memory_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")

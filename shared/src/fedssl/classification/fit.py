@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedssl.classification.classify import predictions
 from fedssl.classification.labelled import Labelled
-from fedssl.data.images import memory_bytes
+from fedssl.data.array_files import memory_bytes
 from fedssl.data.site_labels import SiteLabels, split_labels
 from fedssl.embeddings.encoders import BATCH_SIZE, Model
 from fedssl.embeddings.outcome import Done, summarised

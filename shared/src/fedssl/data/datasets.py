@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN, KnownDataset, Split
+from fedssl.data.contents import readable
 from fedssl.data.decode_file import shape_of_first
 from fedssl.data.decoded import decoded
 from fedssl.data.decoding import log
-from fedssl.data.folders import list_folder, read_folder, report_left_out
-from fedssl.data.formats import StoredArrays, read_npz, read_stored
+from fedssl.data.folders import list_all, list_folder, read_folder, report_left_out, split_folder
+from fedssl.data.formats import StoredArrays, read_npz, read_stored, shared_group
 from fedssl.data.image_files import ImageFiles
+from fedssl.data.image_groups import first_divided
 from fedssl.data.images import ImageData, conform, through_window
 from fedssl.data.reading import AS_STORED, Reading
 from fedssl.errors import DataError
@@ -113,11 +115,19 @@ def load_labels(
     name_or_path: str, split: Split, root: Path | None = None
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return labels (N,) and class names of the images of :func:`load_dataset`, without decoding image files."""
+    found = list_images(name_or_path, split, root)
+    return found.labels, found.class_names
+
+
+def list_images(name_or_path: str, split: Split, root: Path | None = None) -> ImageFiles | StoredArrays:
+    """Return the images of :func:`load_dataset` before any window, with labels and groups. Files are not decoded.
+
+    What a folder holds besides images is logged. Raises DataError.
+    """
     if (files := list_files(name_or_path, split, root)) is not None:
         report_left_out(files)
-        return files.labels, files.class_names
-    stored = load_arrays(name_or_path, split, root)
-    return stored.labels, stored.class_names
+        return files
+    return load_arrays(name_or_path, split, root)
 
 
 def list_files(name_or_path: str, split: Split, root: Path | None = None) -> ImageFiles | None:
@@ -130,6 +140,27 @@ def list_files(name_or_path: str, split: Split, root: Path | None = None) -> Ima
         return None if known.listing is None else known.listing(_require(known, split, root), split)
     path = find_path(name_or_path, root)
     return list_folder(path, split) if path.is_dir() else None
+
+
+def require_whole_groups(name_or_path: str, root: Path | None = None) -> None:
+    """Raise DataError if training and test images of a data set share a group, such as a patient. Decodes nothing."""
+    if name_or_path in KNOWN:
+        return
+    path = find_path(name_or_path, root)
+    if not path.is_dir():
+        shared = shared_group(path)
+    elif (files := list_all(path)).groups is None:
+        return
+    else:
+        folders = [split_folder(path, split).name for split in ("train", "test")]
+        splits = {folder: np.flatnonzero([name.startswith(f"{folder}/") for name in files.names]) for folder in folders}
+        found = first_divided(splits, files.groups)
+        shared = None if found is None else " and ".join(readable(files.names[image]) for _, image in found)
+    if shared is not None:
+        raise DataError(
+            f"the training and the test images of {name_or_path} share a group, such as a patient ({shared}), so an "
+            "evaluation would be too good: move all images of a group into one split"
+        )
 
 
 def may_have_labels(name_or_path: str, split: Split, root: Path | None = None) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedssl.data import dicom, nifti
 from fedssl.data.contents import readable
@@ -233,8 +233,16 @@ def open_image(files: ImageFiles, name: str) -> Image.Image:
         image = Image.open(files.tree.open(name), formats=FORMATS)
         require_size(*image.size, 3)
     except IMAGE_ERRORS as error:
-        raise Damaged(files.tree.path / name, str(error)) from error
+        raise Damaged(files.tree.path / name, _reason(error)) from error
     return image
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):  # PIL's own words repeat the path
+        return "its content is not an image (it is empty, damaged at its beginning, or of a format that is not read)"
+    if isinstance(error, OSError) and error.strerror is not None:  # it vanished, or must not be read
+        return f"it cannot be read: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _open_unless_tiff(files: ImageFiles, name: str) -> Image.Image | None:
@@ -262,7 +270,7 @@ def _raster(files: ImageFiles, name: str, channels: int | None) -> Raster:
             return dicom.read_frame(files.tree.path / file, number)
         return read_raster(files.tree.open(name), name, channels)
     except IMAGE_ERRORS as error:
-        raise Damaged(files.tree.path / name, str(error) or type(error).__name__) from error
+        raise Damaged(files.tree.path / name, _reason(error)) from error
 
 
 def _decode_by_pil(files: ImageFiles, name: str, mode: str, resize: _Resize) -> tuple[NDArray[np.uint8], int | None]:
@@ -278,16 +286,16 @@ def _upright(files: ImageFiles, name: str, image: Image.Image, mode: str) -> tup
     depth = num_bits(image)
     try:
         _refuse_tiff(image, depth)
-        turned = ImageOps.exif_transpose(image)
-        if turned.mode in SIXTEEN_BITS:
-            values = np.asarray(turned)
+        ImageOps.exif_transpose(image, in_place=True)  # a copy would take a tenth of the time
+        if image.mode in SIXTEEN_BITS:
+            values = np.asarray(image)
             highest = int(values.max(initial=0))
-            turned = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
-        elif turned.mode in ("I", "F"):
+            image = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
+        elif image.mode in ("I", "F"):
             raise NeedsWindow(f"the range of its values is unknown: {NEEDS_WINDOW}")
         else:  # of colour images with 16 bits, PIL gives the upper 8
-            highest = 256 * max(int(high) for _, high in _ranges(turned)) + 255 if depth > 8 else 0
-        return turned.convert(mode), highest
+            highest = 256 * max(int(high) for _, high in _ranges(image)) + 255 if depth > 8 else 0
+        return image if image.mode == mode else image.convert(mode), highest
     except IMAGE_ERRORS as error:
         raise Damaged(files.tree.path / name, str(error)) from error
 

@@ -12,10 +12,10 @@ from itertools import islice
 import numpy as np
 
 from fedssl.cores import num_usable_cores
+from fedssl.data.array_files import memory_bytes
 from fedssl.data.contents import readable
 from fedssl.data.decode_file import Damaged, decode_file, size_of
 from fedssl.data.image_files import ImageFiles
-from fedssl.data.images import memory_bytes
 from fedssl.data.windowing import NEEDS_WINDOW, Pixels, WindowMissing, prepared_type
 from fedssl.errors import DataError
 

@@ -2,7 +2,6 @@
 
 import math
 import textwrap
-import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -12,16 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedssl.data.images import ImageData, memory_bytes
+from fedssl.data.array_files import ARRAY_ERRORS, require_memory
+from fedssl.data.images import ImageData
 from fedssl.data.windowing import FULL, NEEDS_WINDOW, Pixels, WindowMissing, window_arrays
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig
 
 _IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type used by image sets
-# What reading an `.npz` file raises. numpy parses a header as a literal of Python, and repairs those of Python 2 with
-# its tokenizer.
-ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, SyntaxError, tokenize.TokenError,
-                 zipfile.BadZipFile, zlib.error)  # fmt: skip
 _MAX_REASON = 200  # numpy's errors quote the whole header
 _MAX_BYTES = 1 << 30  # the largest size of one idx or CIFAR file, uncompressed: five times the largest that exists
 _WINDOW = "window"  # the key of a file whose images have been through a window, with its JSON
@@ -131,6 +127,9 @@ class StoredArrays:
     prepared: WindowConfig | None = None
     groups: NDArray[np.int64] | None = None
 
+    def __len__(self) -> int:
+        return len(self.pixels)
+
     @property
     def needs_window(self) -> bool:
         """True if only a run with a window can use the images."""
@@ -209,6 +208,21 @@ def read_stored(path: Path, split: str) -> StoredArrays:
     )
 
 
+def shared_group(path: Path) -> str | None:
+    """Return `group 7` if the arrays `groups` and `test_groups` of an `.npz` file share that number, or None.
+
+    Returns None also if the file cannot be read: reading its images reports why.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not {"groups", "test_groups"} <= set(archive.files):
+                return None
+            shared = np.intersect1d(_array(archive, "groups"), _array(archive, "test_groups"))
+    except ARRAY_ERRORS:
+        return None
+    return f"group {shared[0]}" if len(shared) else None
+
+
 def prepared_window(path: Path) -> WindowConfig | None:
     """Return the window through which the images of an `.npz` file have been, or None. Raises DataError.
 
@@ -254,15 +268,6 @@ def _array(archive: "np.lib.npyio.NpzFile", key: str) -> NDArray[np.generic]:
     if not isinstance(found, np.ndarray):  # numpy returns the bytes of a member that is not an array
         raise ValueError(f"its member {key} is not an array")
     return found
-
-
-def require_memory(path: Path) -> None:
-    """Raise ValueError if an array of an `.npz` file is larger than this machine's memory."""
-    with zipfile.ZipFile(path) as archive:
-        needed = max((member.file_size for member in archive.infolist()), default=0)
-    memory = memory_bytes()
-    if needed > memory:
-        raise ValueError(f"an array takes {needed / 1e9:,.1f} GB, but the machine has {memory / 1e9:,.1f} GB of memory")
 
 
 def _parsed(text: str, path: Path) -> WindowConfig:

@@ -1,6 +1,5 @@
 """Images in memory, independent of the format from which they were read."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,6 @@ from fedssl.protocol.data import DataConfig, WindowConfig
 _LUMA = (0.299, 0.587, 0.114)
 _CHUNK = 2048
 _MOST_CLASSES = 1_000_000
-
-
-def memory_bytes() -> int:
-    """Return the size of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.data import format_packages
-from fedssl.data.formats import ARRAY_ERRORS, require_memory
+from fedssl.data.array_files import ARRAY_ERRORS, require_memory
 
 PACKED_SUFFIXES = (".npz", ".tar", ".parquet")
 

@@ -7,19 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data import (
-    DATASETS,
-    ImageData,
-    choose_images,
-    keep_share,
-    load_conformed,
-    load_dataset,
-    load_labels,
-    partition,
-)
+from fedssl.data import DATASETS, ImageData, choose_images, keep_share, load_conformed, load_dataset, partition
 from fedssl.data.dataset_files import has_digest, read_public
-from fedssl.data.datasets import count_images, may_have_labels
+from fedssl.data.datasets import list_images, may_have_labels
 from fedssl.data.image_cache.build import CachedData, load_cached
+from fedssl.data.image_groups import ImageGroups, first_divided, positions_of
 from fedssl.data.images import prepare
 from fedssl.data.partition_files import read_partition
 from fedssl.data.partitions import stratified_share
@@ -65,12 +57,16 @@ def assign_images(
     labels: NDArray[np.int64] | None,
     class_names: tuple[str, ...] = (),
     *,
+    groups: NDArray[np.int64] | None = None,
     num_images: int | None = None,
     root: Path | None = None,
 ) -> PartitionPlan:
     """Assign images to clients by the labels (N,).
 
     Hold images out, choose some of the rest, partition these, and keep `share` of each part.
+
+    The images of one group (a patient), which have equal numbers in `groups` (N,), are all held out or all remain, and
+    go to one client: a group counts as one image, of its most frequent class.
 
     Images without labels count as one class; `num_images` is their number. A partition's file is searched for as given,
     then in the folder `root`. Raises DataError if the scheme needs labels, or the file cannot be used.
@@ -80,19 +76,54 @@ def assign_images(
             raise _needs_labels(config)
         labels, class_names = np.zeros(num_images, np.int64), (UNLABELLED,)
     names = client_names(1 if config.pooled else config.num_clients)
-    pool = remaining_images(config, labels)
+    pool = remaining_images(config, labels, groups)
     chosen = pool[choose_images(len(pool), config.max_images, config.seed)]
     if config.pooled:
         parts = [np.arange(len(chosen))]
     elif config.scheme == "file":
         by_client = read_partition(_partition_file(config, root), names, len(labels))
+        _require_whole_groups(config, by_client, groups)
         names, parts = list(by_client), list(by_client.values())
+    elif groups is None:
+        parts = _partitioned(config, labels[chosen])
     else:
-        parts = partition(labels[chosen], config.num_clients, config.scheme, config.seed, config.alpha, config.variant)
+        units = ImageGroups.of(labels, groups)
+        parts = _partitioned_groups(config, units, units.number[chosen])
     parts = [chosen[part] for part in keep_share(parts, config.share, config.seed)]
     num_classes = max(int(labels.max()) + 1, len(class_names))
     counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
     return PartitionPlan(dict(zip(names, parts, strict=True)), counts, class_names)
+
+
+def _partitioned(config: PartitionConfig, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    return partition(labels, config.num_clients, config.scheme, config.seed, config.alpha, config.variant)
+
+
+def _partitioned_groups(
+    config: PartitionConfig, units: ImageGroups, group_of: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Return each client's sorted positions in `group_of` (n,), the group of each image that is partitioned."""
+    present = np.unique(group_of)
+    try:
+        parts = _partitioned(config, units.labels[present])
+    except DataError as error:
+        raise DataError(
+            f"{error}. The images of one group, such as a patient or a NIfTI file, stay together, so {config.dataset} "
+            f"counts as {len(present):,} images"
+        ) from error
+    return positions_of([present[part] for part in parts], group_of)
+
+
+def _require_whole_groups(
+    config: PartitionConfig, by_client: Mapping[str, NDArray[np.int64]], groups: NDArray[np.int64] | None
+) -> None:
+    """Raise DataError if a partition's file gives images of one group to two clients."""
+    if groups is not None and (found := first_divided(by_client, groups)) is not None:
+        (name, image), (other, another) = found
+        raise DataError(
+            f"{config.file} gives image {image} to {name} and image {another} to {other}, but both belong to one group "
+            f"of {config.dataset}, such as a patient: give all images of a group to one client"
+        )
 
 
 def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
@@ -147,7 +178,9 @@ def _parts(
     The plan is drawn over all files. The unreadable ones, which it counts, are left out of it.
     """
     if not images.unreadable:
-        held = assign_images(config, images.labels, images.class_names, num_images=len(images), root=root)
+        held = assign_images(
+            config, images.labels, images.class_names, groups=images.groups, num_images=len(images), root=root
+        )
         return held.by_client, held.counts
     plan, lost = partition_plan(config, root), np.array(images.unreadable)
     parts, counts = {}, np.zeros_like(plan.counts)
@@ -159,29 +192,38 @@ def _parts(
     return parts, counts
 
 
-def remaining_images(config: PartitionConfig, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+def remaining_images(
+    config: PartitionConfig, labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """Return the sorted indices of the images that are not held out. Raises DataError if none are left."""
     everything = np.arange(len(labels), dtype=np.int64)
     if not config.hold_out:
         return everything
-    rest = np.setdiff1d(everything, held_out_images(config, labels), assume_unique=True)
+    rest = np.setdiff1d(everything, held_out_images(config, labels, groups=groups), assume_unique=True)
     if not len(rest):
         raise DataError(f"partition.hold_out = {config.hold_out:g} leaves no image of {config.dataset}: hold out fewer")
     return rest
 
 
 def held_out_images(
-    config: PartitionConfig, labels: NDArray[np.int64], share: float | None = None
+    config: PartitionConfig,
+    labels: NDArray[np.int64],
+    share: float | None = None,
+    groups: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Return the sorted indices of the images that no client gets because they are held out.
 
     Args:
         labels: class numbers (N,) of the whole training split.
         share: if given, only this share of each class, which must not exceed `hold_out`.
+        groups: (N,), equal for the images of one group, which are held out together: the share is then of the groups.
     """
     share = config.hold_out if share is None else share
     assert 0 < share <= config.hold_out, "only a part of what is held out"
-    return stratified_share(labels, share, config.seed)
+    if groups is None:
+        return stratified_share(labels, share, config.seed)
+    units = ImageGroups.of(labels, groups)
+    return np.flatnonzero(np.isin(units.number, stratified_share(units.labels, share, config.seed)))
 
 
 def needs_labels(config: PartitionConfig) -> bool:
@@ -218,9 +260,8 @@ def require_images(clients: Mapping[str, ImageData | CachedData], names: Iterabl
 
 def partition_plan(config: PartitionConfig, root: Path | None = None) -> PartitionPlan:
     """Return the assignment that :func:`partition_dataset` makes, without decoding images. Raises DataError."""
-    labels, class_names = load_labels(config.dataset, "train", root)
-    num_images = None if labels is not None else count_images(config.dataset, "train", root)
-    return assign_images(config, labels, class_names, num_images=num_images, root=root)
+    found = list_images(config.dataset, "train", root)
+    return assign_images(config, found.labels, found.class_names, groups=found.groups, num_images=len(found), root=root)
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:

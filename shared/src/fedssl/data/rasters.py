@@ -2,6 +2,7 @@
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from fedssl.data.formats import ARRAY_ERRORS
+from fedssl.data.array_files import ARRAY_ERRORS
 from fedssl.data.trees import is_array
 from fedssl.data.windowing import NO_VOI, Range, range_of, require_finite, to_unit
 from fedssl.protocol.data import WindowConfig, channels_in_words
@@ -26,6 +27,9 @@ MAX_BYTES = 1 << 29
 # What PIL and its plugins raise for damaged files. The error for a decompression bomb derives from Exception directly.
 IMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, EOFError, struct.error,
                 zlib.error, NotImplementedError, Image.DecompressionBombError, *ARRAY_ERRORS)  # fmt: skip
+
+# PIL warns of images above half of this limit, which are read.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
 _NUMPY = b"\x93NUMPY"

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data.formats import ARRAY_ERRORS, require_memory
-from fedssl.data.images import memory_bytes
+from fedssl.data.array_files import ARRAY_ERRORS, memory_bytes, require_memory
 from fedssl.errors import DataError, ExportError
 from fedssl.files import replaced_file
 

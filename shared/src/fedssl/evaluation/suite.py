@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.data import ImageData, Split, choose_images, load_conformed
+from fedssl.data.datasets import require_whole_groups
 from fedssl.errors import DataError, SpecError
 from fedssl.evaluation import (
     PROBES,
@@ -92,8 +93,10 @@ def load_labelled(
         root: a folder in which to search for the data set before the usual places.
 
     Raises:
-        DataError: the images cannot be read, have no labels or far too many classes.
+        DataError: the images cannot be read, have no labels or far too many classes, or both splits have images of one
+            group, such as a patient.
     """
+    require_whole_groups(name_or_path, root)
 
     def load(split: Split, limit: int | None) -> ImageData:
         images = load_conformed(name_or_path, split, data, root)

@@ -154,7 +154,7 @@ def _held_out(spec: RunSpec, share: float, machine: ComputeSettings) -> ImageDat
     train = _labelled(spec, machine, every_train=True).train
     labels = labels_of(train).numpy()
     share *= min(1.0, (config.max_train or len(labels)) / len(labels))
-    return train.subset(held_out_images(partition, labels, share))
+    return train.subset(held_out_images(partition, labels, share, train.groups))
 
 
 def _labelled(spec: RunSpec, machine: ComputeSettings, *, every_train: bool = False) -> Labelled:

@@ -79,7 +79,9 @@ def test_the_report_has_every_number(folder: Path) -> None:
     assert "<script" not in page
     for words in ("Values of the images of more than 8 bits", "b/copy.bmp", "30 x 20", 'style="width:100.0%"'):
         assert words in page
-    terminal = fedssl("data", "check", str(folder)).stdout
+    checked = fedssl("data", "check", str(folder))
+    assert "training on these images would stop: 1 cannot be read, and max_unreadable allows 0." in checked.stderr
+    terminal = checked.stdout
     for words in ("33", "b/broken<b>.png: ", "copy.bmp = a/00.png", "[data.window]", "a (20), b (13)", "█"):
         assert words in terminal
 
@@ -107,6 +109,13 @@ def test_patients_are_counted_and_not_named(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["num_groups"] == 2
     assert "Secret" not in result.output + out.read_text()
+    (tmp_path / "images" / "6.dcm").write_bytes((tmp_path / "images" / "5.dcm").read_bytes()[:-20])
+    (tmp_path / "run.toml").write_text(_SPEC)
+    sheet = tmp_path / "views.png"
+    drawn = fedssl("data", "views", tmp_path / "images", "--spec", tmp_path / "run.toml", "--out", sheet)
+    assert drawn.exit_code == 0, drawn.output
+    assert "6.dcm is left out, because it cannot be read: " in drawn.output
+    assert Image.open(sheet).size[1] == 2 + 6 * 18
 
 
 def test_arrays_are_left_to_doctor(folder: Path) -> None:

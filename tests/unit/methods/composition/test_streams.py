@@ -1,8 +1,12 @@
 """The further image streams of a batch."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
+import fedssl.methods
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
 from fedssl.methods.composition.streams import draw_batches, draw_streams, quarter_turns, turned
@@ -54,3 +58,16 @@ def test_no_batch_and_no_references_have_two_images_of_a_group() -> None:
     assert part.groups.tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"no groups, which data\.distinct_groups needs"):
         draw_batches(ClientData(data.images), torch.Generator(), ctx)
+
+
+def test_only_streams_draws_batches_of_a_clients_images() -> None:
+    """Otherwise a method could put two images of a group into a batch. The others draw batches of public images."""
+    [folder] = fedssl.methods.__path__
+    found = {
+        path.name
+        for path in Path(folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and {"epoch_batches", "distinct_batches"} & {each.name for each in node.names}
+    }
+    assert found == {"streams.py", "dictionary_contrast.py", "similarity_distillation.py"}

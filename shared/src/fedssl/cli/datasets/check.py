@@ -49,6 +49,10 @@ def check_data(
     if out is not None:
         note(f"{out}: open it in a browser. It holds small copies of the images, so keep it where they are")
     if not document["is_usable"]:
+        note(
+            f"training on these images would stop: {len(found.unreadable):,} cannot be read, and max_unreadable allows "
+            f"{document['most_unreadable']:,}. Repair or remove them, or raise data.max_unreadable"
+        )
         raise typer.Exit(1)
 
 
@@ -102,11 +106,11 @@ def _pairs(found: Survey, document: dict[str, Any]) -> dict[str, object]:
         "kinds": _counted(found.kinds.items()),
         "classes": _counted(found.classes.items()) if found.classes else "none: there are no labels",
         "groups": None if found.num_groups is None else f"{found.num_groups:,} (patients, or files without one)",
-        "unreadable": f"{len(found.unreadable):,} (at most {document['most_unreadable']:,} may be)"
+        "unreadable": f"{len(found.unreadable):,} (max_unreadable allows {document['most_unreadable']:,})"
         + _listed(f"{name}: {why}" for name, why in found.unreadable),
         "one value": f"{len(found.constant):,}" + _listed(found.constant),
         "duplicates": f"{len(found.duplicates):,}" + _listed(f"{one} = {other}" for one, other in found.duplicates),
-        "left out": document["left_out"] or None,
+        "left out": document["left_out"].removeprefix("left out: ") or None,
     }
     for kind, each in found.histograms.items():
         values = ", ".join(

@@ -7,6 +7,7 @@ import typer
 from fedssl.cli.arguments import ProjectOption, TokenFileOption, UrlOption, check_name
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
+from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.datasets.registration import (
     REGISTRATION_HELP,
     ChannelsOption,
@@ -53,9 +54,12 @@ def add(
     """Register a labelled data set with a training and a test split."""
     check_name(name)
     from fedssl.data.dataset_files import ImageSelection, registered_shape, write_labelled
+    from fedssl.data.datasets import require_whole_groups
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
         next(client.evaluation_datasets(), None)  # report a wrong token before the images are read
+        ensure(source, note)
+        require_whole_groups(source, data_folder())
         train = read_split(source, "train", image_size, check_channels(channels))
         shape = registered_shape(train, image_size, check_channels(channels))
         test = read_split(source, "test", shape[1], shape[0])

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedssl.cli.output import note
 from fedssl.cli.specs import read_spec
 from fedssl.data.augment import to_float
+from fedssl.data.contents import readable
 from fedssl.data.datasets import list_files, load_conformed
-from fedssl.data.decode_file import decode_file, decode_whole
+from fedssl.data.decode_file import Damaged, decode_file, decode_whole
 from fedssl.data.image_batches import join, views_before_normalisation
 from fedssl.data.image_cache.images import ImageBatch
 from fedssl.data.image_files import ImageFiles
@@ -64,8 +65,16 @@ def _images(name_or_path: str, data: DataConfig, num: int) -> tuple[Tensor, Imag
 
 def _decoded(files: ImageFiles, data: DataConfig, num: int) -> tuple[Tensor, ImageBatch]:
     files = replace(files, reading=Reading.of(data))
-    names = spread(files.names, num)
-    squares = torch.stack([_tensor(decode_file(files, name, data.channels, data.image_size)[0]) for name in names])
+    names, found = [], []
+    for name in spread(files.names, num):
+        try:
+            found.append(_tensor(decode_file(files, name, data.channels, data.image_size)[0]))
+            names.append(name)
+        except Damaged as error:
+            note(f"{readable(name)} is left out, because it cannot be read: {error.why}")
+    if not found:
+        raise DataError(f"none of the {num} images that were chosen from {files.title} can be read: give more --images")
+    squares = torch.stack(found)
     if data.cache_size is None:
         return to_float(squares), ImageBatch(squares)
     whole = [_tensor(decode_whole(files, name, data.channels, data.cache_size)[0]) for name in names]

@@ -4,6 +4,7 @@ A process gets one JSON document that describes the images, then a JSON list of 
 answers with a line of JSON and the pixels' bytes.
 """
 
+import fcntl
 import json
 import queue
 import subprocess
@@ -12,7 +13,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +33,7 @@ Found = tuple[Entry, NDArray[np.generic] | None]
 _NAMES_PER_TASK = 16
 _FEWEST_PER_PROCESS = 64  # starting a process takes about as long as decoding these
 _MOST_PROCESSES = 16
+_PIPE_BYTES = 1 << 20  # room for a few images, so that a process decodes while its last answer is read
 
 
 def num_decoders(num_files: int) -> int:
@@ -127,6 +128,9 @@ def _decoder(files: ImageFiles, channels: int, size: int) -> Iterator[_Decoder]:
         stdout=subprocess.PIPE,
         process_group=0,  # Ctrl-C is for this process, which ends the others
     )
+    assert process.stdout is not None, "opened as a pipe"
+    with suppress(OSError):  # the system bounds the pipes of a user; a smaller one works too
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     try:
         yield _Decoder(process, files, channels, size)
     finally:
@@ -160,7 +164,7 @@ def serve(tasks: IO[bytes], answers: IO[bytes]) -> None:
     for line in tasks:
         for name in json.loads(line):
             entry, pixels = decode_entry(files, name, setup["channels"], setup["size"])
-            answers.write(json.dumps(asdict(entry)).encode() + b"\n")
+            answers.write(entry.to_json().encode() + b"\n")
             if pixels is not None:
                 answers.write(pixels.data)
         answers.flush()

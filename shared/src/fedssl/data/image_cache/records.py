@@ -1,15 +1,16 @@
 """The cache's two files: `pixels.bin`, to which decoded images are appended, and `index.jsonl`, with a line per file.
 
 A line is written after its pixels are on the disk, so a process that is killed loses the images of the last seconds,
-and what the index names is whole.
+and what the index names is whole. A thread waits for the disk, while further images are decoded.
 """
 
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -38,35 +39,35 @@ class Records:
         self._index_path = place / INDEX
         self._bytes_per_pixel = itemsize * channels
         self._by_name: dict[str, Entry] = {}
-        self._by_content: dict[tuple[str, str], Entry] = {}
-        self._waiting: list[Entry] = []
-        self._unflushed, self._flushed_at = 0, time.monotonic()
+        self._by_content: dict[str, Entry] = {}
+        self._waiting: list[Entry] = []  # their pixels are written, and not yet flushed
+        self._end = self._unflushed = 0
+        self._flushed_at = time.monotonic()
+        self._thread = ThreadPoolExecutor(1)
+        self._flushing: Future[None] | None = None
 
     def __enter__(self) -> Self:
-        entries, is_damaged = self._read_index()
-        size = self.path.stat().st_size if self.path.exists() else 0
-        ends = [entry.offset + self._num_bytes(entry) for entry in entries]
-        if is_damaged or max(ends, default=0) > size:
+        length, is_damaged = self._read_index()
+        if is_damaged or self._end > (self.path.stat().st_size if self.path.exists() else 0):
             # Other processes may read the file at places that this index no longer names: they keep it, as it is.
             self.path.unlink(missing_ok=True)
-            entries, ends = [], []
-        self._pixels, self._end = self.path.open("ab"), max(ends, default=0)
+            self._by_name, self._by_content, self._end, length = {}, {}, 0, 0
+        self._pixels = self.path.open("ab")
         self.path.chmod(0o600)
         self._pixels.truncate(self._end)
         self._pixels.seek(self._end)
-        text = "".join(_line(entry) for entry in entries)
         self._index_path.touch(mode=0o600)
         self._index = self._index_path.open("r+b")
-        self._index.truncate(len(text))  # a line that was cut short
-        self._index.seek(len(text))
-        for entry in entries:
-            self._know(entry)
+        self._index.truncate(length)  # a line that was cut short
+        self._index.seek(length)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self._flush()
+            self._finish_flush()
         finally:
+            self._thread.shutdown()
             self._pixels.close()
             self._index.close()
 
@@ -116,14 +117,23 @@ class Records:
         return True
 
     def _flush(self) -> None:
+        """Begin to write what is waiting, after what was begun before. Raises OSError if that has failed."""
+        self._finish_flush()
         self._flushed_at, self._unflushed = time.monotonic(), 0
-        if not self._waiting:
-            return
-        self._pixels.flush()
+        if self._waiting:
+            self._pixels.flush()
+            self._flushing = self._thread.submit(self._write, self._waiting)
+            self._waiting = []
+
+    def _finish_flush(self) -> None:
+        if self._flushing is not None:
+            flushing, self._flushing = self._flushing, None
+            flushing.result()
+
+    def _write(self, entries: Sequence[Entry]) -> None:
         os.fdatasync(self._pixels.fileno())
-        self._index.write("".join(_line(entry) for entry in self._waiting).encode())
+        self._index.write("".join(map(_line, entries)).encode())
         self._index.flush()
-        self._waiting.clear()
 
     def _require_room(self) -> None:
         free = shutil.disk_usage(self.path.parent).free
@@ -133,23 +143,23 @@ class Records:
                 f"{RESERVE_BYTES / 1e6:,.0f}: make room, or set XDG_CACHE_HOME to another folder. What is cached stays"
             )
 
-    def _read_index(self) -> tuple[list[Entry], bool]:
-        """Return the entries up to the first damaged line, and whether more is damaged than an unfinished last line."""
-        entries: list[Entry] = []
+    def _read_index(self) -> tuple[int, bool]:
+        """Know the entries up to the first damaged line.
+
+        Return their length in bytes, and whether more is damaged than an unfinished last line.
+        """
+        length = 0
         try:
-            lines = self._index_path.read_bytes().splitlines(keepends=True)
+            with self._index_path.open("rb") as lines:  # line by line: all of them take as much memory as the entries
+                for line in lines:
+                    if (entry := _entry(line)) is None:
+                        return length, line.endswith(b"\n")
+                    self._know(entry)
+                    self._end = max(self._end, entry.offset + self._num_bytes(entry))
+                    length += len(line)
         except FileNotFoundError:
-            return entries, False
-        for line in lines:
-            try:
-                entry = Entry(**json.loads(line))
-            except (ValueError, TypeError):
-                break
-            if line != _line(entry).encode():
-                break
-            entries.append(entry)
-        left = lines[len(entries) :]
-        return entries, len(left) > 1 or any(line.endswith(b"\n") for line in left)
+            pass
+        return length, False
 
     def _num_bytes(self, entry: Entry) -> int:
         return 0 if entry.why is not None else entry.height * entry.width * self._bytes_per_pixel
@@ -160,9 +170,18 @@ class Records:
 
 
 def _line(entry: Entry) -> str:
-    return json.dumps(asdict(entry)) + "\n"
+    return f"{entry.to_json()}\n"
 
 
-def _content(entry: Entry) -> tuple[str, str]:
+def _entry(line: bytes) -> Entry | None:
+    """Return the entry of a line, or None if the line is not what was written."""
+    try:
+        entry = Entry(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+    return entry if line == _line(entry).encode() else None
+
+
+def _content(entry: Entry) -> str:
     """Return what decides about the pixels: the content, and the suffix, by which arrays are recognised."""
-    return entry.digest, Path(split_name(entry.name)[0]).suffix.lower()
+    return entry.digest + os.path.splitext(split_name(entry.name)[0])[1].lower()

@@ -1,7 +1,7 @@
 """The further image streams that a batch may contain besides its views, with one augmented image per image.
 
 - `references`: as many other random images of the client, from a second pass that is shuffled independently (FedX);
-- `rotated`: the batch's own images in one more view, turned by quarter turns (Orchestra); `quarter_turns` says how far;
+- `rotated`: the batch's own images in one more view, in quarter turns (Orchestra); `quarter_turns` states how far;
 - `public`: as many random public images (FedCA).
 """
 
