@@ -11,23 +11,26 @@ from sqlalchemy.orm import Session, aliased
 from fedssl_coordinator.core import outbox
 from fedssl_coordinator.core.models import Event
 from fedssl_coordinator.core.problems import printable
+from fedssl_coordinator.core.statements import Statement
 
 RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # this event is read again: workers are notified of it
 NUM_ROUNDS_BEFORE = "num_rounds_before"  # in the data of run.resumed, if the run was continued for further rounds
 _PENDING, _AFTERWARDS = "events", "after_events"
 _COLUMNS = ("kind", "round_number", "client_id", "message", "data")
 
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))")
+_LOCK = Statement(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"))
 # The lock first: a row of the join, and with it an id, exists only once the function has returned.
-_LOCK_AND_WRITE = text(
-    "INSERT INTO events (kind, run_id, round_number, client_id, message, data) "
-    "SELECT kind, run_id, round_number, client_id, message, data "
-    "FROM (SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))) AS lock, "
-    "ROWS FROM (jsonb_to_recordset(:rows) AS (kind text, run_id uuid, round_number integer, client_id text, "
-    "message text, data jsonb)) WITH ORDINALITY AS written "
-    "(kind, run_id, round_number, client_id, message, data, position) "
-    "ORDER BY position RETURNING id, at"
-).bindparams(bindparam("rows", type_=JSONB))
+_LOCK_AND_WRITE = Statement(
+    text(
+        "INSERT INTO events (kind, run_id, round_number, client_id, message, data) "
+        "SELECT kind, run_id, round_number, client_id, message, data "
+        "FROM (SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))) AS lock, "
+        "ROWS FROM (jsonb_to_recordset(:rows) AS (kind text, run_id uuid, round_number integer, client_id text, "
+        "message text, data jsonb)) WITH ORDINALITY AS written "
+        "(kind, run_id, round_number, client_id, message, data, position) "
+        "ORDER BY position RETURNING id, at"
+    ).bindparams(bindparam("rows", type_=JSONB))
+)
 
 
 def record(
@@ -70,9 +73,9 @@ def _write(session: Session) -> None:
     if rows:
         *others, last = sorted({f"events/{row.run_id}" for row in rows})
         for key in others:
-            session.execute(_LOCK, {"key": key})
+            _LOCK.all(session, {"key": key})
         values = [{name: getattr(row, name) for name in _COLUMNS} | {"run_id": _text(row.run_id)} for row in rows]
-        written = session.execute(_LOCK_AND_WRITE, {"key": last, "rows": values}).all()
+        written = _LOCK_AND_WRITE.all(session, {"key": last, "rows": values})
         for row, (event_id, at) in zip(rows, written, strict=True):
             row.id, row.at = event_id, at
         outbox.add(session, rows)

@@ -61,7 +61,7 @@ _REQUESTS = 10  # the others are for work in threads: claims, streams, transfers
 
 
 @event.listens_for(Engine, "handle_error", retval=True)
-def _classify_error(context: ExceptionContext) -> DatabaseError | None:
+def classify_error(context: ExceptionContext) -> DatabaseError | None:
     """Raise OperationalError for temporary errors only, and BrokenReference for violated foreign keys.
 
     The driver also raises OperationalError for permanent errors, such as a statement with too many parameters.

@@ -48,8 +48,10 @@ def add(session: Session, events: Sequence[Event]) -> None:
         for event in events
         if event.kind in (*_TOPICS, _FINISHED, _PAUSED) and (topic := _topic(event, run := _run(session, event)))
     ]
+    if not found:  # as for most events: building the query would take longer than writing them
+        return
     everyones = select(NotificationDestination).where(_has_room()).execution_options(**{UNRESTRICTED: True})
-    destinations = session.scalars(everyones).all() if found else []
+    destinations = session.scalars(everyones).all()
     rows = [
         delivery(destination, topic, _payload(event, topic, run), _once_per(event))
         for event, topic, run in found

@@ -11,13 +11,14 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl_coordinator.core.models import LedgerAnchor as Row
 from fedssl_coordinator.core.models import SigningKey, table_of
+from fedssl_coordinator.core.statements import Statement
 
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))")
+_LOCK = Statement(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"))
 
 
 def lock(session: Session, client_id: str) -> None:
     """Let this client's other anchors wait until the transaction ends."""
-    session.execute(_LOCK, {"key": f"fedssl/anchors/{client_id}"})
+    _LOCK.all(session, {"key": f"fedssl/anchors/{client_id}"})
 
 
 class Extension(NamedTuple):
@@ -32,7 +33,7 @@ def extend(session: Session, client_id: str, anchor: LedgerAnchor) -> Extension 
 
     Returns None, and stores nothing, if the ledger is new, has not grown, or if there is no signing key yet.
     """
-    row = session.execute(_EXTEND, {"client": client_id, **anchor.model_dump()}).one_or_none()
+    row = _EXTEND.one_or_none(session, {"client": client_id, **anchor.model_dump()})
     return None if row is None else Extension(*row)
 
 
@@ -86,4 +87,4 @@ def _extend() -> Any:
     return select(added.c.at, keys.c.private_key).select_from(added.join(keys, true()))
 
 
-_EXTEND = _extend()
+_EXTEND = Statement(_extend())

@@ -23,6 +23,7 @@ from fedssl_coordinator.core.models import (
     SecureRound,
     table_of,
 )
+from fedssl_coordinator.core.statements import Statement
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
@@ -229,7 +230,7 @@ def has_enough(session: Session, row: Round) -> bool:
 
 def has_all_or_enough(session: Session, round_id: UUID) -> bool:
     """Return whether no client may deliver any more, or the round has enough updates to close."""
-    return bool(session.scalar(_HAS_ALL_OR_ENOUGH, {"of": round_id}))
+    return _HAS_ALL_OR_ENOUGH.one_or_none(session, {"of": round_id}) == (True,)
 
 
 def _has_all_or_enough() -> Any:
@@ -241,7 +242,7 @@ def _has_all_or_enough() -> Any:
     return select(~live | enough).where(r.c.id == bindparam("of", type_=Uuid))
 
 
-_HAS_ALL_OR_ENOUGH = _has_all_or_enough()  # each update sends it
+_HAS_ALL_OR_ENOUGH = Statement(_has_all_or_enough())  # each update sends it
 
 
 def locked_live(

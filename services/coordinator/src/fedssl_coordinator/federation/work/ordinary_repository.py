@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import AssignmentState, RoundState, Verdict
 from fedssl.protocol.work import Progress, Resources, Submit
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Metric, Round, Run, Token, Upload, table_of
+from fedssl_coordinator.core.statements import Statement
 from fedssl_coordinator.federation.work.repository import is_open
 from fedssl_coordinator.identity.tokens.repository import SEEN, SeenWorker, is_workers
 
@@ -54,7 +55,7 @@ def lease(session: Session, secret_hash: str) -> tuple[SeenWorker, Offer | None]
 
     The offer is None if there is nothing to claim. Claims of one client wait for one another at its row.
     """
-    row = session.execute(_LEASE, {"secret": secret_hash}).one_or_none()
+    row = _LEASE.one_or_none(session, {"secret": secret_hash})
     return None if row is None else (SeenWorker(row[0], row[1]), None if row[2] is None else Offer(*row[2:]))
 
 
@@ -76,7 +77,7 @@ def renew(
         "reported": None if progress is None else progress.model_dump(mode="json"),
         "held": None if resources is None else resources.model_dump(mode="json"),
     }
-    row = session.execute(_RENEW, values).one_or_none()
+    row = _RENEW.one_or_none(session, values)
     return None if row is None else Renewal(SeenWorker(row[0], row[1]), *row[2:])
 
 
@@ -95,7 +96,7 @@ def awaited(session: Session, secret_hash: str, assignment_id: UUID, digest: str
     Returns None also if `most` other updates were sent for the assignment.
     """
     values = {"secret": secret_hash, "assignment": assignment_id, "sent": digest, "most": most}
-    row = session.execute(_AWAITED, values).one_or_none()
+    row = _AWAITED.one_or_none(session, values)
     return None if row is None else Awaited(SeenWorker(row[0], row[1]), *row[2:])
 
 
@@ -125,7 +126,7 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, 
         "names": list(names),
         "numbers": list(names.values()),
     }
-    row = session.execute(_ACCEPT, values).one_or_none()
+    row = _ACCEPT.one_or_none(session, values)
     return None if row is None else Accepted(SeenWorker(row[0], row[1]), *row[2:])
 
 
@@ -261,4 +262,4 @@ def _accept() -> Any:
     return done.add_cte(sent.on_conflict_do_nothing().cte("sent"), measured.cte("measured"))
 
 
-_LEASE, _RENEW, _AWAITED, _ACCEPT = _lease(), _renew(), _awaited(), _accept()
+_LEASE, _RENEW, _AWAITED, _ACCEPT = map(Statement, (_lease(), _renew(), _awaited(), _accept()))

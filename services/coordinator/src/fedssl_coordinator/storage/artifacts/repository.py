@@ -28,6 +28,7 @@ from fedssl_coordinator.core.models import (
     table_of,
 )
 from fedssl_coordinator.core.project_scope import UNRESTRICTED
+from fedssl_coordinator.core.statements import Statement
 from fedssl_coordinator.identity.tokens.repository import SeenWorker, is_workers
 
 
@@ -190,7 +191,7 @@ def worker_of_artifact(session: Session, digest: str, secret_hash: str) -> SeenW
 
     One statement on tables, because each worker sends it in each round.
     """
-    row = session.execute(_WORKER_OF_ARTIFACT, {"secret": secret_hash, "wanted": digest}).one_or_none()
+    row = _WORKER_OF_ARTIFACT.one_or_none(session, {"secret": secret_hash, "wanted": digest})
     return None if row is None else SeenWorker(*row)
 
 
@@ -212,7 +213,7 @@ def _worker_of_artifact() -> Any:
     return select(token.id, client.id).where(is_workers, may_fetch)
 
 
-_WORKER_OF_ARTIFACT = _worker_of_artifact()
+_WORKER_OF_ARTIFACT = Statement(_worker_of_artifact())
 
 
 def is_evaluated_by(session: Session, digest: str, client_id: str) -> bool:
