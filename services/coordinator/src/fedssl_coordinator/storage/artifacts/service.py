@@ -1,5 +1,6 @@
 """Decides who may send and fetch which artifact, and records what was sent."""
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol
@@ -8,7 +9,16 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts import images
-from fedssl.artifacts.header import LENGTH_BYTES, Header, check_header, max_file_bytes, max_header_bytes
+from fedssl.artifacts.header import (
+    LENGTH_BYTES,
+    Header,
+    check_header,
+    header_bytes,
+    in_file_order,
+    max_file_bytes,
+    max_header_bytes,
+    parse_header,
+)
 from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
 from fedssl.artifacts.weight_names import PREFIX
 from fedssl.errors import ArtifactError, ArtifactNotFound
@@ -66,13 +76,19 @@ class UploadPermit(Protocol):
     @property
     def limit(self) -> str: ...
 
-    def check(self, header: Header) -> None:
-        """Raise ArtifactError unless a file with this header may be sent."""
+    def checked(self, text: bytes) -> Header:
+        """Return the header that is written so. Raises ArtifactError unless a file with it may be sent."""
         ...
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
         """Return the error, with its event, for an upload that is not what was permitted."""
         ...
+
+
+@functools.lru_cache(maxsize=16)
+def _only_header(tensors: tuple[TensorSpec, ...]) -> Header:
+    """Return the header that an update of these tensors has: all clients of a run send the same one."""
+    return parse_header(header_bytes(in_file_order(tensors))[LENGTH_BYTES:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +110,12 @@ class UpdatePermit:
     def max_header_bytes(self) -> int:
         return max_header_bytes(self.tensors)
 
-    def check(self, header: Header) -> None:
-        """Raise PlanMismatch unless the header holds exactly the declared tensors."""
-        check_header(header, self.tensors, "update")
+    def checked(self, text: bytes) -> Header:
+        """Return the header. Raises ArtifactError unless it holds exactly the declared tensors, in the only form."""
+        if text == (expected := _only_header(self.tensors)).text:
+            return expected
+        check_header(header := parse_header(text), self.tensors, "update")
+        return header
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
         """Return the error, with its event, for an upload that is not what was permitted."""
@@ -112,14 +131,16 @@ class OperatorPermit:
     max_header_bytes: ClassVar[int] = MAX_HEADER_BYTES
     limit: ClassVar[str] = "FEDSSL_MAX_DATASET_BYTES"
 
-    def check(self, header: Header) -> None:
-        """Raise ArtifactError unless this is the header of a public or a labelled data set, or of weights."""
+    def checked(self, text: bytes) -> Header:
+        """Return the header. Raises ArtifactError unless it is one of a data set, public or labelled, or of weights."""
+        header = parse_header(text)
         if all(entry.name.startswith(PREFIX) for entry in header.entries):
             check_registered(header)
         elif header.data_start > LENGTH_BYTES + images.MAX_HEADER_BYTES:
             raise ArtifactError(f"the header of a data set has at most {images.MAX_HEADER_BYTES} bytes")
         else:
             images.data_set_shape(header)
+        return header
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
         """Return the error, with its event, for a file that is neither."""

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from fedssl.artifacts.finite import check_finite, check_finite_in
-from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
+from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length
 from fedssl.artifacts.store import Writer
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
 from fedssl_coordinator.core.openapi import problems
@@ -106,26 +106,27 @@ async def _receive_into(
     writer: Writer | None, permit: UploadPermit, content_length: int, body: AsyncIterator[bytes]
 ) -> tuple[Header, bytes]:
     """Return the header, and the last bytes, which are not written yet: all of them without a writer."""
-    pending = bytearray()
+    parts: list[bytes] = []  # in place of a buffer: large ones are expensive to grow and to copy
     header: Header | None = None
-    received = 0
+    received = written = 0
     async for chunk in body:
         received += len(chunk)
         if received > content_length:
             raise ArtifactTooLarge("more bytes arrived than Content-Length announced")
-        pending += chunk
-        header = header or checked_header(pending, permit, content_length)
-        if writer is not None and header is not None and len(pending) >= CHUNK:
-            await run_in_threadpool(writer.write, bytes(pending))
-            pending.clear()
+        parts.append(chunk)
+        header = header or checked_header(b"".join(parts), permit, content_length)
+        if writer is not None and header is not None and received - written >= CHUNK:
+            await run_in_threadpool(writer.write, b"".join(parts))
+            written = received
+            parts.clear()
     if header is None:
         raise ArtifactError("the upload ended within its safetensors header")
     if received != content_length:
         raise ArtifactError(f"{received} bytes arrived, but {content_length} were announced: send the artifact again")
-    return header, bytes(pending)
+    return header, b"".join(parts)
 
 
-def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -> Header | None:
+def checked_header(beginning: bytes | bytearray, permit: UploadPermit, num_bytes: int) -> Header | None:
     """Return the checked header of a file of `num_bytes` bytes, or None if too little of its beginning has arrived.
 
     Raises ArtifactError if the header does not match the permit or the size.
@@ -135,8 +136,7 @@ def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -
     end = LENGTH_BYTES + header_length(bytes(beginning[:LENGTH_BYTES]), permit.max_header_bytes)
     if len(beginning) < end:
         return None
-    header = parse_header(bytes(beginning[LENGTH_BYTES:end]))
-    permit.check(header)
+    header = permit.checked(bytes(beginning[LENGTH_BYTES:end]))
     if header.total_bytes != num_bytes:
         raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {num_bytes} were announced")
     return header

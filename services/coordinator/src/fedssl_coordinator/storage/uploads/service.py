@@ -136,8 +136,7 @@ def is_complete(session: Session, upload_id: UUID) -> bool:
 def check_file(path: Path, permit: UploadPermit) -> None:
     """Raise ArtifactError unless the file is whole, matches the permit, and all of its numbers are finite."""
     with path.open("rb") as file:
-        header = read_header(file, permit.max_header_bytes)
-    permit.check(header)
+        header = permit.checked(read_header(file, permit.max_header_bytes).text)
     if header.total_bytes != (size := path.stat().st_size):
         raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {size} arrived")
     check_finite(path, header)
