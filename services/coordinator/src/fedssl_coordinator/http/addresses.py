@@ -1,9 +1,11 @@
 """Addresses of callers: how they are counted, and which of them are proxies that speak for others."""
 
+import functools
 import ipaddress
 from collections.abc import Callable
 
 
+@functools.lru_cache(maxsize=10_000)
 def address_key(host: str) -> str:
     """Return the IPv4 address or IPv6 network to count by, because a caller can use every address of its /64 network.
 

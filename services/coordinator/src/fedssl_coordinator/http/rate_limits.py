@@ -42,7 +42,7 @@ _TOKENS_KNOWN = 10_000
 _SILENCE_SECONDS = 2.0
 _REDIS = {"socket_timeout": 0.25, "socket_connect_timeout": 0.25}
 _WINDOW_SECONDS = 60
-_REPORT_SECONDS = 1.0
+_REPORT_SECONDS = 10.0
 _MOST_UNREPORTED = 10  # reported with the tenth
 
 
@@ -143,8 +143,9 @@ class RequestCounts:
         self._unreported: OrderedDict[str, _Unreported] = OrderedDict()
 
     async def hit_soon(self, what: str, who: str, per_minute: int) -> int:
-        """Do the same as `hit`, but count the first half of the limit here, and report it within a second of requests.
+        """Do the same as `hit`, but count the first half of the limit here, and report it to Redis later.
 
+        It is reported with the tenth request, or with the first one after ten seconds.
         A message to Redis per request costs as much as a statement. With several processes, a caller may get up to nine
         more requests from each of them. With one, nothing differs.
         """

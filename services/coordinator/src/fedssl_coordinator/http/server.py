@@ -30,6 +30,7 @@ KEEP_ALIVE_SECONDS = 20  # longer than the pauses between a worker's requests wh
 HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
 _HEALTH_CONNECTIONS = 100
 _STOP_SECONDS = 3
+_NEW_OBJECTS = 20_000  # between two searches for garbage; with Python's 700, each request causes some
 _OTHER_FILES = 256  # besides connections: Postgres, Redis, artifacts
 
 
@@ -77,13 +78,19 @@ def serve(app: ASGIApp, options: ListenOptions) -> None:
     except (OSError, ssl.SSLError) as error:
         raise ServingError(f"the certificate or its key cannot be used: {error.strerror or error}") from None
     _allow_files(settings().max_connections + _HEALTH_CONNECTIONS + settings().database_connections + _OTHER_FILES)
-    gc.collect()
-    gc.freeze()  # what was imported stays, and is not searched for garbage again and again
+    settle_garbage_collector()
     server = Server(config)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
     if not server.started:  # the log has the reason
         raise SystemExit(3)
+
+
+def settle_garbage_collector() -> None:
+    """Have the process search for garbage less often: requests leave hardly any that needs a search."""
+    gc.collect()
+    gc.freeze()  # what was imported stays, and is not searched again and again
+    gc.set_threshold(_NEW_OBJECTS, 20, 20)
 
 
 def server_config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
