@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[Callable[[Lane], httpx.Response], int, str, str]] = {
     "no body": (lambda it: it.deliver(b""), 422, "artifact-rejected", "ended within its safetensors header"),
     "NaN": (lambda it: it.deliver(it.update(float("nan"))), 422, "artifact-rejected", "NaN or infinity"),
     "bytes that follow": (lambda it: it.deliver(it.update() + b"x"), 422, "artifact-rejected", "were announced"),
+    "bytes that are missing": (lambda it: it.deliver(it.update()[:-1]), 422, "artifact-rejected", "were announced"),
     "too many bytes for a delivery": (
         lambda it: it.deliver(bytes(DELIVERY_BYTES + 1)), 413, "artifact-too-large", "send it with PUT"),
     "more images than registered": (

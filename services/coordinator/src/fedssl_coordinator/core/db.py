@@ -169,22 +169,8 @@ def transaction(connection: Connection | None = None) -> Iterator[Session]:
         yield session
 
 
-@contextmanager
-def single_statements() -> Iterator[Session]:
-    """Yield a session whose statements are transactions of their own: that saves BEGIN and COMMIT, two round trips.
-
-    It records no events. Behind a pooler it is one transaction, because time limits are set in each.
-    """
-    if settings().database_direct_url is not None:
-        with transaction() as session:
-            yield session
-        return
-    with _factory()(bind=_without_transactions(engine())) as session:
-        yield session
-
-
 @lru_cache(maxsize=1)
-def _without_transactions(of: Engine) -> Engine:
+def without_transactions(of: Engine) -> Engine:
     """Return an engine with the same connections, for statements outside of transactions."""
     return of.execution_options(isolation_level="AUTOCOMMIT")
 

@@ -4,16 +4,15 @@ They are for what every update sends. The ORM does not see them: they flush noth
 """
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import Connection, ExceptionContext, Executable
+from sqlalchemy import Connection, Executable
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from fedssl_coordinator.core.db import classify_error
+from fedssl_coordinator.core.db import engine, transaction, without_transactions
+from fedssl_coordinator.core.settings import settings
 
 _DIALECT = PGDialect_psycopg()
 
@@ -34,41 +33,40 @@ class Statement:
 
     def all(self, session: Session, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """Return the rows. Raises the errors that SQLAlchemy raises."""
-        connection = session.connection()
-        sql, parameters = self._sql, self._constants | self._processed(values)
-        try:
-            with connection.connection.cursor() as cursor:
-                for listener in connection.engine.dispatch.before_cursor_execute:  # as SQLAlchemy calls them
-                    sql, parameters = listener(connection, cursor, sql, parameters, None, False)
-                cursor.execute(sql, parameters)
-                return cast("list[tuple[Any, ...]]", cursor.fetchall())
-        except psycopg.Error as error:
-            raise _translated(error, connection, sql, parameters) from error
+        return self._rows(session.connection(), values)
 
     def one_or_none(self, session: Session, values: Mapping[str, object]) -> tuple[Any, ...] | None:
         """Return the only row, or None if there is none. Raises the errors that SQLAlchemy raises."""
-        rows = self.all(session, values)
-        assert len(rows) <= 1, "the statement finds at most one row"
-        return rows[0] if rows else None
+        return _only(self.all(session, values))
+
+    def alone(self, values: Mapping[str, object]) -> tuple[Any, ...] | None:
+        """Do the same as `one_or_none`, outside of a transaction: that saves BEGIN and COMMIT, two round trips.
+
+        Behind a pooler it is a transaction, because time limits are set in each.
+        """
+        if settings().database_direct_url is not None:
+            with transaction() as session:
+                return self.one_or_none(session, values)
+        with without_transactions(engine()).connect() as connection:
+            return _only(self._rows(connection, values))
+
+    def _rows(self, connection: Connection, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        sql, parameters = self._sql, self._constants | self._processed(values)
+        with connection.connection.cursor() as cursor:
+            for listener in connection.engine.dispatch.before_cursor_execute:  # as SQLAlchemy calls them
+                sql, parameters = listener(connection, cursor, sql, parameters, None, False)
+            try:
+                cursor.execute(sql, parameters)
+                return cast("list[tuple[Any, ...]]", cursor.fetchall())
+            except psycopg.Error as error:
+                # No public function classifies an error, calls the listeners and gives up lost connections.
+                connection._handle_dbapi_exception(error, sql, parameters, cursor, None)
 
     def _processed(self, values: Mapping[str, object]) -> dict[str, object]:
         processors = self._processors
         return {name: processors[name](value) if name in processors else value for name, value in values.items()}
 
 
-def _translated(error: psycopg.Error, connection: Connection, sql: str, parameters: dict[str, object]) -> DBAPIError:
-    """Return SQLAlchemy's error for one of the driver, and give up a connection that is lost."""
-    driver = cast("psycopg.Connection", connection.connection.dbapi_connection)
-    is_lost = driver.closed
-    found = DBAPIError.instance(sql, parameters, error, psycopg.Error, connection_invalidated=is_lost, dialect=_DIALECT)
-    about = SimpleNamespace(
-        sqlalchemy_exception=found,
-        original_exception=error,
-        is_disconnect=is_lost,
-        connection=connection,
-        statement=sql,
-        parameters=parameters,
-    )
-    if is_lost:
-        connection.invalidate(error)
-    return classify_error(cast("ExceptionContext", about)) or cast("DBAPIError", found)
+def _only(rows: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    assert len(rows) <= 1, "the statement finds at most one row"
+    return rows[0] if rows else None

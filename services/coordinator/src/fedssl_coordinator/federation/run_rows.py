@@ -16,6 +16,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl.protocol.work import AcceptedUpdate
 from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import (
     Assignment,
     DimensionAssignment,
@@ -70,6 +71,14 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
                 del _definitions[next(iter(_definitions))]
             _definitions[run_id] = known
     return known
+
+
+def known_definition(run_id: UUID) -> Definition:
+    """Return the definition of a prepared run as of an earlier time. It is read in a transaction if it is not kept."""
+    if (known := _definitions.get(run_id)) is not None:
+        return known
+    with transaction() as session:
+        return definition(session, run_id)
 
 
 def require(session: Session, run_id: UUID) -> Run:

@@ -29,7 +29,7 @@ from fedssl.protocol.work import (
     Submitted,
     WorkItem,
 )
-from fedssl_coordinator.core.db import DB, single_statements, transaction
+from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
@@ -88,10 +88,9 @@ async def heartbeat(request: Heartbeat, token: PresentedWorker) -> HeartbeatRepl
 
 
 def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
-    with single_statements() as session:
-        if (worker := ordinary.heartbeat(session, token.secret_hash, request)) is not None:
-            token.remember(worker)
-            return HeartbeatReply()
+    if (worker := ordinary.heartbeat(token.secret_hash, request)) is not None:
+        token.remember(worker)
+        return HeartbeatReply()
     with transaction() as session:
         client_id = _client_of(token.working(session))
         reply = service.heartbeat(session, client_id, request)
@@ -242,11 +241,10 @@ def _parsed(submission: str, lines: list[str]) -> Submit:
 
 def _permit(token: PresentedToken, submit: Submit) -> UpdatePermit | None:
     """Return what the worker may send, or None if it has sent this update before."""
-    with single_statements() as session:
-        if (ordinary_permit := ordinary.permit(session, token.secret_hash, submit)) is not None:
-            worker, permit = ordinary_permit
-            token.remember(worker)
-            return permit
+    if (ordinary_permit := ordinary.permit(token.secret_hash, submit)) is not None:
+        worker, permit = ordinary_permit
+        token.remember(worker)
+        return permit
     with transaction() as session:
         client_id = _client_of(token.caller(session))
         permit, status = permit_upload(session, submit.assignment_id, client_id, submit.update)

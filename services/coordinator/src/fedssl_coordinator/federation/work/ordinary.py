@@ -45,25 +45,25 @@ def claim(session: Session, secret_hash: str) -> tuple[SeenWorker, WorkItem | No
     return worker, _work_item(session, client_id, offer)
 
 
-def heartbeat(session: Session, secret_hash: str, request: Heartbeat) -> SeenWorker | None:
+def heartbeat(secret_hash: str, request: Heartbeat) -> SeenWorker | None:
     """Renew a lease, and return its worker. Needs no transaction: it is one statement."""
     if request.assignment_id is None or request.state_lost is not None or request.anchor is not None:
         return None
-    renewal = repository.renew(session, secret_hash, request.assignment_id, request.progress, request.resources)
+    renewal = repository.renew(secret_hash, request.assignment_id, request.progress, request.resources)
     if renewal is None:
         return None
     say_about(client=renewal.worker.client_id, run=str(renewal.run_id), round=renewal.round_number)
     return renewal.worker
 
 
-def permit(session: Session, secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit] | None:
+def permit(secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit] | None:
     """Return the worker and what it may send, if the assignment awaits this update's bytes. Needs no transaction."""
-    awaited = repository.awaited(session, secret_hash, request.assignment_id, request.update, MAX_UPLOADS)
+    awaited = repository.awaited(secret_hash, request.assignment_id, request.update, MAX_UPLOADS)
     if awaited is None or not _has_own_numbers(request, awaited.num_images):
         return None
     client_id = awaited.worker.client_id
     say_about(client=client_id, run=str(awaited.run_id), round=awaited.round_number)
-    definition = run_rows.definition(session, awaited.run_id)
+    definition = run_rows.known_definition(awaited.run_id)
     if definition.spec.secure_aggregation is not None:
         return None
     tensors = definition.plan.update

@@ -68,7 +68,7 @@ class Renewal(NamedTuple):
 
 
 def renew(
-    session: Session, secret_hash: str, assignment_id: UUID, progress: Progress | None, resources: Resources | None
+    secret_hash: str, assignment_id: UUID, progress: Progress | None, resources: Resources | None
 ) -> Renewal | None:
     """Renew a worker's lease, and record that it was seen. Returns None, and records neither, if it has no lease."""
     values = {
@@ -77,7 +77,7 @@ def renew(
         "reported": None if progress is None else progress.model_dump(mode="json"),
         "held": None if resources is None else resources.model_dump(mode="json"),
     }
-    row = _RENEW.one_or_none(session, values)
+    row = _RENEW.alone(values)
     return None if row is None else Renewal(SeenWorker(row[0], row[1]), *row[2:])
 
 
@@ -90,13 +90,13 @@ class Awaited(NamedTuple):
     round_number: int
 
 
-def awaited(session: Session, secret_hash: str, assignment_id: UUID, digest: str, most: int) -> Awaited | None:
+def awaited(secret_hash: str, assignment_id: UUID, digest: str, most: int) -> Awaited | None:
     """Return the worker with this token if its assignment is leased in an open round, and awaits this update's bytes.
 
     Returns None also if `most` other updates were sent for the assignment.
     """
     values = {"secret": secret_hash, "assignment": assignment_id, "sent": digest, "most": most}
-    row = _AWAITED.one_or_none(session, values)
+    row = _AWAITED.alone(values)
     return None if row is None else Awaited(SeenWorker(row[0], row[1]), *row[2:])
 
 

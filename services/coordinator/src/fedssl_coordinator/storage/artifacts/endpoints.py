@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.base import Digest
-from fedssl_coordinator.core.db import single_statements, transaction
+from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.threads import run_transaction
@@ -45,10 +45,9 @@ def _record(caller: Caller, assignment: UUID | None, digest: str, size: int) -> 
 
 
 def _check(digest: str, token: PresentedToken) -> None:
-    with single_statements() as session:
-        if (worker := service.worker_that_may_fetch(session, digest, token.secret_hash)) is not None:
-            token.remember(worker)
-            return
+    if (worker := service.worker_that_may_fetch(digest, token.secret_hash)) is not None:
+        token.remember(worker)
+        return
     with transaction() as session:
         service.may_fetch(session, digest, token.caller(session))
 

@@ -186,12 +186,12 @@ def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
     return bool(session.scalar(statement))
 
 
-def worker_of_artifact(session: Session, digest: str, secret_hash: str) -> SeenWorker | None:
+def worker_of_artifact(digest: str, secret_hash: str) -> SeenWorker | None:
     """Return the worker with this token if it is valid, and `is_broadcast_to` or `is_public_for` is true of its client.
 
     One statement on tables, because each worker sends it in each round.
     """
-    row = _WORKER_OF_ARTIFACT.one_or_none(session, {"secret": secret_hash, "wanted": digest})
+    row = _WORKER_OF_ARTIFACT.alone({"secret": secret_hash, "wanted": digest})
     return None if row is None else SeenWorker(*row)
 
 

@@ -287,9 +287,9 @@ def foreign_assignment(assignment_id: UUID, client_id: str) -> ProblemError:
     return ProblemError("not-found", detail, audit_event=audit_event)
 
 
-def worker_that_may_fetch(session: Session, digest: str, secret_hash: str) -> SeenWorker | None:
+def worker_that_may_fetch(digest: str, secret_hash: str) -> SeenWorker | None:
     """Return the worker with this token if it is valid, and the artifact is one that `may_fetch` allows it to fetch."""
-    return repository.worker_of_artifact(session, digest, secret_hash)
+    return repository.worker_of_artifact(digest, secret_hash)
 
 
 def may_fetch(session: Session, digest: str, caller: Caller) -> None:
