@@ -1,8 +1,8 @@
 """Measure the largest error of a mean in fixed point against a float64 mean, next to that of a sum in float32.
 
 Run it with `python tests/bench/measure_fixed_point.py`; it prints a row per number of clients. Values are those of a
-trained network in size: about 0.1, and updates move them by about 0.01. With `--knn` it trains FedSimCLR (a ConvNet with
-BatchNorm) on Fashion-MNIST in both arithmetics instead, and prints the accuracy of kNN after each of three seeds.
+trained network in size: about 0.1, and updates move them by about 0.01. With `--knn` it trains FedSimCLR (a ConvNet
+with BatchNorm) on Fashion-MNIST in both arithmetics instead, and prints the accuracy of kNN after each of three seeds.
 """
 
 import argparse

@@ -48,7 +48,8 @@ def geometry(result: Result, place: str, root: Path) -> dict[str, float]:
     for name, network in (("h", load_encoder(result.model, spec)), ("z", load_projected(result.model, spec))):
         network.eval()
         outputs = [
-            torch.cat([network(normalize(x_BCHW, spec.data)) for x_BCHW in torch.split(view, 500)]).float() for view in views
+            torch.cat([network(normalize(x_BCHW, spec.data)) for x_BCHW in torch.split(view, 500)]).float()
+            for view in views
         ]
         plain, first, second = (F.normalize(output, dim=1) for output in outputs)
         found |= {f"uniformity_{name}": float(uniformity(plain)), f"alignment_{name}": float(alignment(first, second))}

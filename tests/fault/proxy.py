@@ -69,7 +69,7 @@ class Held:
 
 @dataclass(slots=True)
 class Rule:
-    """What is done to the next `times` requests whose start matches, and whose body does, if `body` is given."""
+    """The fault of the next `times` requests whose start matches, and whose body does, if `body` is given."""
 
     pattern: str
     action: Action

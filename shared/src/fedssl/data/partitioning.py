@@ -96,6 +96,7 @@ def assign_images(
 
 
 def _partitioned(config: PartitionConfig, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    assert config.scheme != "file", "its indices are read from the file"
     return partition(labels, config.num_clients, config.scheme, config.seed, config.alpha, config.variant)
 
 

@@ -16,7 +16,6 @@ from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SecureConfirmation, SecureVector
 from fedssl.protocol.states import Outcome
-from fedssl.protocol.views import SecureRoundView
 from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
