@@ -36,7 +36,7 @@ def _flesd(reducer: dict[str, Any], **changes: Any) -> RunSpec:
 
 @pytest.fixture(scope="module")
 def running(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three workers, of which one has declared an encoder of its own."""
+    """Three workers; one of them has declared an encoder of its own."""
     folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("flesd"))
     with (
         servers.database() as database,
