@@ -234,7 +234,7 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
 def _is_check_due(digest: str, version: str) -> bool:
     """Return whether a download is to compare the file with its digest: one per minute, while it does not change.
 
-    Whoever receives the file compares it too. The coordinator's own check finds out that the store has a damaged file.
+    The receiver of the file compares it too. The coordinator's own check finds out that the store has a damaged file.
     """
     now, last = time.monotonic(), _checked_at.get((digest, version))
     if last is not None and now - last < _CHECKED_SECONDS:
