@@ -74,7 +74,7 @@ def multi_crop_nt_xent(z_VBD: Sequence[Tensor], temperature: float) -> Tensor:
     """
     if (num_views := len(z_VBD)) < 2:
         raise ValueError(f"this loss is undefined for fewer than 2 views: {num_views}")
-    check_batch(**{f"z{number}_BD": z_BD for number, z_BD in enumerate(z_VBD, 1)})
+    check_batch(1, **{f"z{number}_BD": z_BD for number, z_BD in enumerate(z_VBD, 1)})
     check_positive(temperature=temperature)
     with full_precision(*z_VBD) as tensors:
         z_AD, batch_size = unit(torch.cat(tensors)), len(tensors[0])

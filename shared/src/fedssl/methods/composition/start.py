@@ -8,7 +8,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context
 from fedssl.methods.composition.part import ENCODER, Part
-from fedssl.models import load_initial
+from fedssl.models import Encoder, load_initial
 
 
 def load_start(modules: nn.ModuleDict, parts: Iterable[Part], tensors: Tensors | None, ctx: Context) -> str:
@@ -22,6 +22,8 @@ def load_start(modules: nn.ModuleDict, parts: Iterable[Part], tensors: Tensors |
         return ""
     if tensors is None:
         raise MethodError(f"the run starts from {config.source}, and these weights were not given")
-    loaded = [f"{load_initial(modules[ENCODER], tensors, config.adapt)}"]
+    encoder = modules[ENCODER]
+    assert isinstance(encoder, Encoder)
+    loaded = [f"{load_initial(encoder, tensors, config.adapt)}"]
     loaded += [part.load_start(modules, tensors, ctx) for part in parts]
     return ", ".join(filter(None, loaded))
