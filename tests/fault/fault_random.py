@@ -13,13 +13,14 @@ from fault.arena import Arena
 
 FAULT_CLASS = "kills at random"
 
+ALL = (*specs.METHODS, *specs.OBJECTIVES)
 SHARE = 0.2
 """Of all faults: a process takes seconds to start again."""
 
 
-@pytest.mark.parametrize("method", specs.METHODS)
+@pytest.mark.parametrize("method", ALL)
 def test_at_random(method: str, arena: Arena, rng: random.Random, num_faults: int) -> None:
-    left = math.ceil(num_faults * SHARE / len(specs.METHODS))
+    left = math.ceil(num_faults * SHARE / len(ALL))
     spec = specs.spec(method, num_rounds=3)
     while left > 0:
         run_id = arena.begin(spec)

@@ -12,6 +12,9 @@ from support.methods import CONFIGS, PUBLIC, method_spec, shards
 METHODS = ("fedbyol", "flesd", "scaffold", "ssd")
 """State on the client (the target network; the control variates), on the coordinator, in rows, and a distillation."""
 
+OBJECTIVES = ("feddino", "fedmae", "fedvicreg", "fedbarlow")
+"""Objectives of the last years, whose states are of the kinds above: only the faults at random hit them."""
+
 CLIENTS = ("client-0", "client-1")
 COHORT = {"clients": CLIENTS, "min_clients": 2, "lease_seconds": 10, "max_attempts": 30}
 _TRAINING = {"batch_size": 16, "local_epochs": 6}

@@ -1,7 +1,6 @@
 """The first weights of a run that starts from an encoder that exists."""
 
 from collections.abc import Iterable
-from typing import cast
 
 from torch import nn
 
@@ -23,7 +22,8 @@ def load_start(modules: nn.ModuleDict, parts: Iterable[Part], tensors: Tensors |
         return ""
     if tensors is None:
         raise MethodError(f"the run starts from {config.source}, and these weights were not given")
-    encoder = cast("Encoder", modules[ENCODER])
+    encoder = modules[ENCODER]
+    assert isinstance(encoder, Encoder)
     loaded = [f"{load_initial(encoder, tensors, config.adapt)}"]
     loaded += [part.load_start(modules, tensors, ctx) for part in parts]
     return ", ".join(filter(None, loaded))
