@@ -5,16 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data import load_conformed
 from fedssl.data.image_cache import load_cached
-from fedssl.data.partitioning import partition_dataset
+from fedssl.data.partitioning import partition_dataset, partition_images
 from fedssl.errors import DataError
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
+from support.dicom_files import write_dicom
 from support.methods import method_spec
 
 _CACHED = {"channels": 1, "image_size": 8, "cache_size": 12}
@@ -87,3 +89,39 @@ def test_unreadable_files_belong_to_no_client(folder: Path) -> None:
     spec = RunSpec.model_validate({**_spec(folder).model_dump(), "data": data})
     found = simulate(spec).history[0].num_examples
     assert sum(found.values()) == sum(whole.values()) - 1
+
+
+@pytest.mark.parametrize("cache_size", [None, 12])
+def test_five_channels_of_floating_point_are_trained_on(folder: Path, cache_size: int | None) -> None:
+    own = folder.parent / "channels"
+    own.mkdir()
+    rng = np.random.default_rng(1)
+    for number in range(24):
+        np.save(own / f"{number}.npy", rng.normal(number, 50, (5, *rng.integers(9, 20, 2))).astype(np.float32))
+    window = {"percentiles": [1, 99], "per_channel": True}
+    data = {"channels": 5, "image_size": 8, "cache_size": cache_size, "window": window}
+    spec = RunSpec.model_validate({**_spec(own).model_dump(), "data": data})
+    result = simulate(spec)
+    assert all(torch.isfinite(tensor).all() for tensor in result.model.values() if tensor.is_floating_point())
+    assert _differences(result.initial, result.model)
+    assert sum(result.history[0].num_examples.values()) == 24
+
+
+def test_dicom_and_16_bit_tiff_are_trained_on_with_patients_kept_together(folder: Path) -> None:
+    own, rng = folder.parent / "scans", np.random.default_rng(2)
+    for number in range(24):
+        values = rng.integers(0, 4096, (14, 11)).astype(np.uint16)
+        write_dicom(own / "ab"[number % 2] / f"{number}.dcm", values, bits=12, PatientID=f"patient {number // 4}")
+        tifffile.imwrite(own / "ab"[number % 2] / f"{number}.tif", values * 16, tile=(16, 16), compression="zlib")
+    evaluation = {"at": "sites", "sites": {"classes": ["a", "b"]}}
+    data = {**_CACHED, "window": {"stored": True}, "distinct_groups": True}
+    spec = RunSpec.model_validate({**_spec(own, "fedx", evaluation=evaluation).model_dump(), "data": data})
+    result = simulate(spec)
+    assert result.site_evaluations
+    assert _differences(result.initial, result.model)
+    assert spec.partition is not None
+    owners = [
+        set() if images.groups is None else set(images.groups.tolist())
+        for images in partition_images(spec.partition, spec.data).values()
+    ]
+    assert sum(map(len, owners)) == len(set().union(*owners)) == 6 + 24
