@@ -15,7 +15,7 @@ _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 
 class SeekableReader(Reader, Protocol):
-    """What is read of an open file whose reading continues at other positions."""
+    """An open file of which only `read` and `seek` are used."""
 
     def seek(self, position: int, /) -> object: ...
 

@@ -25,7 +25,7 @@ _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
 
 
 class Reader(Protocol):
-    """What is read of an open file."""
+    """An open file of which only `read` is used."""
 
     def read(self, num_bytes: int, /) -> bytes: ...
 
