@@ -15,7 +15,7 @@ _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 
 class SeekableReader(Reader, Protocol):
-    """An open file of which only `read` and `seek` are used."""
+    """An open file that is only read from, at any position."""
 
     def seek(self, position: int, /) -> object: ...
 
