@@ -232,7 +232,7 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
 
 
 def _is_check_due(digest: str, version: str) -> bool:
-    """Return whether a download is to compare the file with its digest: one per minute, as long as it is not written to.
+    """Return whether a download is to compare the file with its digest: one per minute, unless it was written to.
 
     Its receiver compares it too. The coordinator's own check finds out that the store has a damaged file.
     """
