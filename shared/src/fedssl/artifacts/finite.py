@@ -15,7 +15,7 @@ _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 
 class SeekableReader(Reader, Protocol):
-    """An open file whose reading continues at other positions."""
+    """An open file that is only read from, at any position."""
 
     def seek(self, position: int, /) -> object: ...
 
@@ -24,7 +24,7 @@ def check_finite(path: Path, header: Header | None = None) -> None:
     """Raise NotFinite, naming the tensor, at the first value that is not a finite number.
 
     The file's own header is read unless it is given. Raises ArtifactError if the header cannot be read, or the file
-    ends before the header says so.
+    is shorter than its header requires.
     """
     if header is None:
         with path.open("rb") as file:

@@ -25,7 +25,7 @@ _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
 
 
 class Reader(Protocol):
-    """An open file that is read from its beginning to its end."""
+    """An open file that is only read from."""
 
     def read(self, num_bytes: int, /) -> bytes: ...
 

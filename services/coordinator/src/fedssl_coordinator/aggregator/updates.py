@@ -45,8 +45,8 @@ class _LoadStored:
         return self._read(self._checked)
 
     def again(self) -> Tensors:
-        """Return the tensors without hashing their file again, if this process has checked it and no one has written
-        to it since. Bytes that the disk returns differently the second time are not noticed."""
+        """Return the tensors without hashing their file again, if this process has checked it and it was not
+        written to since. Bytes that the disk returns differently the second time are not noticed."""
         return self._read(self._unchecked)
 
     def _checked(self, path: Path) -> Tensors:

@@ -172,7 +172,7 @@ async def _ahead(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
         while (part := await reading) is not None:
             reading = asyncio.create_task(run_in_threadpool(read))
             yield part
-    finally:  # the caller may have gone: then no other code asks whether the last reading failed
+    finally:  # the caller may have gone: then the error of the last reading is not asked for
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
@@ -232,9 +232,9 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
 
 
 def _is_check_due(digest: str, version: str) -> bool:
-    """Return whether a download is to compare the file with its digest: one per minute, while it does not change.
+    """Return whether a download is to compare the file with its digest: one per minute, unless it was written to.
 
-    The receiver of the file compares it too. The coordinator's own check finds out that the store has a damaged file.
+    Its receiver compares it too. The coordinator's own check finds out that the store has a damaged file.
     """
     now, last = time.monotonic(), _checked_at.get((digest, version))
     if last is not None and now - last < _CHECKED_SECONDS:

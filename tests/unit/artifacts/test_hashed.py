@@ -1,0 +1,26 @@
+"""A file that is hashed while it is read."""
+
+import hashlib
+import io
+
+import pytest
+
+from fedssl.artifacts.hashed import HashedFile
+from fedssl.errors import DigestMismatch
+
+CONTENT = bytes(range(256)) * 9000
+
+
+@pytest.mark.parametrize("position", [0, 10, 2_000_000, len(CONTENT)])
+def test_what_is_skipped_and_what_is_never_read_is_hashed_too(position: int) -> None:
+    file = HashedFile(io.BytesIO(CONTENT))
+    assert file.read(10) == CONTENT[:10]
+    file.seek(max(position, 10))
+    assert file.read(5) == CONTENT[max(position, 10) :][:5]
+    file.require(hashlib.sha256(CONTENT).hexdigest())
+
+
+def test_other_bytes_are_refused() -> None:
+    file = HashedFile(io.BytesIO(CONTENT[:-1]))
+    with pytest.raises(DigestMismatch, match="send them again"):
+        file.require(hashlib.sha256(CONTENT).hexdigest())

@@ -1,0 +1,85 @@
+"""Threads that read and write while the event loop sends and receives."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fedssl_coordinator.storage.artifacts import streaming
+
+
+def _run(*, num_calls: int, fails_at: int = -1, own_error: bool = False) -> list[int]:
+    done: list[int] = []
+
+    def write(number: int) -> None:
+        time.sleep(0.01)
+        if number == fails_at:
+            raise OSError("the disk is full")
+        done.append(number)
+
+    async def call() -> None:
+        async with streaming.behind() as behind:
+            for number in range(num_calls):
+                await behind(write, number)
+                assert len(done) <= number  # this call has not ended yet
+            if own_error:
+                raise LookupError
+
+    try:
+        asyncio.run(call())
+    finally:
+        assert done == sorted(done)
+        _last[:] = done
+    return done
+
+
+_last: list[int] = []
+
+
+def test_calls_are_done_one_after_another_and_have_ended_with_the_block() -> None:
+    assert _run(num_calls=5) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("fails_at", "done"), [(1, [0]), (4, [0, 1, 2, 3])], ids=["before the last", "the last"])
+def test_a_call_that_fails_is_the_last_one(fails_at: int, done: list[int]) -> None:
+    with pytest.raises(OSError, match="full"):
+        _run(num_calls=5, fails_at=fails_at)
+    assert _last == done
+
+
+def test_the_blocks_own_error_counts_and_waits_for_the_call() -> None:
+    with pytest.raises(LookupError):
+        _run(num_calls=2, fails_at=1, own_error=True)
+    assert _last == [0]
+    with pytest.raises(LookupError):
+        _run(num_calls=2, own_error=True)
+    assert _last == [0, 1]
+
+
+def test_parts_are_read_ahead_in_their_order_and_an_error_ends_them() -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"a"
+        yield b"b"
+        raise ValueError("damaged")
+
+    found: list[bytes] = []
+
+    async def collect() -> None:
+        async for part in streaming._ahead(parts()):
+            found.append(part)
+
+    with pytest.raises(ValueError, match="damaged"):
+        asyncio.run(collect())
+    assert found == [b"a", b"b"]
+
+
+def test_one_download_per_minute_and_version_is_compared_with_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(streaming, "_checked_at", {})
+    monkeypatch.setattr(streaming.time, "monotonic", lambda: now[0])
+    assert [streaming._is_check_due("a", "1") for _ in range(3)] == [True, False, False]
+    assert streaming._is_check_due("a", "2")  # it was written again
+    assert streaming._is_check_due("b", "1")
+    now[0] += 61
+    assert [streaming._is_check_due("a", "1") for _ in range(2)] == [True, False]
