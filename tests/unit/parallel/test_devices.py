@@ -17,9 +17,10 @@ from fedssl.errors import Cancelled, LocalError, MethodError
 from fedssl.parallel.devices import train_on_devices
 from fedssl.protocol.runs import RunSpec
 from support.forked_clients import forking
-from support.methods import context, method_spec
+from support.methods import context
 from support.preloaded import Forked
 from support.rounds import client_data, local_round, start
+from support.several_devices import assert_close, digits_spec
 
 CPUS = ("cpu", "cpu")
 
@@ -30,35 +31,9 @@ def forks() -> Iterator[list[Forked]]:
         yield started
 
 
-def _spec(name: str, **changes: Any) -> RunSpec:
-    """76 images in batches of 32: the last batch of an epoch has 12."""
-    partition = {"dataset": "digits", "num_clients": 3, "max_images": 228}
-    return method_spec(name, partition=partition, **changes)
-
-
 def _together(spec: RunSpec, received: Tensors, state: Tensors | None = None, number: int = 1) -> LocalResult:
     devices = CPUS if spec.training.batch_size > 2 else ("cpu",) * 3
     return train_on_devices(received, state, client_data(spec, "client-0"), context(spec, number, "client-0"), devices)
-
-
-def _assert_close(found: LocalResult, expected: LocalResult, received: Tensors) -> None:
-    """Equal up to the order in which float32 numbers were added.
-
-    If this changes the sign of one activation before a ReLU, gradients differ by more than rounding. So all weights
-    together may differ by 1 % of what the round changed. BatchNorm's statistics have no such jumps.
-    """
-    assert found.num_examples == expected.num_examples
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-2, abs=1e-4)
-    assert (found.update.keys(), found.state.keys()) == (expected.update.keys(), expected.state.keys())
-    weights = []
-    for name, wanted in (*expected.update.items(), *((f"kept {name}", each) for name, each in expected.state.items())):
-        tensor = found.state[name.removeprefix("kept ")] if name.startswith("kept ") else found.update[name]
-        if "running_" in name or not wanted.is_floating_point():
-            torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
-        elif name in received:
-            weights.append((float((tensor - wanted).square().sum()), float((wanted - received[name]).square().sum())))
-    differs, moved = (sum(column) ** 0.5 for column in zip(*weights, strict=True))
-    assert differs < 0.01 * moved
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -72,39 +47,39 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_round_is_that_of_one_device(name: str) -> None:
-    spec = _spec(name, **CASES[name])
+    spec = digits_spec(name, **CASES[name])
     received = start(spec).received
     first = local_round(spec, received)
-    _assert_close(_together(spec, received), first, received)
+    assert_close(_together(spec, received), first, received)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["fedbarlow", "fedmae", "fedmoco", "fedx", "flesd", "orchestra", "scaffold"])
 def test_a_second_round_is_that_of_one_device(name: str) -> None:
-    spec = _spec(name)
+    spec = digits_spec(name)
     received = start(spec).received
     state = local_round(spec, received).state
     second = local_round(spec, received, number=2, state=state)
-    _assert_close(_together(spec, received, state, 2), second, received)
+    assert_close(_together(spec, received, state, 2), second, received)
 
 
 @pytest.mark.full
 def test_parts_of_batches_and_activations_that_are_computed_again() -> None:
     training = {"batch_size": 32, "local_epochs": 1, "num_micro_batches": 2, "gradient_checkpointing": True}
-    spec = _spec("fedsimclr", training={**training, "optimizer": {"max_gradient_norm": 1.0}})
+    spec = digits_spec("fedsimclr", training={**training, "optimizer": {"max_gradient_norm": 1.0}})
     received = start(spec).received
-    _assert_close(_together(spec, received), local_round(spec, received), received)
+    assert_close(_together(spec, received), local_round(spec, received), received)
 
 
 @pytest.mark.full
 def test_batches_with_fewer_images_than_devices() -> None:
-    spec = _spec("fedbyol", training={"batch_size": 2, "local_epochs": 1})
+    spec = digits_spec("fedbyol", training={"batch_size": 2, "local_epochs": 1})
     received = start(spec).received
-    _assert_close(_together(spec, received), local_round(spec, received), received)
+    assert_close(_together(spec, received), local_round(spec, received), received)
 
 
 def test_a_killed_process_ends_the_round_with_the_reason(forks: list[Forked]) -> None:
-    spec = _spec("fedsimclr", training={"batch_size": 4, "local_epochs": 400})
+    spec = digits_spec("fedsimclr", training={"batch_size": 4, "local_epochs": 400})
     received = start(spec).received
     descriptors = len(os.listdir("/proc/self/fd"))
 
@@ -121,7 +96,7 @@ def test_a_killed_process_ends_the_round_with_the_reason(forks: list[Forked]) ->
 
 def test_an_error_is_that_of_one_device_and_a_cancelled_round_ends_all_processes(forks: list[Forked]) -> None:
     diverging = {"batch_size": 32, "local_epochs": 5, "optimizer": {"learning_rate": 100, "weight_decay": 1}}
-    spec = _spec("fedsimclr", training=diverging)
+    spec = digits_spec("fedsimclr", training=diverging)
     received = start(spec).received
     with pytest.raises(MethodError, match="is not a finite number") as alone:
         local_round(spec, received)
