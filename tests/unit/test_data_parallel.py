@@ -15,7 +15,7 @@ def test_the_rows_of_all_processes_are_all_rows(num_rows: int, size: int, sizes:
     rows = list(range(num_rows))
     parts = [rows[Ranks(rank, size).rows(num_rows)] for rank in range(size)]
     assert [len(part) for part in parts] == sizes
-    assert sum(parts, []) == rows
+    assert [row for part in parts for row in part] == rows
 
 
 @pytest.fixture

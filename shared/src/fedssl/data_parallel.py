@@ -45,7 +45,7 @@ def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> Non
 
     They meet through the file `meeting_point`, and talk through memory and the loopback, on which nobody else listens.
     """
-    global _ranks  # noqa: PLW0603  # a process group is the whole process's
+    global _ranks
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if device.type == "cuda":
@@ -62,7 +62,7 @@ def splitting(num_rows: int) -> Iterator[None]:
 
     Gradients must be computed inside too: checkpointing runs the networks again for them.
     """
-    global _is_splitting  # noqa: PLW0603
+    global _is_splitting
     before = _is_splitting
     _is_splitting = 1 < _ranks.size <= num_rows
     try:
@@ -99,8 +99,8 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Sum.forward(ctx, gradient)
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _Sum.forward(ctx, *gradients)
 
 
 class SplitBatchNorm2d(nn.BatchNorm2d):
@@ -112,8 +112,8 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and _is_splitting):
             return super().forward(x)
-        y: Tensor
-        y, mean, variance, count = _BatchNorm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        normalised: tuple[Tensor, ...] = _BatchNorm.apply(x, self.weight, self.bias, self.eps)
+        y, mean, variance, count = normalised
         assert self.running_mean is not None, "`can_split` has checked it"
         assert self.running_var is not None, "`can_split` has checked it"
         assert self.num_batches_tracked is not None, "`can_split` has checked it"
@@ -127,7 +127,9 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
     @classmethod
     def can_split(cls, module: nn.Module) -> bool:
         """Return whether a module can become one."""
-        return type(module) in (nn.BatchNorm2d, cls) and module.affine and module.track_running_stats
+        if not isinstance(module, nn.BatchNorm2d) or type(module) not in (nn.BatchNorm2d, cls):
+            return False
+        return module.affine and module.track_running_stats
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -151,9 +153,9 @@ class _BatchNorm(torch.autograd.Function):
         return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, mean, scale, count = ctx.saved_tensors
-        g, centred = _exact(gradient), _exact(x) - mean[:, None, None]
+        g, centred = _exact(gradients[0]), _exact(x) - mean[:, None, None]
         sums = torch.stack([g.sum(dim=(0, 2, 3)), (g * centred).sum(dim=(0, 2, 3))])
         of_bias, of_weight = sums[0].clone(), sums[1] * scale
         distributed.all_reduce(sums)

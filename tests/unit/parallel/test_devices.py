@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["fedsimclr", "fedbyol", pytest.param("feddino", marks=pytest.mark.full)])
 def test_a_round_is_that_of_one_device(name: str) -> None:
     spec = digits_spec(name, **CASES[name])
     received = start(spec).received

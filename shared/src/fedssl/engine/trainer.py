@@ -51,8 +51,8 @@ class Trainer:
         if is_parallel or not can_capture(ctx.device):
             factors = self.algorithm.learning_rate_factors(ctx)
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate, factors)
-            step_of = parallel_step if is_parallel else eager_step
-            step = step_of(self.algorithm, self.modules, optimizer, ctx)
+            given = (self.algorithm, self.modules, optimizer, ctx)
+            step = parallel_step(*given) if is_parallel else eager_step(*given)
             return scheduled(step, optimizer, StepRates(schedule, ctx))
         if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch

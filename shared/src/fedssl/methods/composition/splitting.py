@@ -1,6 +1,7 @@
 """Encoders that compute only this process's rows of a batch, in a step on several devices."""
 
 import functools
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -39,4 +40,4 @@ def split_encoders(modules: nn.ModuleDict) -> None:
 
 @functools.cache
 def _split_class(kind: type[Encoder]) -> type[Encoder]:
-    return type(f"Split{kind.__name__}", (_SplitEncoder, kind), {})
+    return cast(type[Encoder], type(f"Split{kind.__name__}", (_SplitEncoder, kind), {}))
