@@ -293,6 +293,17 @@ def test_a_clients_own_keys_win() -> None:
     assert nodes["hospital-b"]["kubernetes.io/hostname"] == "node-b"
 
 
+def test_a_worker_with_several_gpus_trains_on_all_of_them() -> None:
+    settings = {}
+    for name, suffix in (("everything", "hospital-a"), ("worker-only", "hospital-e")):
+        (item,) = [each for each in rendered(name).of("StatefulSet") if each["metadata"]["name"].endswith(suffix)]
+        main, *_ = pod(item)["spec"]["containers"]
+        given = {each["name"]: each.get("value") for each in main["env"]}
+        has_memory = any(mount["mountPath"] == "/dev/shm" for mount in main["volumeMounts"])
+        settings[name] = (given["FEDSSL_WORKER_DEVICE"], given.get("FEDSSL_WORKER_GPUS"), has_memory)
+    assert settings == {"everything": ("cuda", "2", True), "worker-only": ("cuda", None, False)}
+
+
 def test_bundled_passwords_are_random() -> None:
     first, second = (render({}).named("Secret", "-postgresql")["stringData"]["password"] for _ in range(2))
     assert len(first) == len(second) == 40

@@ -19,6 +19,10 @@
   value: {{ printf "/data/%s" .values.data.path | trimSuffix "/" | quote }}
 - name: FEDSSL_WORKER_DEVICE
   value: {{ ternary "cuda" "cpu" (gt (int .values.gpu.count) 0) }}
+{{- if gt (int .values.gpu.count) 1 }}
+- name: FEDSSL_WORKER_GPUS
+  value: {{ .values.gpu.count | quote }}
+{{- end }}
 - name: FEDSSL_WORKER_THREADS
   value: {{ .values.settings.threads | quote }}
 - name: FEDSSL_WORKER_MAX_PUBLIC_BYTES

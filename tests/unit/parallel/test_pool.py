@@ -5,10 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,22 +15,15 @@ from fedssl.artifacts.tensors import serialised
 from fedssl.engine import LocalProgress
 from fedssl.errors import Cancelled, LocalError, MethodError
 from fedssl.experiments.checkpoints import FolderCheckpoint
-from fedssl.parallel import pool
 from fedssl.simulation import Result, simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
+from support.forked_clients import forking, processes_of
 from support.methods import method_spec, methods_of_this_run, shards
-from support.preloaded import Forked, preloaded
 
 pytestmark = pytest.mark.full
 
 
 SPEC = method_spec("scaffold", num_rounds=3)
-
-
-def processes_of(pid: int | str = "self") -> set[int]:
-    """Return the processes that a process has started and that have not ended."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for file in files for child in file.read_text().split()}
 
 
 def is_alive(pid: int) -> bool:
@@ -60,16 +51,9 @@ def outcome(result: Result) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes are forked from one that has imported the libraries: importing them takes most of their time."""
-
-    def start(command: list[str], pass_fds: list[int], env: dict[str, str], **options: Any) -> Forked:
-        assert command == [sys.executable, "-m", "fedssl.parallel", *map(str, pass_fds)]
-        assert options == {"stdin": subprocess.PIPE, "process_group": 0}
-        with open(os.dup(2), "wb") as log:
-            return preloaded().start("fedssl.parallel", [], env, log, descriptors=pass_fds, has_input=True)
-
-    monkeypatch.setattr(pool, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+def forks() -> Iterator[None]:
+    with forking():
+        yield
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))

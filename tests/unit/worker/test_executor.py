@@ -23,8 +23,6 @@ from fedssl_worker import executor as executor_module
 from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import load_images
 from fedssl_worker.disclosure.policy import NotPermitted
-from fedssl_worker.executor import choose_device
-from fedssl_worker.settings import SettingsError
 from fedssl_worker.state import Finished
 
 from .conftest import CPU, Setting, good_update, make_spec, write_images
@@ -194,11 +192,6 @@ def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
 
     with pytest.raises(Cancelled):
         setting.executor().execute(setting.item(make_spec(), 2), cancel)
-
-
-def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(SettingsError, match="this machine has no device cuda:99"):
-        choose_device("cuda:99", 1)
 
 
 def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:

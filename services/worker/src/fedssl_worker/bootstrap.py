@@ -1,5 +1,6 @@
 """Builds a worker from its settings and runs it. Imports torch."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from fedssl_worker.check_numbers import read_numbers
 from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.data_report import DataReporter
+from fedssl_worker.devices import choose_devices, describe_devices, image_device
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 from fedssl_worker.disclosure.ledger.keys import SigningKey, make_key, read_key
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.enrolment import enrolled_token, stored_token
-from fedssl_worker.executor import Executor, choose_device, describe_device
+from fedssl_worker.executor import Executor
 from fedssl_worker.files import exclusive_folder
 from fedssl_worker.labels import OwnLabels, load_own_labels, supported_methods
 from fedssl_worker.memory import total_memory_bytes
@@ -50,14 +52,14 @@ def run_worker(settings: Settings) -> int:
     """
     given_token = settings.read_token()
     enforcer = PolicyEnforcer(settings.policy, settings.coordinator)
-    device = choose_device(settings.device, settings.threads)
+    devices = choose_devices(settings.device, settings.gpus, settings.threads)
     serve(settings.metrics_host, settings.metrics_port)
     with exclusive_folder(settings.state.expanduser()) as folder:
         enrolment = None if given_token else _enrolment(settings, folder)
         # Before the enrolment token is spent: a worker that cannot read its images could not use it again.
         images = load_images(
             settings.data,
-            device,
+            image_device(devices),
             image_size=settings.image_size,
             channels=settings.channels,
             max_unreadable=settings.max_unreadable,
@@ -75,7 +77,7 @@ def run_worker(settings: Settings) -> int:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
                 reporter = DataReporter(egress, enforcer, images, labels)
-                _work(settings, folder, client, egress, reporter, images, labels, device)
+                _work(settings, folder, client, egress, reporter, images, labels, devices)
             except Refused as error:
                 log.error("worker.refused", reason=str(error))
                 report(Health.UNREADY, str(error))
@@ -91,14 +93,14 @@ def _work(
     reporter: DataReporter,
     images: OwnImages,
     labels: OwnLabels | None,
-    device: torch.device,
+    devices: Sequence[torch.device],
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
     identity, numbers = _identity(folder), read_numbers(folder)
 
     def reregister() -> str:
-        registration = _registration(settings, images, labels, device, identity)  # a rescan may have changed the images
+        registration = _registration(settings, images, labels, devices, identity)  # a rescan may have changed the images
         client_id = egress.register(
             lambda news: register(client, registration.model_copy(update=news), backoff), numbers
         )
@@ -112,7 +114,7 @@ def _work(
         "worker.registered",
         client=client_id,
         coordinator=client.url,
-        device=describe_device(device),
+        device=describe_devices(devices),
         identity=f"ed25519:{identity.public}",
     )
     states = ClientStates(folder / "runs")
@@ -123,14 +125,15 @@ def _work(
         states,
         folder / "broadcasts",
         client_id=client_id,
-        device=device,
-        public=PublicImages(device, settings.public_data, cache),
+        device=devices[0],
+        devices=devices,
+        public=PublicImages(image_device(devices), settings.public_data, cache),
         encoder=settings.encoder,
         max_artifact_bytes=settings.max_artifact_bytes or total_memory_bytes() // 4,
         labels=labels,
         before_training=Rescan(settings, images, labels, reregister) if settings.rescan else lambda: None,
     )
-    evaluations = SiteEvaluations(client, executor, egress, images, labels, device, backoff)
+    evaluations = SiteEvaluations(client, executor, egress, images, labels, devices[0], backoff)
     secure = SecureRounds(client, egress, states, folder / "secure", identity.private)
     collector = StateCollector(client, states, settings.keep_ended_seconds)
 
@@ -189,12 +192,16 @@ def _identity(folder: Path) -> SigningKey:
 
 
 def _registration(
-    settings: Settings, images: OwnImages, labels: OwnLabels | None, device: torch.device, identity: SigningKey
+    settings: Settings,
+    images: OwnImages,
+    labels: OwnLabels | None,
+    devices: Sequence[torch.device],
+    identity: SigningKey,
 ) -> Register:
     return Register(
         worker_version=version("fedssl-worker"),
         methods=supported_methods(labels, has_labels=images.has_labels),
-        device=describe_device(device),
+        device=describe_devices(devices),
         num_images=len(images),
         channels=images.channels,
         image_size=images.image_size,

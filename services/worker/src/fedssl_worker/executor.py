@@ -16,15 +16,15 @@ from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import max_file_bytes
 from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import Rejected, WorkerClient
-from fedssl.engine import LocalProgress, run_local_round
+from fedssl.engine import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.aggregation import ValueOutOfRange
-from fedssl.engine.devices import find_device
 from fedssl.engine.secure_sums import UnusableUpdate, client_words, num_client_words
 from fedssl.errors import ArtifactDamaged, Cancelled, DataError, MethodError, NotFinite
 from fedssl.evaluation.site import weights_at_site
 from fedssl.methods import METHODS, Method
-from fedssl.methods.api import Context, Update
+from fedssl.methods.api import ClientData, ClientState, Context, Update
 from fedssl.methods.site_data import wants_site_labels, with_site_labels
+from fedssl.parallel.devices import train_on_devices
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import TensorSpec
@@ -37,8 +37,8 @@ from fedssl.secure_aggregation import RoundContext, Words
 from fedssl.secure_aggregation.round_context import round_context
 from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import UNREADABLE, OwnImages, PreparedImages, PublicImages
+from fedssl_worker.devices import describe_environment, image_device
 from fedssl_worker.labels import OwnLabels
-from fedssl_worker.settings import SettingsError
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
 
 log = structlog.get_logger()
@@ -61,26 +61,28 @@ class Executor:
         *,
         client_id: str,
         device: torch.device,
+        devices: Sequence[torch.device] = (),
         public: PublicImages | None = None,
         encoder: EncoderConfig | None = None,
         max_artifact_bytes: int | None = None,
         labels: OwnLabels | None = None,
         before_training: Callable[[], None] = lambda: None,
     ) -> None:
-        """`max_artifact_bytes` limits the broadcast and the update, unless it is None. `labels` are those of the images
-        that methods of the sites' own labels use. `before_training` is called before the images are used for a round,
-        and may replace them."""
+        """`devices`: those that train each round together, if they are several. `max_artifact_bytes` limits the
+        broadcast and the update, unless it is None. `labels` are those of the images that methods of the sites' own
+        labels use. `before_training` is called before the images are used for a round, and may replace them."""
         self._client = client
         self._images = images
         self._states = states
         self._broadcasts = broadcasts
         self._client_id = client_id
         self._device = device
+        self._devices = devices or (device,)
         self._encoder = encoder
         self._max_artifact_bytes = max_artifact_bytes
         self._labels = labels
         self._before_training = before_training
-        self._public = public or PublicImages(device)
+        self._public = public or PublicImages(image_device(self._devices))
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
         """Train, unless the same work has an update already that was not submitted.
@@ -93,7 +95,7 @@ class Executor:
         self._check_encoder(item)
         self._before_training()
         images = self._grouped(item, self._labelled(item, self._images.prepared(item.spec.data)))
-        work = work_digest(item, images.fingerprint, describe_environment(self._device))
+        work = work_digest(item, images.fingerprint, describe_environment(self._devices))
         self._states.discard(item.run_id, item.last_accepted, work=work, keeps_accepted=evaluates_states(item.spec))
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
@@ -107,9 +109,7 @@ class Executor:
             received = self._received(item, lambda _: on_progress(downloading))
         state, lost = self._state_of(item, keeps_state=method.bind(item.spec).client.keeps_state(context))
         try:
-            result = run_local_round(
-                method, received, state, images.data, context, lambda local: on_progress(_progress(local))
-            )
+            result = self._train(method, received, state, images.data, context, on_progress)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(item) from error
         except MethodError:
@@ -246,6 +246,22 @@ class Executor:
         if not reply.carry_on:
             raise Cancelled(reply.reason or "the coordinator does not let the client train without its state")
 
+    def _train(
+        self,
+        method: Method,
+        received: Tensors,
+        state: ClientState | None,
+        data: ClientData,
+        context: Context,
+        on_progress: OnProgress,
+    ) -> LocalResult:
+        def report(local: LocalProgress) -> None:
+            on_progress(_progress(local))
+
+        if len(self._devices) == 1:
+            return run_local_round(method, received, state, data, context, report)
+        return train_on_devices(received, state, data, context, [str(each) for each in self._devices], report)
+
     def _require_finite_broadcast(self, item: WorkItem) -> None:
         """Raise CannotTrain if the training failed because the broadcast itself holds NaN or infinity."""
         try:
@@ -365,30 +381,6 @@ def _secure_view(item: WorkItem) -> Context:
     """Return the context in which the words of an update are computed, as the coordinator would compute them."""
     bits = None if item.total_bits is None else TotalBits(*item.total_bits)
     return Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id, total_bits=bits)
-
-
-def choose_device(wanted: str, threads: int) -> torch.device:
-    """Return the device to train on, and set up torch for it. Raises SettingsError if it does not exist."""
-    torch.set_num_threads(threads)
-    device = find_device(wanted)
-    if device is None:
-        raise SettingsError(
-            f"this machine has no device {wanted}: use --device auto, or check the driver with nvidia-smi"
-        )
-    return device
-
-
-def describe_device(device: torch.device) -> str:
-    """Return a description for people: the GPU's name, or the number of CPU threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"cpu, {threads} thread{'s' * (threads > 1)}"
-
-
-def describe_environment(device: torch.device) -> str:
-    """Return a text that names what the bits of a training depend on, besides its inputs."""
-    return f"torch {torch.__version__}, {describe_device(device)}"
 
 
 def _progress(local: LocalProgress) -> Progress:

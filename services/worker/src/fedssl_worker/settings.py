@@ -60,6 +60,12 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         default="auto", description="Device to train on: auto, cpu, cuda or cuda:N."
     )
+    gpus: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs of this machine that train each round together. More than 1 needs --device auto or cuda.",
+    )
     threads: int = Field(
         default=1, ge=1, le=1024, description="CPU threads. With 1, the results are the same on every machine."
     )

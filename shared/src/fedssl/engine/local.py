@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.data_parallel import broadcast_first
 from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.distillation import DistillationProgress, run_distillation
 from fedssl.engine.trainer import Trainer, borrow_trainer
@@ -106,6 +107,7 @@ def _train(
     for epoch in range(schedule.num_epochs):
         sums = torch.zeros_like(sums)  # the metrics are the last epoch's means
         algorithm.begin_epoch(modules, data, epoch, ctx)
+        broadcast_first(modules)
         for batch in algorithm.batches(data, epoch, ctx):
             names, values = take_step(batch)
             sums = sums + values

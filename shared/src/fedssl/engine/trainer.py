@@ -9,13 +9,16 @@ from contextlib import contextmanager
 import torch
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data_parallel import num_devices
 from fedssl.engine.cuda_graphs import CapturedSteps, can_capture
+from fedssl.engine.data_parallel import parallel_step
 from fedssl.engine.optimization import optimizer_for
 from fedssl.engine.parameter_groups import set_rates
 from fedssl.engine.step_rates import StepRates
 from fedssl.engine.steps import Step, StepValues, eager_step
 from fedssl.methods import Method
 from fedssl.methods.api import Batch, Context, Schedule
+from fedssl.methods.composition.splitting import split_encoders
 
 
 class Trainer:
@@ -25,6 +28,8 @@ class Trainer:
         bound = method.bind(ctx.spec)
         self.plan, self.algorithm, self.rounded = bound.plan, bound.client, bound.rounded
         self.modules = self.algorithm.build(ctx)
+        if num_devices() > 1:
+            split_encoders(self.modules)
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
         self._captured: CapturedSteps | None = None
@@ -42,10 +47,12 @@ class Trainer:
 
     def start_round(self, schedule: Schedule, ctx: Context) -> Step:
         """Return the step of a round whose broadcast the modules have received, with a fresh optimiser."""
-        if not can_capture(ctx.device):
+        is_parallel = num_devices() > 1
+        if is_parallel or not can_capture(ctx.device):
             factors = self.algorithm.learning_rate_factors(ctx)
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate, factors)
-            step = eager_step(self.algorithm, self.modules, optimizer, ctx)
+            given = (self.algorithm, self.modules, optimizer, ctx)
+            step = parallel_step(*given) if is_parallel else eager_step(*given)
             return scheduled(step, optimizer, StepRates(schedule, ctx))
         if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch

@@ -1,4 +1,4 @@
-"""The processes that train a simulation's clients, as the simulation sees them."""
+"""The processes that train clients, as the simulation or the worker that starts them sees them."""
 
 import json
 import os
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,12 +17,15 @@ import torch
 from fedssl import errors
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import LocalProgress, LocalResult
-from fedssl.errors import LocalError
+from fedssl.errors import FedSSLError, LocalError
 from fedssl.methods.api import ClientData, ClientState, Context
 from fedssl.parallel.shared_tensors import Layout, SharedTensors
 from fedssl.protocol.runs import RunSpec
 
 PUBLIC = "public"
+
+_END_SECONDS = 1.0
+"""A process whose connections have broken has ended, or does so at once."""
 
 
 def images_of(client: str) -> str:
@@ -49,12 +54,20 @@ class ClientProcesses:
     Their bits are those of this process: each uses as many CPU threads. The images are in memory once, whatever the
     number of processes. A process ends when this one does, even if it is killed.
 
-    `data`: the clients' images, in this process's memory, which are not kept. `devices`: one per process.
+    `data`: the clients' images, in this process's memory, which are not kept. `devices`: one per process. `remedy`:
+    what to do if one is killed.
     """
 
     def __init__(
-        self, spec: RunSpec, data: Mapping[str, ClientData], public: ClientData | None, devices: Sequence[str]
+        self,
+        spec: RunSpec,
+        data: Mapping[str, ClientData],
+        public: ClientData | None,
+        devices: Sequence[str],
+        remedy: str = "Run the same again to continue after the last completed round, if memory ran out with fewer "
+        "--jobs",
     ) -> None:
+        self._remedy = remedy
         self._sizes = {name: len(each) for name, each in data.items()}
         self._devices = devices
         self._images, self._broadcast = SharedTensors(), SharedTensors()
@@ -82,7 +95,7 @@ class ClientProcesses:
     def __enter__(self) -> "ClientProcesses":
         try:
             for _ in self._devices:
-                self._processes.append(_Process(self._images, self._broadcast))
+                self._processes.append(_Process(self._images, self._broadcast, self._remedy))
             for process, device in zip(self._processes, self._devices, strict=True):  # they start at the same time
                 process.send({**self._setup, "device": device})
         except BaseException:
@@ -126,12 +139,49 @@ class ClientProcesses:
                     idle.append(busy.pop(connection))
         return {ctx.client_id: results[ctx.client_id] for ctx in contexts}
 
+    def train_together(
+        self,
+        broadcast: Tensors,
+        kept: ClientState | None,
+        ctx: Context,
+        on_progress: Callable[[LocalProgress], None],
+    ) -> LocalResult:
+        """Train one client for one round on all devices together. Do it once: the processes then wait for one another.
+
+        Raises what the training raised in any process, and LocalError if one was killed.
+        """
+        layout = self._broadcast.write(broadcast)
+        with TemporaryDirectory() as folder:
+            for rank, process in enumerate(self._processes):
+                ranks = {"rank": rank, "size": len(self._processes), "meeting_point": str(Path(folder) / "processes")}
+                process.start_round(ctx, layout, kept, ranks)
+            connections = {process.connection: process for process in self._processes}
+            while True:
+                for connection in wait(list(connections)):
+                    answer = self._received(connections[connection])
+                    if isinstance(answer, LocalResult):
+                        return answer
+                    on_progress(answer)
+
+    def _received(self, process: "_Process") -> LocalProgress | LocalResult:
+        """Return a process's answer. Raises its error, or LocalError if that only says that another process is gone."""
+        try:
+            return process.receive()
+        except FedSSLError:
+            raise
+        except Exception as error:
+            for other in self._processes:
+                if other is not process and other.has_ended(_END_SECONDS):
+                    raise other.lost() from error
+            raise
+
 
 class _Process:
     """One process, and the memory through which it gets a client's state and returns its update."""
 
-    def __init__(self, images: SharedTensors, broadcast: SharedTensors) -> None:
+    def __init__(self, images: SharedTensors, broadcast: SharedTensors, remedy: str) -> None:
         self.client = ""
+        self._remedy = remedy
         self._exchange = SharedTensors()
         self.connection, theirs = Pipe()
         descriptors = [theirs.fileno(), *(each.descriptor for each in (images, broadcast, self._exchange))]
@@ -150,10 +200,12 @@ class _Process:
         try:
             self.connection.send_bytes(json.dumps(message).encode())
         except OSError:
-            raise self._lost() from None
+            raise self.lost() from None
 
-    def start_round(self, ctx: Context, broadcast: Layout, kept: ClientState | None) -> None:
-        """Let the process train a client."""
+    def start_round(
+        self, ctx: Context, broadcast: Layout, kept: ClientState | None, ranks: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let the process train a client, as one of the `ranks` if several train it together."""
         self.client = ctx.client_id
         self.send(
             {
@@ -162,6 +214,7 @@ class _Process:
                 "dimensions": ctx.dimensions,
                 "broadcast": broadcast,
                 "state": None if kept is None else self._exchange.write(kept),
+                "ranks": ranks,
             }
         )
 
@@ -170,7 +223,7 @@ class _Process:
         try:
             message = json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
-            raise self._lost() from None
+            raise self.lost() from None
         if "progress" in message:
             return LocalProgress(**message["progress"])
         if "error" in message:
@@ -191,12 +244,20 @@ class _Process:
         self.connection.close()
         self._exchange.close()
 
-    def _lost(self) -> LocalError:
+    def has_ended(self, timeout: float) -> bool:
+        """Return whether the process ends within some seconds."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def lost(self) -> LocalError:
+        """Return the error for a process that has ended."""
         code = self._process.wait()
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         if code == -signal.SIGKILL:
             ended += ", which is what the system does when memory runs out"
         return LocalError(
-            f"a process that trains clients {ended}{f' (it had {self.client})' if self.client else ''}. Run the same "
-            "again to continue after the last completed round, if memory ran out with fewer --jobs"
+            f"a process that trains clients {ended}{f' (it had {self.client})' if self.client else ''}. {self._remedy}"
         )

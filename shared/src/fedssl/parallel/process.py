@@ -1,4 +1,4 @@
-"""The work of one of the processes that train a simulation's clients."""
+"""The work of one of the processes that train clients."""
 
 import contextlib
 import dataclasses
@@ -6,11 +6,13 @@ import json
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedssl import errors
+from fedssl.data_parallel import join
 from fedssl.data.image_batches import Images
 from fedssl.data.image_cache.images import CachedImages
 from fedssl.engine import LocalProgress, LocalResult, run_local_round
@@ -27,6 +29,7 @@ class _Clients:
 
     def __init__(self, connection: Connection, images: int, broadcast: int, exchange: int) -> None:
         self._connection = connection
+        self._is_first = True  # of the processes that train a client together: the others report only errors
         self._broadcast, self._exchange = SharedTensors(broadcast), SharedTensors(exchange)
         setup = json.loads(connection.recv_bytes())
         torch.set_num_threads(setup["threads"])
@@ -35,7 +38,7 @@ class _Clients:
         self._public = ClientData(self._images[PUBLIC].to(self._device)) if PUBLIC in self._images else None
 
     def train(self, task: Mapping[str, Any]) -> LocalResult:
-        """Train one client for one round."""
+        """Train one client for one round, together with other processes if the task has `ranks`."""
         name, spec, device = task["client_id"], self._spec, self._device
         labels, held_out, groups = (self._images.get(of(name)) for of in (labels_of, held_out_of, groups_of))
         data = ClientData(self._images_of(name), labels, held_out, groups).to(device)
@@ -49,6 +52,9 @@ class _Clients:
         )
         broadcast = self._broadcast.read(task["broadcast"])
         kept = None if task["state"] is None else self._exchange.read(task["state"])
+        if (ranks := task["ranks"]) is not None:
+            join(ranks["rank"], ranks["size"], Path(ranks["meeting_point"]), device)
+            self._is_first = ranks["rank"] == 0
         with memory_errors_explained(str(device), spec.training.batch_size):
             return run_local_round(METHODS[spec.method.name], broadcast, kept, data, ctx, self._report)
 
@@ -60,6 +66,8 @@ class _Clients:
 
     def send(self, result: LocalResult) -> None:
         """Send what came of a training."""
+        if not self._is_first:
+            return
         tensors = {f"update.{name}": tensor for name, tensor in result.update.items()}
         tensors |= {f"state.{name}": tensor for name, tensor in result.state.items()}
         self._answer(
@@ -85,7 +93,8 @@ class _Clients:
                 self.send(result)
 
     def _report(self, progress: LocalProgress) -> None:
-        self._answer(progress=dataclasses.asdict(progress))
+        if self._is_first:
+            self._answer(progress=dataclasses.asdict(progress))
 
     def _answer(self, **message: Any) -> None:
         self._connection.send_bytes(json.dumps(message).encode())

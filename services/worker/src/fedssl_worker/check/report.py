@@ -13,7 +13,7 @@ from fedssl_worker.check.outgoing import Outgoing, check_outgoing, check_policy
 from fedssl_worker.check.own_data import check_images, check_labels
 from fedssl_worker.check.trial import check_training
 from fedssl_worker.disclosure.policy import PolicyError
-from fedssl_worker.executor import choose_device, describe_device
+from fedssl_worker.devices import choose_devices, describe_devices
 from fedssl_worker.settings import Settings, SettingsError
 
 _NO_SPEC = "give the spec of a run (--spec): what it would send is then compared with the policy, and a round is timed"
@@ -74,9 +74,9 @@ def _machine(settings: Settings) -> Iterator[Check]:
 
 def _device(settings: Settings, report: CheckReport) -> torch.device | None:
     try:
-        device = choose_device(settings.device, settings.threads)
+        devices = choose_devices(settings.device, settings.gpus, settings.threads)
     except SettingsError as error:
-        report.checks.append(Check("device", Found.WRONG, str(error), "correct --device"))
+        report.checks.append(Check("device", Found.WRONG, str(error), "correct --device or --gpus"))
         return None
-    report.checks.append(Check("device", Found.OK, f"training runs on {describe_device(device)}"))
-    return device
+    report.checks.append(Check("device", Found.OK, f"training runs on {describe_devices(devices)}"))
+    return devices[0]

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data_parallel import split_rows
 from fedssl.losses import masked_reconstruction
 from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.part import ENCODER, MaskedTokens, Objective, Online
@@ -66,14 +67,14 @@ class MAE(Objective):
         [images], encoder = batch.views, _encoder(modules)
         shape, generator = (len(images), encoder.num_patches), generator_of(modules, MASKS)
         masking = random_masking(torch.rand(shape, generator=generator, device=images.device), self.config.mask_ratio)
-        tokens = encoder.visible_tokens(images, masking.visible)
+        tokens = split_rows(encoder.visible_tokens, images, masking.visible)
         h = encoder.pooled(tokens)
         return Online(h=(h,), z=(h,), projected=(h,), masked=MaskedTokens(tokens, masking.restore, masking.mask))
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         assert online.masked is not None, "`online` has set it"
         tokens, restore, mask = online.masked
-        predicted = modules[DECODER](tokens, restore)
+        predicted = split_rows(modules[DECODER], tokens, restore)
         patches = patchify(batch.views[0], _encoder(modules).patch_size)
         return {"reconstruction": masked_reconstruction(predicted, patches, mask, self.config.normalize_pixels)}, {}
 

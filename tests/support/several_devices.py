@@ -1,0 +1,37 @@
+"""Rounds on several devices, and how close they come to those on one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine import LocalResult
+from fedssl.protocol.runs import RunSpec
+from support.methods import method_spec
+
+
+def digits_spec(name: str, **changes: Any) -> RunSpec:
+    """A client of digits, in batches of 32 and an incomplete last one."""
+    partition = {"dataset": "digits", "num_clients": 3, "max_images": 228}
+    return method_spec(name, partition=partition, **changes)
+
+
+def assert_close(found: LocalResult, expected: LocalResult, received: Tensors) -> None:
+    """Equal up to the order in which float32 numbers were added.
+
+    If this changes the sign of one activation before a ReLU, gradients differ by more than rounding. So all weights
+    together may differ by 1 % of what the round changed. BatchNorm's statistics have no such jumps.
+    """
+    assert found.num_examples == expected.num_examples
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-2, abs=1e-4)
+    assert (found.update.keys(), found.state.keys()) == (expected.update.keys(), expected.state.keys())
+    weights = []
+    for name, wanted in (*expected.update.items(), *((f"kept {name}", each) for name, each in expected.state.items())):
+        tensor = found.state[name.removeprefix("kept ")] if name.startswith("kept ") else found.update[name]
+        if "running_" in name or not wanted.is_floating_point():
+            torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+        elif name in received:
+            weights.append((float((tensor - wanted).square().sum()), float((wanted - received[name]).square().sum())))
+    differs, moved = (sum(column) ** 0.5 for column in zip(*weights, strict=True))
+    assert differs < 0.01 * moved
