@@ -368,3 +368,26 @@ def test_the_form_shows_the_settings_of_what_is_chosen_and_an_estimate(look: Ope
     expect(page.locator(".stick h2").first).to_have_text("FedBYOL", timeout=20_000)
     expect(page.locator('[id="f-num_rounds"]')).to_have_value("2")
     expect(page.locator('[name="client.client-1"]')).to_be_checked()
+
+
+def test_a_secure_round_shows_its_phase_what_was_revealed_and_what_is_not_promised(look: Open, client: Client) -> None:
+    spec = _spec(
+        "secure",
+        num_rounds=1,
+        method={"name": "fedsimclr"},
+        aggregation={"arithmetic": "fixed"},
+        secure_aggregation={"min_cohort": 3, "collusion": 0},
+    )
+    made = client.create_run(spec).id
+    for _ in client.events(made):
+        pass  # until it has finished
+    assert client.run(made).outcome == "completed", client.run(made).reason
+    page = look().open(f"/runs/{made}/rounds/1")
+    section = page.get_by_role("region", name="Secure aggregation")
+    expect(section).to_contain_text("phase done")
+    expect(section).to_contain_text(f"of the own masks of {', '.join(WORKERS)}")
+    expect(section).to_contain_text("No cryptographer outside this project has reviewed the protocol.")
+    page.goto(f"/runs/{made}")
+    expect(page.get_by_text("sums of 3 updates or more. Not promised")).to_be_visible()
+    losses = [metric.value for metric in client.metrics(made, "loss")]
+    assert len(losses) == 1

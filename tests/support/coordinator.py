@@ -17,6 +17,7 @@ from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import Client, Retry, Tls, WorkerClient
 from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
 from support.environment import coordinator_environment
@@ -115,7 +116,13 @@ class Coordinator:
         return self.client.create_token("worker", client_id).secret
 
     def worker(
-        self, client_id: str, *, register: bool = True, identity: str | None = None, url: str = ""
+        self,
+        client_id: str,
+        *,
+        register: bool = True,
+        identity: str | None = None,
+        policy: PolicyNotice | None = None,
+        url: str = "",
     ) -> WorkerClient:
         """A worker's client with a token of its own, registered. `url`: of a proxy in front of this coordinator."""
         worker = WorkerClient(url or self.url, self.worker_token(client_id), retry=Retry(seconds=0), tls=self._tls)
@@ -125,11 +132,12 @@ class Coordinator:
                     worker_version="test",
                     methods={name: config.info.version for name, config in METHOD_CONFIGS.items()},
                     device="cpu",
-                    num_images=1000,
+                    num_images=None if policy is not None and policy.keeps_num_images else 1000,
                     channels=1,
                     image_size=8,
                     serves=ServedShapes(),
                     identity=identity,
+                    policy=policy,
                 )
             )
         return worker

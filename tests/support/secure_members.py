@@ -10,6 +10,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import VECTOR_NAME, SecureInbox, SecureKeys, SecureStatus, SecureVector
+from fedssl.protocol.views import SecureRoundView
 from fedssl.protocol.work import WorkItem
 from fedssl.secure_aggregation import OwnerLimits, SecureClient, Words, wire
 from support.coordinator import Coordinator
@@ -57,6 +58,13 @@ class SecureMembers:
 
     def status(self, name: str) -> SecureStatus:
         return self.workers.clients[name].secure_status(self.items[name].assignment_id)
+
+    def shown(self) -> SecureRoundView:
+        """Return what the API shows of the round."""
+        current = self.coordinator.client.run(self.workers.id).current_round
+        assert current is not None
+        assert current.secure is not None
+        return current.secure
 
     def keys(self, name: str) -> SecureKeys:
         return wire.keys_to_wire(self.secure[name].announcement)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import pytest
@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedssl.backoff import Backoff
 from fedssl.data import save_npz
+from fedssl.protocol.plan import Kind
+from fedssl.protocol.policy import AllowRule, PolicyNotice
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl_worker import secure_rounds
@@ -26,6 +28,12 @@ from fedssl_worker.state import ClientStates
 from support.agents import CPU
 from support.coordinator import Coordinator
 from support.methods import shards
+
+SECURE_ONLY = PolicyNotice(
+    digest="0" * 64,
+    allow=tuple(AllowRule(artifact=kind, methods=("*",), secure="required") for kind in get_args(Kind)),
+)
+"""Nothing leaves except in secure rounds, so no number of images is registered."""
 
 
 class Killed(BaseException):
@@ -44,7 +52,7 @@ class SecureWorkers:
         for name, key in self.identities.items():
             save_npz(folder / f"{name}.npz", shards(spec)[name])
             public, url = key.public_key().public_bytes_raw().hex(), (urls or {}).get(name, "")
-            self.clients[name] = coordinator.worker(name, identity=public, url=url)
+            self.clients[name] = coordinator.worker(name, identity=public, policy=SECURE_ONLY, url=url)
         self.id: UUID = coordinator.client.create_run(spec).id
 
     def agent(self, name: str) -> Agent:
@@ -59,9 +67,16 @@ class SecureWorkers:
         backoff = Backoff(first=0.01, longest=0.02)
         return Agent(client, executor, egress, states, claim_seconds=0, backoff=backoff, begin_secure=secure.begin)
 
-    def train(self, *, gone: str = "", on_gone: Callable[[], object] = lambda: None, seconds: float = 60) -> None:
+    def train(
+        self,
+        *,
+        gone: str = "",
+        on_gone: Callable[[], object] = lambda: None,
+        before_advance: Callable[[], object] = lambda: None,
+        seconds: float = 60,
+    ) -> None:
         """Work until the run has finished. A killed worker starts again; that of `gone` does not, and `on_gone` is
-        called."""
+        called. `before_advance` is called before each step of the aggregator."""
         done, end = threading.Event(), time.monotonic() + seconds
 
         def work(name: str) -> None:
@@ -74,6 +89,7 @@ class SecureWorkers:
             try:
                 while self.coordinator.client.run(self.id).state != RunState.FINISHED:
                     assert time.monotonic() < end, "the run did not end"
+                    before_advance()
                     self.coordinator.advance(self.id)
                     time.sleep(0.02)
             finally:

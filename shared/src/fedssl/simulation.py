@@ -35,16 +35,18 @@ from fedssl.engine.devices import devices_of, memory_errors_explained, require_d
 from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
+from fedssl.engine.summed_metrics import mean_loss
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
 from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
-from fedssl.evaluation.monitoring import find_collapse_alerts
+from fedssl.evaluation.monitoring import LOSS, find_collapse_alerts, find_summed_alerts
 from fedssl.evaluation.site import SiteEvaluation, evaluate_at_site, evaluate_head, weights_at_site
 from fedssl.evaluation.site_heads import run_heads
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
 from fedssl.methods.composition.rounding import restored_update
+from fedssl.methods.composition.weighting import is_fixed
 from fedssl.methods.site_data import client_data
 from fedssl.models.pretrained import encoder_of
 from fedssl.models.start_files import Start, read_start, with_digest
@@ -95,7 +97,12 @@ class RoundRecord:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the clients whose updates were used, weighted by their images, or None if there is none."""
+        """The mean loss of the clients whose updates were used, weighted by their images, or None if there is none.
+
+        It comes from the coordinator's sum if the spec has `aggregation.arithmetic = "fixed"`.
+        """
+        if LOSS in self.server or NUM_EXAMPLES in self.server:
+            return self.server.get(LOSS)
         known = {
             name: metrics["loss"]
             for name, metrics in self.clients.items()
@@ -346,7 +353,7 @@ class _Federation:
                 self._on_trained(number, name, self._trained_model(received, local))
         clients = {name: local.metrics for name, local in trained.items()}
         updates = [
-            Update(name, local.num_examples, lambda tensors=local.update: tensors)  # type: ignore[misc]
+            Update(name, local.num_examples, lambda tensors=local.update: tensors, local.metrics)  # type: ignore[misc]
             for name, local in trained.items()
         ]
         num_examples = {update.client_id: update.num_examples for update in updates}
@@ -393,8 +400,9 @@ class _Federation:
         used = {name: local.state for name, local in trained.items() if name not in norms.rejected}
         result.client_states = {} if restart else {**result.client_states, **used}
         result.server_state, result.model = aggregated.state, aggregated.model
+        losses = {name: clients[name][LOSS] for name in used if LOSS in clients[name]} if is_fixed(ctx) else {}
         record = make_record(
-            server=aggregated.metrics,
+            server={**aggregated.metrics, **mean_loss(losses, num_examples)},
             seconds=time.perf_counter() - started,
             rejected=sorted(norms.rejected),
             updates=dict(norms.measures),
@@ -444,7 +452,10 @@ class _Federation:
             server=secure.result.metrics,
             seconds=time.perf_counter() - started,
             rejected=sorted(secure.rejected),
-            alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, ctx.round_number, clients)],
+            alarms=[
+                str(alarm)
+                for alarm in find_summed_alerts(self._spec.watch, secure.result.metrics, len(secure.survivors))
+            ],
         )
         result.history.append(record)
 

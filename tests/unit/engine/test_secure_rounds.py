@@ -10,9 +10,10 @@ from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.secure_rounds import Phase, run_secure_round
 from fedssl.engine.secure_sums import NoSecureSum, run_secure_aggregation
+from fedssl.engine.summed_metrics import NUM_WORDS
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
-from fedssl.methods.api import Update
+from fedssl.methods.api import Metrics, Update
 from fedssl.protocol.runs import RunSpec
 from fedssl.secure_aggregation import SecureServer
 from fedssl.secure_aggregation.messages import MaskedVector
@@ -32,6 +33,7 @@ class Cohort:
         self.method, self.ctx = METHODS[name], context(self.spec, 1)
         first = start_run(self.method, context(self.spec, 0))
         self.state, self.broadcast = first.state, first.broadcast
+        self.metrics: dict[str, Metrics] = {}
         plan = self.method.bind(self.spec).plan
         self.sent = {
             client: {t.name: self._tensor(t.name, t.shape, seed) for t in plan.update}
@@ -45,7 +47,10 @@ class Cohort:
         return base + 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(seed + len(name)))
 
     def updates(self, names: tuple[str, ...] = NAMES) -> list[Update]:
-        return [Update(name, 10 + 7 * NAMES.index(name), lambda name=name: self.sent[name]) for name in names]  # type: ignore[misc]
+        return [
+            Update(name, 10 + 7 * NAMES.index(name), lambda name=name: self.sent[name], self.metrics.get(name, {}))  # type: ignore[misc]
+            for name in names
+        ]
 
     def plain(self, names: tuple[str, ...]) -> ServerResult:
         spec: RunSpec = self.spec.model_copy(update={"secure_aggregation": None})
@@ -141,11 +146,26 @@ def test_the_coordinator_receives_no_word_of_an_update(monkeypatch: pytest.Monke
 
 def test_a_sum_of_another_size_is_refused() -> None:
     cohort = Cohort()
-    for size, why in ((3, "was cut to 3"), (100_000, "words more than the method's means")):
+    for size, why in ((NUM_WORDS + 3, "was cut to 3"), (100_000, "words more than the method's means")):
         with pytest.raises(MethodError, match=why):
             run_secure_aggregation(cohort.method, cohort.state, torch.ones(size, dtype=torch.int64), 6, cohort.ctx)
     with pytest.raises(MethodError, match="add up to 0: it must be positive"):
         run_secure_aggregation(cohort.method, cohort.state, torch.zeros(100_000, dtype=torch.int64), 6, cohort.ctx)
+
+
+def test_the_sum_has_the_mean_loss_and_how_many_clients_clipped_or_crossed_a_threshold() -> None:
+    cohort = Cohort(robustness={"max_update_norm": 0.2}, watch={"min_feature_std": 0.5, "first_round": 1})
+    next(iter(cohort.sent["c"].values())).view(-1)[0] += 50
+    losses = {"loss": 1.5, "feature_std": 0.6}
+    cohort.metrics = dict.fromkeys(NAMES, losses) | {"b": {"loss": -2.0, "feature_std": 0.4}}
+    metrics = cohort.secure({"a": "vectors"}).result.metrics
+    weights = {name: 10 + 7 * NAMES.index(name) for name in "bcdef"}
+    total = sum(weights.values())
+    assert metrics["num_examples"] == total
+    assert metrics["loss"] == pytest.approx((1.5 * (total - weights["b"]) - 2 * weights["b"]) / total, abs=1e-8)
+    assert metrics["num_crossed/feature_std"] == 1
+    assert metrics["num_clipped"] >= 1
+    assert "effective_rank" not in metrics
 
 
 def test_only_a_client_of_the_cohort_can_be_lost() -> None:

@@ -1,6 +1,6 @@
 """Thresholds: what a run warns of."""
 
-from fedssl.evaluation.monitoring import describe, find_collapse_alerts
+from fedssl.evaluation.monitoring import describe, find_collapse_alerts, find_summed_alerts
 from fedssl.protocol.watch import WatchConfig
 
 HEALTHY = {"effective_rank": 40.0, "feature_std": 0.4, "embedding_std": 0.6, "divergence": 0.2}
@@ -42,3 +42,12 @@ def test_the_first_round_does_not_warn_unless_it_is_asked_to() -> None:
     assert find_collapse_alerts(WatchConfig(), 1, collapsed) == []
     assert len(find_collapse_alerts(WatchConfig(), 2, collapsed)) == 1
     assert len(find_collapse_alerts(WatchConfig(first_round=1), 1, collapsed)) == 1
+
+
+def test_a_secure_round_counts_the_clients_beyond_a_threshold() -> None:
+    counts = {"loss": 2.0, "num_crossed/effective_rank": 2.0, "num_crossed/divergence": 1.0}
+    alarms = find_summed_alerts(WatchConfig(max_divergence=0.5), counts, 6)
+    assert describe(alarms) == (
+        "effective_rank is below 2 (collapse) at 2 of 6 clients; divergence is above 0.5 (drift) at 1 of 6 clients"
+    )
+    assert len(find_summed_alerts(WatchConfig(), counts, 6)) == 1  # without a threshold of the divergence

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from fedssl.protocol.data_card import DataReport, DataReported
-from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast, receipt_message
 from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import AssignmentState, SiteEvaluationState
 from fedssl.protocol.work import (
+    BROADCAST_HEADER,
     DELIVERY_HEADER,
     OFFER_HEADER,
     PAUSE_HEADER,
@@ -145,7 +146,7 @@ class FakeCoordinator(LoopbackServer):
                 raise Refusal("artifact-rejected", 422, "The bytes are not those of the digest.")
             return 200 if known else 201
 
-    def anchor(self, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
+    def anchor(self, anchor: LedgerAnchor | None, sent: SentBroadcast | None = None) -> AnchorReceipt | None:
         """Keep an anchor and sign the receipt for it."""
         if anchor is None:
             return None
@@ -159,8 +160,16 @@ class FakeCoordinator(LoopbackServer):
             head=anchor.head,
             at=at,
             coordinator=self._key.public_key().public_bytes_raw().hex(),
-            signature=self._key.sign(receipt_message(self.client_id, anchor, at)).hex(),
+            signature=self._key.sign(receipt_message(self.client_id, anchor, at, sent)).hex(),
+            sent=sent,
         )
+
+    def sent(self, submit: Submit) -> SentBroadcast | None:
+        """What the client of an assignment received, as this coordinator signs it."""
+        item = self.leased
+        if item is None or item.assignment_id != submit.assignment_id:
+            return None
+        return SentBroadcast(run=item.run_id, round=item.round_number, broadcast=item.broadcast)
 
     def _held(self, assignment_id: UUID) -> WorkItem:
         if self.leased is None or self.leased.assignment_id != assignment_id:
@@ -242,13 +251,15 @@ class _Handler(Quiet):
                 answer = coordinator.reply.model_copy(update={"receipt": coordinator.anchor(beat.anchor)})
             case "submit":
                 submit = Submit.model_validate_json(body)
+                sent = coordinator.sent(submit) if BROADCAST_HEADER in self.headers else None
                 submitted = coordinator.submit(submit)
-                answer = submitted.model_copy(update={"receipt": coordinator.anchor(submit.anchor)})
+                answer = submitted.model_copy(update={"receipt": coordinator.anchor(submit.anchor, sent)})
             case "deliver":
                 submit = Submit.model_validate_json(self.headers[DELIVERY_HEADER])
                 coordinator.upload(submit.update, str(submit.assignment_id), body)
+                sent = coordinator.sent(submit) if BROADCAST_HEADER in self.headers else None
                 submitted = coordinator.submit(submit)
-                answer = submitted.model_copy(update={"receipt": coordinator.anchor(submit.anchor)})
+                answer = submitted.model_copy(update={"receipt": coordinator.anchor(submit.anchor, sent)})
             case "decline":
                 answer = coordinator.decline(Decline.model_validate_json(body))
             case "GET artifact":

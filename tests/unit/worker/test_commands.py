@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedssl_worker.disclosure.ledger.keys import make_key
 from fedssl_worker.main import app
 
 from .ledgers import FIELDS, FIRST, SHORT, filled
@@ -165,3 +166,20 @@ def test_policy_check_shows_what_a_policy_allows(tmp_path: Path) -> None:
     code, _, err = invoke("policy", "check", path)
     assert code == 2
     assert "dp.epsilon_max: this version has no differential privacy and does not enforce this limit" in err
+
+
+def test_identity_shows_the_pin_for_other_policies(tmp_path: Path) -> None:
+    code, _, err = invoke("identity", "--state", tmp_path)
+    assert code == 2
+    assert "A worker makes the key when it starts for the first time" in err
+    key = make_key(tmp_path / "identity.pem")
+    ledger = filled(tmp_path / "ledger", 1)
+    ledger.append("receipt", client="hospital-a", anchored_seq=1, head="0" * 64, at="", coordinator="", signature="")
+    found = as_json("identity", "--state", tmp_path)
+    assert found == {
+        "client": "hospital-a",
+        "identity": f"ed25519:{key.public}",
+        "pin": f'hospital-a = "ed25519:{key.public}"',
+    }
+    code, out, _ = invoke("identity", "--state", tmp_path)
+    assert (code, found["pin"] in out) == (0, True)

@@ -69,6 +69,15 @@ def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypat
     assert [progress.images_per_second for progress in told] == [None] * len(told)
 
 
+def test_a_policy_that_demands_secure_rounds_keeps_the_number_of_images(setting: Setting) -> None:
+    path = setting.write_policy(*WEIGHTS, 'secure = "required"', "[metrics]", 'allow = ["loss"]')
+    agent, reregister = setting.reregistering(path)
+    reregister()
+    setting.write_policy(*WEIGHTS, 'secure = "required"', "[[allow]]", 'artifact = "centers"', 'methods = ["fedrlc"]')
+    agent.step()
+    assert [introduction.num_images for introduction in setting.coordinator.introductions] == [None, 32]
+
+
 def test_the_coordinator_receives_the_policy_and_its_changes(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
     agent, reregister = setting.reregistering(path)

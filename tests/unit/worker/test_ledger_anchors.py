@@ -1,15 +1,22 @@
 """Anchors of the ledger: carried by requests that are made anyway, one at a time, and kept with their receipts."""
 
+import json
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.client import Unreachable
+from fedssl.protocol.ledger import SentBroadcast
 from fedssl.protocol.work import WorkItem
 from fedssl_worker import lease
+from fedssl_worker.disclosure.ledger.verification import broadcast_differences, signed_broadcasts, verify
+from fedssl_worker.main import app
 
-from .conftest import Setting, good_update, make_spec
+from .conftest import RUN, Setting, good_update, make_spec
 
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
@@ -76,3 +83,46 @@ def test_a_forged_receipt_is_not_kept(setting: Setting) -> None:
         exchange.receipt = receipt.model_copy(update={"at": "2020-01-01T00:00:00.000000+00:00"})
     assert logs[-1]["event"] == "ledger.receipt_invalid"
     assert setting.kinds() == ["opened"]
+
+
+def test_owners_compare_the_broadcasts_that_the_coordinator_has_signed(setting: Setting, tmp_path: Path) -> None:
+    setting.offer(make_spec(), 1)
+    setting.restart(setting.write_policy(*WEIGHTS)).step()
+    verify(setting.folder / "ledger")
+    [own] = signed_broadcasts(setting.folder / "ledger")
+    assert own["run"] == setting.ledger()[-1]["run"]
+    assert own["round"] == 1
+    assert broadcast_differences([own], [own]) == (1, [])
+    sent = SentBroadcast(run=own["run"], round=1, broadcast="f" * 64)
+    receipt = setting.coordinator.anchor(setting.coordinator.anchors[-1], sent)
+    assert receipt is not None
+    other = {**own, "broadcast": "f" * 64, "signature": receipt.signature, "client": receipt.client_id}
+    num_shared, [difference] = broadcast_differences([own], [other])
+    assert num_shared == 1
+    assert f"broadcast {own['broadcast']} for" in difference
+    path = tmp_path / "other.json"
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "ledger").symlink_to(setting.folder / "ledger")
+    command = ["ledger", "broadcasts", "--state", str(state)]
+    assert json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).stdout) == [own]
+    assert own["broadcast"][:20] in CliRunner().invoke(app, command).stdout
+    for rows, code, text in (
+        ([own], 0, "the same broadcast for both clients in all 1 rounds"),
+        ([other], 4, "DIFFERENT: run "),
+        ([{**own, "broadcast": "f" * 64}], 4, "does not match"),
+        ([{}], 4, "take the output of `fedssl-worker ledger broadcasts --format json`"),
+    ):
+        path.write_text(json.dumps(rows))
+        result = CliRunner().invoke(app, [*command, "--compare", str(path)])
+        assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
+
+
+def test_a_receipt_for_another_broadcast_is_kept_as_evidence(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie = SentBroadcast(run=RUN, round=1, broadcast="f" * 64)
+    monkeypatch.setattr(setting.coordinator, "sent", lambda submit: lie)
+    setting.offer(make_spec(), 1)
+    with capture_logs() as logs:
+        setting.restart(setting.write_policy(*WEIGHTS)).step()
+    assert [line["signed"] for line in logs if line["event"] == "ledger.broadcast_differs"] == ["f" * 64]
+    assert setting.ledger()[-1]["broadcast"] == "f" * 64

@@ -25,7 +25,7 @@ from fedssl.client import (
     UnknownWork,
     WorkerClient,
 )
-from fedssl.errors import Cancelled, FedSSLError
+from fedssl.errors import Cancelled, DataError, FedSSLError, MethodError
 from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
@@ -194,7 +194,7 @@ class Agent:
             reason = "the worker cannot write its ledger, so it sends nothing: see its log"
             self._decline(item, reason, Cause.CLIENT_MACHINE)
         except FedSSLError as error:
-            self._decline(item, str(error), cause_of(error))
+            self._decline(item, _reason(item, error), cause_of(error))
         except Exception as error:  # the process loop: an error in one run must not end the worker
             if self._wait_if_disk_is_full(error):
                 return
@@ -282,6 +282,15 @@ class Agent:
         ASSIGNMENTS.labels("declined").inc()
         self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
         self._backoff.wait()
+
+
+def _reason(item: WorkItem, error: FedSSLError) -> str:
+    """Return the reason that the coordinator receives. That of a training that failed may have a number of images or a
+    loss, and stays here in a secure round."""
+    if item.spec.secure_aggregation is None or not isinstance(error, DataError | MethodError):
+        return str(error)
+    log.error("training.failed", reason=str(error))
+    return f"the training failed ({type(error).__name__}): the worker's log has the reason"
 
 
 def _is_verdict(error: ClientError) -> bool:

@@ -1,4 +1,7 @@
-"""`fedssl-worker ledger verify|show` and `policy check`. Slow imports are inside the commands that need them."""
+"""`fedssl-worker ledger verify|show|broadcasts`, `policy check` and `identity`.
+
+Slow imports are inside the commands that need them.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -110,6 +113,47 @@ def show(
     show_table(columns, (_row(body) for body in shown))
 
 
+_BROADCASTS_EPILOG = """
+A coordinator that sends one client other weights than the others can learn more from its update. Owners who exchange
+the output with --format json can prove it: the coordinator has signed each digest.
+
+Exit codes: 0 no difference; 4 the coordinator has signed different digests for one round, or a list cannot be used.
+
+Example: fedssl-worker ledger broadcasts --state ~/.fedssl-worker --compare hospital-b.json
+"""
+
+
+@ledger_app.command(epilog=_BROADCASTS_EPILOG)
+def broadcasts(
+    state: StateOption,
+    compare: Annotated[
+        Path | None, typer.Option(help="The output of this command with --format json of another owner.")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List the digests of the weights that the coordinator has signed, per round, or compare them with another's."""
+    from fedssl_worker.disclosure.ledger.entries import LedgerError
+    from fedssl_worker.disclosure.ledger.verification import broadcast_differences, read_broadcasts, signed_broadcasts
+
+    try:
+        own = signed_broadcasts(_folder(state))
+        num_shared, differences = (0, []) if compare is None else broadcast_differences(own, read_broadcasts(compare))
+    except LedgerError as error:
+        typer.echo(f"fedssl-worker: {error}", err=True)
+        raise typer.Exit(EXIT_CHANGED) from None
+    if compare is not None:
+        for difference in differences:
+            typer.echo(f"DIFFERENT: {difference}", err=True)
+        if differences:
+            raise typer.Exit(EXIT_CHANGED)
+        note(f"The coordinator signed the same broadcast for both clients in all {num_shared} rounds that both have.")
+    elif output is Format.JSON:
+        show_json(own)
+    else:
+        columns = ["run", "#round", "broadcast", "at", "coordinator"]
+        show_table(columns, ((r["run"], r["round"], r["broadcast"], r["at"], r["coordinator"][:8]) for r in own))
+
+
 @policy_app.command()
 def check(
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy's TOML file.")],
@@ -133,6 +177,29 @@ def check(
         show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
         if not notice.allow:
             note("Nothing may leave: the policy has no rule.")
+
+
+def identity(state: StateOption, output: FormatOption = Format.TABLE) -> None:
+    """Print this worker's identity key, and the line for the `pins` of other owners' policies.
+
+    Exchange it by another channel than the coordinator: `fedssl client show` has the key that the coordinator claims.
+    """
+    from fedssl_worker.disclosure.ledger.entries import LedgerError
+    from fedssl_worker.disclosure.ledger.keys import read_key
+    from fedssl_worker.disclosure.ledger.verification import read_entries
+
+    try:
+        key = f"ed25519:{read_key(state.expanduser() / 'identity.pem', 'identity key').public}"
+        client = next((str(e.body["client"]) for e in read_entries(_folder(state)) if e.kind == "receipt"), None)
+    except LedgerError as error:
+        typer.echo(f"fedssl-worker: {error}. A worker makes the key when it starts for the first time", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    found = {"client": client, "identity": key, "pin": f'{client or "CLIENT"} = "{key}"'}
+    if output is Format.JSON:
+        show_json(found)
+        return
+    show_pairs(found)
+    note("Other owners add the pin to [secagg.pins] of their policies.")
 
 
 def _report_fields(report: "Report") -> dict[str, Any]:

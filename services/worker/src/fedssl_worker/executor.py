@@ -171,7 +171,12 @@ class Executor:
         Raises CannotTrain, without a number in its message, if the update cannot be used or has a value out of range.
         """
         broadcast = self._fetch(item.broadcast, item.plan.broadcast, lambda _: None)
-        update = Update(item.client_id, finished.num_examples, lambda: read_tensors(finished.update, finished.digest))
+        update = Update(
+            item.client_id,
+            finished.num_examples,
+            lambda: read_tensors(finished.update, finished.digest),
+            finished.metrics,
+        )
         num_clients, method = len(item.secure_cohort or ()), self._method_of(item)
         try:
             words = client_words(method, broadcast, update, num_clients, _secure_view(item))

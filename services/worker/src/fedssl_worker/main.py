@@ -12,7 +12,7 @@ from fedssl.errors import DataError
 from fedssl.liveness import Health, keep_touching, report
 from fedssl_worker.check.command import EPILOG as CHECK_EPILOG
 from fedssl_worker.check.command import check
-from fedssl_worker.commands import ledger_app, policy_app
+from fedssl_worker.commands import identity, ledger_app, policy_app
 from fedssl_worker.encoder_commands import classify, embed
 from fedssl_worker.options import options_of
 from fedssl_worker.page.command import page
@@ -36,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(policy_app, name="policy")
+app.command("identity")(identity)
 app.command("page")(page)
 app.command("check", epilog=CHECK_EPILOG)(check)
 app.command("embed")(embed)

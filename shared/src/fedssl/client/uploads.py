@@ -20,7 +20,7 @@ from fedssl.client.downloads import PROGRESS_BYTES, OnBytes
 from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, StoreUnreachable, TryAgain, Unreachable
 from fedssl.client.retry import Retry, RetryTimer, is_temporary, with_retries
 from fedssl.protocol.views import UploadPart, UploadParts
-from fedssl.protocol.work import DELIVERY_HEADER, Submit, Submitted
+from fedssl.protocol.work import BROADCAST_HEADER, DELIVERY_HEADER, Submit, Submitted
 
 WHOLE_BYTES = 1 << 20
 """The largest file that is sent in one request: it costs less to send again than to ask how much has arrived."""
@@ -116,7 +116,7 @@ class _Upload:
     def send_with(self, submission: Submit) -> bytes:
         """One POST with all of it and its submission."""
         about = submission.model_dump_json()
-        headers = {"Content-Type": "application/octet-stream", DELIVERY_HEADER: about}
+        headers = {"Content-Type": "application/octet-stream", DELIVERY_HEADER: about, BROADCAST_HEADER: "1"}
         return self._send("POST", _DELIVER, 0, headers, {})
 
     def run(self, timer: RetryTimer) -> None:

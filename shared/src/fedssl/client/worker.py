@@ -26,6 +26,7 @@ from fedssl.protocol.secure_work import (
 from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
+    BROADCAST_HEADER,
     DELIVERY_BYTES,
     LONGEST_PAUSE_SECONDS,
     OFFER_HEADER,
@@ -222,7 +223,11 @@ class WorkerClient(BaseClient):
 
     def submit(self, submission: Submit) -> Submitted:
         """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
-        return self._about(submission.assignment_id, self._call("/v1/work/submit", Submitted, submission))
+        headers = {BROADCAST_HEADER: "1"}
+        answer = self._connection.call(
+            "POST", "/v1/work/submit", Submitted, body=submission, headers=headers, max_bytes=_ANSWER_BYTES
+        )
+        return self._about(submission.assignment_id, answer)
 
     @property
     def delivery_bytes(self) -> int:

@@ -3,7 +3,8 @@
 The coordinator's half of a method computes means with `Context.fixed_mean`, and uses the updates for nothing else if
 its spec may ask for secure aggregation. So the same code runs at both ends. At a client it has one update, and
 `fixed_mean` records that update's words. At the coordinator it has the names and shapes of the updates, and
-`fixed_mean` reads the mean from the sum of all clients' words.
+`fixed_mean` reads the mean from the sum of all clients' words. The words of its training's numbers come first
+(`summed_metrics.py`).
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, 
 from fedssl.engine.encoder_average import next_average
 from fedssl.engine.narrow_words import Totals, narrow_words
 from fedssl.engine.norm_bounding import NO_NORMS, screened
+from fedssl.engine.summed_metrics import NUM_WORDS, metric_words, summed_metrics
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, ServerState, Update
@@ -39,7 +41,7 @@ class NoSecureSum(MethodError):
 
 
 def client_words(method: Method, broadcast: Tensors, update: Update, num_clients: int, ctx: Context) -> Tensor:
-    """Return the words of one client's update, int64 (N,): for each mean, the client's weight and then its tensors.
+    """Return the words of one client, int64 (N,): those of its metrics, and for each mean its weight and its tensors.
 
     An update beyond a norm of the spec's `robustness` is clipped first. `num_clients`: of the round's cohort.
 
@@ -56,7 +58,9 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
         raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
     except AggregationError as error:
         raise MethodError(f"the update of {update.client_id} cannot be added up: {error}") from error
-    return torch.cat(words.parts)
+    is_clipped = bool(norms.clipped)
+    numbers = metric_words(update.num_examples, update.metrics, num_clients, ctx, is_clipped=is_clipped)
+    return torch.cat([numbers, *words.parts])
 
 
 def num_client_words(method: Method, ctx: Context) -> int:
@@ -64,7 +68,7 @@ def num_client_words(method: Method, ctx: Context) -> int:
     bound = method.bind(ctx.spec)
     counted = _Counted(narrow_words(bound, ctx))
     bound.server.aggregate(_shapes(bound.plan.received), _any_updates(bound, 1), _with(ctx, counted))
-    return counted.total
+    return NUM_WORDS + counted.total
 
 
 def num_vector_bytes(method: Method, ctx: Context) -> int:
@@ -88,6 +92,7 @@ def run_secure_aggregation(
     Raises MethodError if the words are not such a sum, or the result is not finite, and ValueOutOfRange if the total
     weight is beyond the scales of words of 32 bits.
     """
+    numbers, words = words[:NUM_WORDS], words[NUM_WORDS:]
     bound = method.bind(ctx.spec)
     summed = _Summed(words, num_clients, narrow_words(bound, ctx))
     known, kept = split_state(in_name_order(state))
@@ -100,6 +105,7 @@ def run_secure_aggregation(
     if summed.rest.numel():
         raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
     found = bound.server.restarted(found) if restart else found
+    metrics = {**metrics, **summed_metrics(numbers, num_clients)}
     kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
     return published(bound, found, kept, metrics, ctx)
 

@@ -1,12 +1,19 @@
 """Find the clients whose metrics cross a run's thresholds. Does not import torch: the API process uses it too."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedssl.protocol.watch import WatchConfig
 
 EFFECTIVE_RANK, FEATURE_STD, EMBEDDING_STD = "effective_rank", "feature_std", "embedding_std"
 DIVERGENCE = "divergence"
+LOSS, CLIPPED = "loss", "num_clipped"
+"""The mean loss of a round, and of a secure round how many clients clipped their updates."""
+
+
+def crossed_name(name: str) -> str:
+    """Return the metric of a secure round that counts the clients whose value of `name` crossed its threshold."""
+    return f"num_crossed/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +26,34 @@ class CollapseAlert:
     threshold: float
 
     def __str__(self) -> str:
-        side = "above" if self.value > self.threshold else "below"
-        sign = "drift" if self.name == DIVERGENCE else "collapse"
-        return f"{self.client_id}: {self.name} {self.value:.3g} is {side} {self.threshold:.3g} ({sign})"
+        return f"{self.client_id}: {self.name} {self.value:.3g} is {_beyond(self.name, self.threshold)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SummedAlert:
+    """How many clients of a secure round crossed the threshold of one metric. No one knows which."""
+
+    name: str
+    num_crossed: int
+    num_clients: int
+    threshold: float
+
+    def __str__(self) -> str:
+        of = f"{self.num_crossed} of {self.num_clients} clients"
+        return f"{self.name} is {_beyond(self.name, self.threshold)} at {of}"
+
+
+def _beyond(name: str, threshold: float) -> str:
+    side, sign = ("above", "drift") if name == DIVERGENCE else ("below", "collapse")
+    return f"{side} {threshold:.3g} ({sign})"
+
+
+def _least(config: WatchConfig) -> dict[str, float | None]:
+    return {
+        EFFECTIVE_RANK: config.min_effective_rank,
+        FEATURE_STD: config.min_feature_std,
+        EMBEDDING_STD: config.min_embedding_std,
+    }
 
 
 def find_collapse_alerts(
@@ -30,11 +62,7 @@ def find_collapse_alerts(
     """Return the metrics of one round that cross a threshold, in client-id order; missing metrics do not."""
     if round_number < config.first_round:
         return []
-    least = {
-        EFFECTIVE_RANK: config.min_effective_rank,
-        FEATURE_STD: config.min_feature_std,
-        EMBEDDING_STD: config.min_embedding_std,
-    }
+    least = _least(config)
     alarms = []
     for client_id in sorted(metrics):
         values = metrics[client_id]
@@ -47,7 +75,20 @@ def find_collapse_alerts(
     return alarms
 
 
-def describe(alarms: list[CollapseAlert], most: int = 3) -> str:
+def find_summed_alerts(config: WatchConfig, metrics: Mapping[str, float], num_clients: int) -> list[SummedAlert]:
+    """Return the thresholds that clients of a secure round crossed, from the metrics of the round's sum.
+
+    `num_clients`: how many clients are in the sum.
+    """
+    thresholds = {**_least(config), DIVERGENCE: config.max_divergence}
+    return [
+        SummedAlert(name, int(metrics[crossed_name(name)]), num_clients, threshold)
+        for name, threshold in thresholds.items()
+        if threshold is not None and crossed_name(name) in metrics
+    ]
+
+
+def describe(alarms: Sequence[CollapseAlert] | Sequence[SummedAlert], most: int = 3) -> str:
     """Return one line for people to read, with at most `most` alarms in full."""
     more = len(alarms) - most
     return "; ".join(str(alarm) for alarm in alarms[:most]) + (f"; and {more} more" if more > 0 else "")

@@ -4,7 +4,7 @@ Shape suffixes used throughout: B batch, C image channels, H representation widt
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -170,11 +170,12 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Update:
     """One client's accepted update. `load` opens its tensors, which are released before the next client's are
-    opened."""
+    opened. `metrics` of its training are only read in a secure round, whose sum has their means."""
 
     client_id: str
     num_examples: int
     load: Callable[[], Mapping[str, torch.Tensor]]
+    metrics: Metrics = field(default_factory=dict)
 
 
 class Distillation(Protocol):

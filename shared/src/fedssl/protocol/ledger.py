@@ -6,6 +6,7 @@ coordinator keeps it and signs a receipt, so that neither can deny later how far
 
 import json
 from typing import Annotated, Any
+from uuid import UUID
 
 from pydantic import Field, StringConstraints
 
@@ -63,6 +64,14 @@ class LedgerAnchor(StrictModel):
     head: Digest = Field(description="Hash of the entry `seq`, and thereby of all earlier entries.")
 
 
+class SentBroadcast(StrictModel):
+    """The weights that the coordinator sent to a client in a round."""
+
+    run: UUID
+    round: Annotated[int, Field(ge=1, lt=2**53)]
+    broadcast: Digest
+
+
 class AnchorReceipt(StrictModel):
     """Proof that the coordinator has an anchor. `signature`: Ed25519 by `coordinator` of `receipt_message`."""
 
@@ -74,9 +83,16 @@ class AnchorReceipt(StrictModel):
     )
     coordinator: PublicKey
     signature: Signature
+    sent: SentBroadcast | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The broadcast of the round whose update carried the anchor: owners compare it with each other's.",
+    )
 
 
-def receipt_message(client_id: str, anchor: LedgerAnchor, at: str) -> bytes:
-    """Return what the coordinator signs for an anchor that it received at `at`."""
+def receipt_message(client_id: str, anchor: LedgerAnchor, at: str, sent: SentBroadcast | None = None) -> bytes:
+    """Return what the coordinator signs for an anchor that it received at `at`, and for the broadcast that it sent."""
     body = {"at": at, "client": client_id, "head": anchor.head, "ledger": anchor.key, "seq": anchor.seq}
+    if sent is not None:
+        body |= sent.model_dump(mode="json")
     return b"fedssl/anchor/1\n" + canonical(body)

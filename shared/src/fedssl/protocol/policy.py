@@ -133,6 +133,13 @@ class PolicyNotice(StrictModel):
             "allowed: write fewer, with * for any characters"
         )
 
+    @property
+    def keeps_num_images(self) -> bool:
+        """Return whether the number of images stays with the client: updates only leave in secure rounds, whose sum
+        has it."""
+        about_runs = [rule for rule in self.allow if rule.artifact != "metrics"]
+        return bool(about_runs) and all(rule.secure == "required" for rule in about_runs)
+
     def __str__(self) -> str:
         """For people: the kinds of artifacts, the methods, and the beginning of the digest."""
         rules = [f"{rule.artifact} of {', '.join(rule.methods)}" for rule in self.allow]

@@ -4,6 +4,12 @@ from pydantic import Field, model_validator
 
 from fedssl.protocol.base import StrictModel
 
+NOT_PROMISED = (
+    "Not promised: active security (protection from participants that break the protocol), anonymity, and protection "
+    "of what the sum itself discloses. No cryptographer outside this project has reviewed the protocol."
+)
+"""Is shown with each run that has secure aggregation."""
+
 
 class SecureAggregationConfig(StrictModel):
     """Secure aggregation: masks hide each update, and only their sum is disclosed.

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, Field, field_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
 from fedssl.protocol.data import Channels, ServedShapes
@@ -85,7 +85,10 @@ class Register(StrictModel):
         description="Name and version of each method that this worker supports."
     )
     device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
-    num_images: NumImages
+    num_images: NumImages | None = Field(
+        description="Null only if the policy lets updates leave in secure rounds and nothing else: then no one but the "
+        "client needs the number."
+    )
     channels: Channels
     image_size: int = Field(ge=8, le=512)
     serves: ServedShapes | None = Field(
@@ -113,6 +116,14 @@ class Register(StrictModel):
         description="What `fedssl-worker check --report` has measured, as far as the data owner's policy allows it.",
     )
     anchor: Anchor = None
+
+    @model_validator(mode="after")
+    def _num_images_may_be_kept(self) -> "Register":
+        if self.num_images is None and (self.policy is None or not self.policy.keeps_num_images):
+            raise ValueError(
+                'num_images is null, and the policy also has rules without secure = "required": send the number'
+            )
+        return self
 
     @field_validator("policy")
     @classmethod
@@ -273,6 +284,9 @@ one request. Older coordinators do not send it."""
 RESOURCES_HEADER = "Fedssl-Resources"
 """The header of a claim's answer, with any value: the coordinator reads `resources` in heartbeats. Older ones do not
 send it, and refuse such heartbeats."""
+
+BROADCAST_HEADER = "Fedssl-Wants-Broadcast"
+"""A header of `submit` and `deliver`. Its sender understands receipts with the broadcast of the round."""
 
 PAUSE_HEADER = "Fedssl-Obeys-Retry-After"
 """The header of a claim, with the value 1: the worker waits for the seconds of a `Retry-After` before its next claim.

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedssl.client import NotFound, Rejected, WorkerClient
-from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast, receipt_message
 from fedssl.protocol.work import Register, Submit
 from fedssl_coordinator.federation.ledger_anchors.service import _hour
 from support.cast import Cast
@@ -44,7 +44,7 @@ def assert_genuine(receipt: AnchorReceipt | None, about: LedgerAnchor, client_id
     assert receipt is not None
     assert (receipt.client_id, receipt.seq, receipt.head) == (client_id, about.seq, about.head)
     public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(receipt.coordinator))
-    public.verify(bytes.fromhex(receipt.signature), receipt_message(client_id, about, receipt.at))
+    public.verify(bytes.fromhex(receipt.signature), receipt_message(client_id, about, receipt.at, receipt.sent))
 
 
 def test_a_receipt_is_signed_and_the_same_again(worker: WorkerClient, coordinator: Coordinator) -> None:
@@ -75,6 +75,11 @@ def test_registration_and_submission_carry_one_too(coordinator: Coordinator, tab
     submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=3, anchor=anchor(3))
     first = cast.workers["a"].submit(submission).receipt
     assert_genuine(first, anchor(3))
+    assert first is not None
+    assert first.sent == SentBroadcast(run=item.run_id, round=1, broadcast=item.broadcast)
+    with coordinator.http(coordinator.worker_token("a")) as http:
+        older = http.post("/v1/work/submit", json=submission.model_dump(mode="json")).json()
+    assert "sent" not in older["receipt"]  # which an older worker would not understand
     assert cast.workers["a"].submit(submission).receipt == first  # the answer to the first may have been lost
     assert kept(coordinator) == [(1, True), (3, True)]
 

@@ -2,26 +2,29 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import Conflict, Gone, NotFound, Rejected
+from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SecureConfirmation, SecureVector
 from fedssl.protocol.states import Outcome
-from fedssl.protocol.work import Submit
+from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
 from support.recording import RecordingProxy
 from support.secure_members import SecureMembers
-from support.secure_workers import SecureWorkers, kill_after
+from support.secure_workers import SECURE_ONLY, SecureWorkers, kill_after
 from support.tables import Tables
 
 VICTIM = "client-1"
@@ -30,8 +33,10 @@ FIXED: dict[str, Any] = {
     "aggregation": {"arithmetic": "fixed", "matrix_bits": 32},
     "partition": {"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 160},
     "cohort": {"min_clients": 4, "lease_seconds": 60},
+    "watch": {"max_divergence": 1e-9, "first_round": 1},  # which every client crosses
 }
 SECURE: dict[str, Any] = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_seconds": 30}}
+OPEN_RULE = (AllowRule(artifact="weights", methods=("fedu",)),)
 EXPIRE = "UPDATE assignments SET lease_expires_at = now() - interval '1 s' WHERE client_id = %s"
 
 
@@ -45,6 +50,8 @@ def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
     assert run.model is not None
     deployed = workers.coordinator.tensors(run.model)
     assert [name for name, value in result.model.items() if not torch.equal(deployed[name], value)] == []
+    losses = {m.round_number: m.value for m in workers.coordinator.client.metrics(workers.id, "loss")}
+    assert losses == {record.round_number: record.loss for record in result.history}
 
 
 @pytest.mark.full(but=1)
@@ -98,7 +105,23 @@ def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it
     [ended] = workers.events("secure_round.ended")
     assert ended.data["survivors"] == (others if phase == "vectors" else sorted(shards(spec)))
     assert ended.data["mask_keys"] == ([VICTIM] if phase == "vectors" else [])
+    [closed] = coordinator.client.rounds(workers.id)
+    assert closed.secure is not None
+    assert (closed.secure.phase, closed.secure.roster) == ("done", ended.data["roster"])
+    assert closed.secure.lost == closed.secure.mask_keys == ([VICTIM] if phase == "vectors" else [])
+    assert closed.secure.own_masks == ended.data["survivors"]
+    assert "No cryptographer outside this project has reviewed" in closed.secure.not_promised
     _assert_nothing_else_left(tmp_path / "client-0", sent)
+    metrics = list(coordinator.client.metrics(workers.id))
+    assert {metric.client_id for metric in metrics} == {None}  # means over all images, and counts
+    assert {"loss", "num_examples", "num_crossed/divergence"} < {metric.name for metric in metrics}
+    [alarm] = workers.events("run.alarm")
+    of = f"{len(ended.data['survivors'])} of {len(ended.data['survivors'])} clients"
+    assert alarm.message == (
+        f"embedding_std is below 0.1 (collapse) at {of}; divergence is above 1e-09 (drift) at {of}"
+    )
+    view = coordinator.client.client("client-0")
+    assert view.num_images is None
 
 
 def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
@@ -112,7 +135,84 @@ def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
         assert not any(piece in sent for piece in pieces if any(piece)), name
     for word in (b"num_examples", b"metrics", b"memory_bytes"):
         assert word not in sent
-    assert re.search(rb'"(loss|images_per_second)": *[-0-9]', sent) is None
+    assert re.search(rb'"(loss|images_per_second|num_images)": *[-0-9]', sent) is None
+    assert set(re.findall(rb'"num_steps": *(\d+)', sent)) <= {b"0", b"100"}  # per cent
+    note = json.loads((update.parent / "note.json").read_text())
+    assert note["metrics"].keys() > {"loss", "divergence", "effective_rank"}
+    for value in note["metrics"].values():
+        weighted = np.array([round(value * note["num_examples"] * 2**24)], np.int64)
+        for form in (repr(value).encode(), np.float64(value).tobytes(), weighted.tobytes()):
+            assert form not in sent
+
+
+def test_backups_of_each_phase_have_its_secrets_and_those_of_a_closed_round_have_none(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    from fedssl_coordinator.storage.retention import collection
+
+    workers = SecureWorkers(coordinator, tmp_path, _spec(1))
+    backups: dict[str, str] = {}
+
+    def back_up() -> None:
+        for (phase,) in tables.query("SELECT phase FROM secure_rounds"):
+            end = time.monotonic() + 30
+            while phase != "done" and tables.query(f"SELECT 1 FROM secure_members WHERE {phase} IS NULL"):
+                assert time.monotonic() < end, phase
+                time.sleep(0.02)
+            backups[phase] = _backup(tables)  # with the messages of all clients
+
+    workers.train(before_advance=back_up)
+    back_up()
+    assert list(backups) == ["keys", "shares", "vectors", "confirmations", "reveals", "done"]
+    sealed = set(re.findall(r'"([0-9a-f]{188})"', backups["shares"]))
+    revealed = set(re.findall(r'"([0-9a-f]{66})"', backups["reveals"]))
+    assert len(sealed) == 4 * 3
+    assert len(revealed) >= 3 * 4
+    keys = set(re.findall(r'"mask_key": "([0-9a-f]{64})"', backups["keys"]))
+    found = {phase: _found(backup, sealed, revealed, keys) for phase, backup in backups.items()}
+    assert found == {
+        "keys": (False, False, True),
+        "shares": (True, False, True),
+        "vectors": (True, False, True),
+        "confirmations": (True, False, True),
+        "reveals": (True, True, True),
+        "done": (False, False, False),
+    }
+    vectors = [digest for (digest,) in tables.query("SELECT update_digest FROM assignments")]
+    assert len(vectors) == 4
+    collection.collect()
+    assert [digest for digest in vectors if (coordinator.store / digest[:2] / digest[2:4] / digest).exists()] == []
+
+
+def _backup(tables: Tables) -> str:
+    """Return each row of each table as text, which is what a dump has."""
+    names = tables.query("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
+    return "\n".join(row for (name,) in names for (row,) in tables.query(f'SELECT t::text FROM "{name}" t')).replace(
+        '""', '"'
+    )
+
+
+def _found(backup: str, *secrets: set[str]) -> tuple[bool, ...]:
+    return tuple(any(secret in backup for secret in each) for each in secrets)
+
+
+def test_the_reason_of_a_failed_training_and_the_number_of_images_stay_with_the_client(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    spec = _spec(1).model_copy(update={"data": _spec(1).data.model_copy(update={"distinct_groups": True})})
+    workers = SecureWorkers(coordinator, tmp_path, spec)
+    coordinator.advance(workers.id)
+    workers.agent("client-0").step()  # its images have no groups
+    [closed] = coordinator.client.rounds(workers.id)
+    [declined] = [each for each in closed.assignments if each.client_id == "client-0"]
+    assert declined.state == "declined"
+    assert declined.reason == "the training failed (DataError): the worker's log has the reason"
+    for policy in (None, SECURE_ONLY.model_copy(update={"allow": (*SECURE_ONLY.allow, *OPEN_RULE)})):
+        registration = Register(
+            worker_version="test", methods={}, device="cpu", num_images=1, channels=1, image_size=8, policy=policy
+        ).model_copy(update={"num_images": None})
+        with pytest.raises(Rejected, match=r'the policy also has rules without secure = "required": send the number'):
+            workers.clients["client-0"].register(registration)
 
 
 def test_wrong_messages_are_refused_with_what_is_wrong(
@@ -136,6 +236,8 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     assert not members.workers.clients[first].secure_status(item.assignment_id).received
     assert members.send(first, members.keys(first)).received
     assert members.send(first, members.keys(first)).received  # again
+    shown = members.shown()
+    assert (shown.phase, shown.awaited, shown.lost) == ("keys", [second, third, last], [])
     with pytest.raises(Conflict, match="another message"):
         members.send(first, wire.keys_to_wire(members.client(first).announcement))
     with pytest.raises(Conflict, match="has secure aggregation"):  # an update without masks
@@ -146,6 +248,9 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     coordinator.advance(members.workers.id)
     with pytest.raises(Gone, match="came too late"):  # the roster is frozen
         members.send(last, members.keys(last))
+    shown = members.shown()
+    assert (shown.phase, shown.awaited, shown.lost) == ("shares", [first, second, third], [last])
+    assert (shown.min_survivors, shown.own_masks, shown.mask_keys, shown.roster) == (3, [], [], None)
     status = members.workers.clients[first].secure_status(item.assignment_id)
     assert (status.phase, sorted(status.roster or {})) == ("shares", [first, second, third])
     shares = wire.shares_to_wire(members.secure[first].share(wire.roster_from_wire(status.roster or {})))

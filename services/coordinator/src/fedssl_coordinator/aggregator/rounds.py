@@ -23,6 +23,7 @@ from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import run_secure_aggregation
+from fedssl.engine.summed_metrics import mean_loss
 from fedssl.errors import ArtifactDamaged, ArtifactNotFound, DataError, MethodError, SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics
@@ -211,10 +212,10 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     reason = f"{len(used)} of {cohort_size} updates"
     service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
     run_rows.set_next_weights(session, run, weights.digests)
-    metrics = {**weights.metrics, **_mean_loss(session, current, used)}
+    metrics = {**weights.metrics, **_mean_loss(session, run, current, used)}
     repository.replace_metrics(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
-    collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted])
+    collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted], metrics)
 
 
 def end_without_result(
@@ -313,11 +314,14 @@ def _still_due(session: Session, run_id: UUID, expected: Round, used: set[UUID])
     return (run, current) if accepted == used else None
 
 
-def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> Metrics:
+def _mean_loss(session: Session, run: Run, current: Round, used: Sequence[Assignment]) -> Metrics:
+    """Return the mean loss that the clients reported. In a secure round they report none: its sum has the mean."""
     losses = repository.client_metrics(session, current.run_id, current.number, "loss")
     weights = {row.client_id: row.num_examples or 0 for row in used if row.client_id in losses}
     if not (total := sum(weights.values())):
         return {}
+    if RunSpec.model_validate(run.spec).aggregation.arithmetic == "fixed":
+        return mean_loss({client: losses[client] for client in weights}, weights)
     return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}
 
 

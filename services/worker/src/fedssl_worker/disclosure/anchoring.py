@@ -13,6 +13,8 @@ from fedssl_worker.disclosure.ledger.keys import is_signed_by
 
 log = structlog.get_logger()
 
+_LONGEST_WAIT_SECONDS = 10.0
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -37,8 +39,11 @@ class Anchoring:
 
     @contextmanager
     def exchange(self, *, always: bool = False) -> Iterator[Exchange]:
-        """Add an anchor to a request if one is due. `always`, for the registration, adds one even if nothing is new."""
-        if not self._in_flight.acquire(blocking=False):
+        """Add an anchor to a request if one is due.
+
+        `always`, for registrations and updates, adds one even if nothing is new, and waits for a request in flight.
+        """
+        if not self._in_flight.acquire(timeout=_LONGEST_WAIT_SECONDS if always else 0):
             yield Exchange(None)
             return
         try:
@@ -67,7 +72,7 @@ class Anchoring:
             )
         elif not _is_for(receipt, anchor):
             log.warning("ledger.receipt_invalid", entry=anchor.seq)
-        elif not self._ledger.is_anchored:
+        elif receipt.sent is not None or not self._ledger.is_anchored:
             self._store_receipt(receipt)
 
     def _store_receipt(self, receipt: AnchorReceipt) -> None:
@@ -80,6 +85,7 @@ class Anchoring:
                 at=receipt.at,
                 coordinator=receipt.coordinator,
                 signature=receipt.signature,
+                **({} if receipt.sent is None else receipt.sent.model_dump(mode="json")),
             )
         except LedgerError as error:  # the next update fails in the same way, and does not leave
             log.error("ledger.receipt_not_stored", reason=str(error))
@@ -88,4 +94,5 @@ class Anchoring:
 def _is_for(receipt: AnchorReceipt, anchor: LedgerAnchor) -> bool:
     if (receipt.seq, receipt.head) != (anchor.seq, anchor.head):
         return False
-    return is_signed_by(receipt.coordinator, receipt.signature, receipt_message(receipt.client_id, anchor, receipt.at))
+    message = receipt_message(receipt.client_id, anchor, receipt.at, receipt.sent)
+    return is_signed_by(receipt.coordinator, receipt.signature, message)

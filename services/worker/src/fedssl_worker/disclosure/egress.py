@@ -14,11 +14,14 @@ from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import NotFound, WorkerClient
+from fedssl.engine.summed_metrics import MEANS, WATCHED
+from fedssl.engine.unusual_updates import NUM_EXAMPLES
 from fedssl.errors import ArtifactError, DigestMismatch
+from fedssl.evaluation.monitoring import CLIPPED, crossed_name
 from fedssl.evaluation.site import SiteEvaluation
 from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
 from fedssl.protocol.data_card import DataReport
-from fedssl.protocol.ledger import LedgerAnchor
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.secure_work import SecureMessage, SecureReveals, SecureVector
 from fedssl.protocol.site_evaluation import SiteCounts
@@ -42,6 +45,9 @@ from fedssl_worker.state import Finished
 
 log = structlog.get_logger()
 
+SUMMED = sorted((NUM_EXAMPLES, CLIPPED, *MEANS, *map(crossed_name, WATCHED)))
+"""The names of the numbers that are words of a masked vector, besides those of the update."""
+
 
 class Egress:
     """Sends only what the method's plan declares and the data owner's policy permits."""
@@ -64,7 +70,8 @@ class Egress:
         """
         with self.anchoring.exchange(always=True) as exchange:
             check = None if numbers is None else self._enforcer.permitted_check(numbers)
-            registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor, "check": check})
+            news = {"policy": self._enforcer.notice, "anchor": exchange.anchor, "check": check}
+            registered = register(news | self._enforcer.kept_numbers)
             exchange.receipt = registered.receipt
         self._enforcer.require_client(registered.client_id)
         return registered.client_id
@@ -147,14 +154,14 @@ class Egress:
     ) -> Submitted | None:
         """Send and submit in one request. Returns None if a proxy or an older coordinator refused this request."""
         intent, about = self._intend(item, finished.update, finished.digest, numbers)
-        with self.anchoring.exchange() as exchange:
+        with self.anchoring.exchange(always=True) as exchange:
             submission = self._submission(item, finished, exchange.anchor)
             delivery = self._client.deliver(submission, finished.update, on_bytes)
             if delivery.submitted is None:
                 exchange.anchor = None  # it was not answered
                 return None
             self._note_delivered(**about, intent=intent.seq, sent_bytes=delivery.num_sent)
-            exchange.receipt = delivery.submitted.receipt
+            exchange.receipt = _checked(item, delivery.submitted.receipt)
         return delivery.submitted
 
     def _note_delivered(self, **fields: Any) -> None:
@@ -202,7 +209,7 @@ class Egress:
             header = self._require_may_leave(item, finished.update, finished.digest)
             self._require_within_totals(item, masked.stat().st_size, message.update)
         about = {**_work_fields(item), "digest": message.update, "bytes": masked.stat().st_size}
-        fields = {**_update_fields(item, header, {}), "reported": [], **sum_of}
+        fields = {**_update_fields(item, header, {}), "reported": [], "summed": SUMMED, **sum_of}
         intent = self._ledger.append("intent", **about, **fields)
         num_sent = self._client.upload(message.update, masked, item.assignment_id)
         self.send_secure(item, message)
@@ -230,9 +237,9 @@ class Egress:
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""
-        with self.anchoring.exchange() as exchange:
+        with self.anchoring.exchange(always=True) as exchange:
             answer = self._client.submit(self._submission(item, finished, exchange.anchor))
-            exchange.receipt = answer.receipt
+            exchange.receipt = _checked(item, answer.receipt)
         return answer
 
     def _submission(self, item: WorkItem, finished: Finished, anchor: LedgerAnchor | None) -> Submit:
@@ -349,6 +356,14 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
         raise ArtifactError("the update's file is longer or shorter than its tensors: it is not sent")
     check_finite(path, header)
     return header
+
+
+def _checked(item: WorkItem, receipt: AnchorReceipt | None) -> AnchorReceipt | None:
+    """Return the receipt, which is kept as evidence even if it names another broadcast than this client trained on."""
+    expected = SentBroadcast(run=item.run_id, round=item.round_number, broadcast=item.broadcast)
+    if receipt is not None and receipt.sent is not None and receipt.sent != expected:
+        log.error("ledger.broadcast_differs", trained=expected.broadcast, signed=receipt.sent.broadcast)
+    return receipt
 
 
 def num_summed(path: Path, plan: ArtifactPlan) -> int | None:

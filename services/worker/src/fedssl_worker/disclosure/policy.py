@@ -199,6 +199,11 @@ class PolicyEnforcer:
         if self._policy is not None:
             self._require_ours(self._policy)
 
+    @property
+    def kept_numbers(self) -> dict[str, None]:
+        """The fields of a registration that the policy keeps here."""
+        return {"num_images": None} if self.notice is not None and self.notice.keeps_num_images else {}
+
     def require_permitted(self, item: WorkItem) -> None:
         """Raise NotPermitted unless the whole update of this work may leave."""
         if self.notice is None:
@@ -212,9 +217,10 @@ class PolicyEnforcer:
             return
         least = fewest_images(self.notice, item.spec, item.plan, item.round_number)
         if least is not None and num_images < least:
+            of = "fewer" if item.spec.secure_aggregation is not None else f"{num_images}"
             raise NotPermitted(
                 f"the data owner's policy ({self.digest[:8]}) does not permit this update: its sums are of "
-                f"{num_images} images, and min_images is {least}"
+                f"{of} images, and min_images is {least}"
             )
 
     def evaluation_min_count(self, item: SiteEvaluationItem, num_bytes: int = 0) -> int:
@@ -276,7 +282,7 @@ class PolicyEnforcer:
         return self._policy is None or _normalised_address(server) in map(_normalised_address, self._policy.stores)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
-        """Return the metrics that may leave. In a secure round no metric may."""
+        """Return the metrics that may leave. In a secure round they only leave inside the sum."""
         return {name: value for name, value in metrics.items() if self._permits_metric(item, name)}
 
     def permitted_check(self, numbers: CheckNumbers) -> CheckNumbers | None:
@@ -292,7 +298,13 @@ class PolicyEnforcer:
         return CheckNumbers(method=numbers.method, **found) if found else None
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
-        """Return the progress without the loss and the speed, unless metrics of these names may leave."""
+        """Return the progress without the loss and the speed, unless metrics of these names may leave.
+
+        In a secure round it has per cent instead of steps, because their number discloses the number of images.
+        """
+        if item.spec.secure_aggregation is not None and progress.num_steps:
+            share = 100 * progress.step // progress.num_steps
+            progress = progress.model_copy(update={"step": share, "num_steps": 100})
         removed = [name for name in PROGRESS_METRICS if not self._permits_metric(item, name)]
         return progress.model_copy(update=dict.fromkeys(removed)) if removed else progress
 

@@ -363,6 +363,17 @@ def _summary(run: RunView) -> dict[str, object]:
 def _show_round(current: RoundView) -> None:
     reason = f" ({printable(current.reason)})" if current.reason else ""
     typer.echo(f"\nround {current.number}: {current.verdict or current.state}{reason}")
+    if (secure := current.secure) is not None:
+        show_pairs(
+            {
+                "phase": secure.phase,
+                "waits for": ", ".join(secure.awaited) or None,
+                "not in the sum": ", ".join(secure.lost) or None,
+                "own masks revealed of": ", ".join(secure.own_masks) or None,
+                "mask keys revealed of": ", ".join(secure.mask_keys) or None,
+            }
+        )
+        note(secure.not_promised)
     metrics.show_assignments(current.assignments)
 
 

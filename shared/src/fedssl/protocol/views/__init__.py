@@ -29,7 +29,7 @@ from fedssl.protocol.views.health import Health
 from fedssl.protocol.views.methods import MethodView
 from fedssl.protocol.views.notifications import DeliveryView, DestinationCreate, DestinationCreated, DestinationView
 from fedssl.protocol.views.projects import ProjectCreate, ProjectView
-from fedssl.protocol.views.rounds import AssignmentView, RoundView
+from fedssl.protocol.views.rounds import AssignmentView, RoundView, SecureRoundView
 from fedssl.protocol.views.runs import DimensionAssignmentView, RunContinue, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.views.site_evaluations import (
     CrossSiteCell,
@@ -83,6 +83,7 @@ __all__ = [
     "RunEdit",
     "RunSummary",
     "RunView",
+    "SecureRoundView",
     "SiteCardView",
     "SiteEvaluationView",
     "SiteEvaluationsCreate",

@@ -6,6 +6,8 @@ from uuid import UUID
 from pydantic import Field
 
 from fedssl.protocol.base import ClientId, Digest
+from fedssl.protocol.secure_aggregation import NOT_PROMISED
+from fedssl.protocol.secure_work import SecurePhase
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, Verdict
 from fedssl.protocol.views.base import View
 from fedssl.protocol.work import Progress
@@ -41,6 +43,25 @@ class AssignmentView(View):
     lease_expires_at: datetime | None
 
 
+class SecureRoundView(View):
+    """The protocol of a round with secure aggregation: who takes part, and whose secrets were revealed."""
+
+    phase: SecurePhase
+    cohort: list[ClientId]
+    awaited: list[ClientId] = Field(description="Clients whose message of this phase has not arrived.")
+    lost: list[ClientId] = Field(description="Clients whose update is not in the sum.")
+    min_survivors: int = Field(description="The smallest number of updates in the sum.")
+    threshold: int = Field(description="How many shares recover a secret.")
+    roster: Digest | None = Field(description="Digest of all keys of the round, once it is closed.")
+    own_masks: list[ClientId] = Field(
+        description="Survivors about whom shares of the own mask were revealed. Their pair masks stay secret."
+    )
+    mask_keys: list[ClientId] = Field(
+        description="Lost clients about whom shares of the mask key were revealed. Their own masks stay secret."
+    )
+    not_promised: str = NOT_PROMISED
+
+
 class RoundView(View):
     """One round: its cohort, and how it ended."""
 
@@ -59,6 +80,9 @@ class RoundView(View):
     closed_at: datetime | None
     counts: dict[AssignmentState, int] = Field(
         default={}, description="The number of the round's clients per state of their newest assignment."
+    )
+    secure: SecureRoundView | None = Field(
+        default=None, description="The protocol of the round if the run has secure aggregation."
     )
     assignments: list[AssignmentView] = Field(
         description="Every assignment, by client and attempt. Empty if the request had `assignments=false`; "

@@ -26,6 +26,7 @@ from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -70,6 +71,7 @@ def show_round(
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally), tally=tally,
+        secure=secure_rounds.views(session, [found[0].id]).get(found[0].id),
         attempts=attempts[:PAGE], metrics=metrics, more=attempts[PAGE - 1] if len(attempts) > PAGE else None, **context,
     )  # fmt: skip
 

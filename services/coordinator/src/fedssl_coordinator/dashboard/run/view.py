@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_aggregation import NOT_PROMISED
 from fedssl.protocol.states import AssignmentState, Cause, RunState
 from fedssl.protocol.views import DistillationJobView
 from fedssl_coordinator.core.models import Event, Round, Run
@@ -276,6 +277,14 @@ def summary(spec: RunSpec) -> list[tuple[str, str]]:
         ("Updates needed", needed),
         ("Deadline", formats.seconds(cohort.deadline_seconds)),
         ("Attempts", f"{cohort.max_attempts}, then {cohort.without_quorum}"),
+        *_secure(spec),
         ("Seed", str(spec.seed)),
         ("Leaves the client", spec.method.info.leaves_the_client),
     ]
+
+
+def _secure(spec: RunSpec) -> list[tuple[str, str]]:
+    config = spec.secure_aggregation
+    if config is None:
+        return []
+    return [("Secure aggregation", f"sums of {formats.number(config.min_cohort)} updates or more. {NOT_PROMISED}")]

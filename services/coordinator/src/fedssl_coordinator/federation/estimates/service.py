@@ -65,5 +65,9 @@ def _seconds(session: Session, spec: RunSpec, names: Sequence[str]) -> tuple[flo
     usual = statistics.median(speed.seconds_per_image for speed in known.values())
     epochs = max(spec.training.local_epochs, 1)
     images = repository.num_images(session, list(names))
-    times = [(known[name].seconds_per_image if name in known else usual) * images[name] * epochs for name in names]
-    return max(times), sum(speed.updates for speed in known.values())
+    times = [
+        (known[name].seconds_per_image if name in known else usual) * images[name] * epochs
+        for name in names
+        if images[name]  # otherwise its policy keeps the number
+    ]
+    return max(times, default=None), sum(speed.updates for speed in known.values())

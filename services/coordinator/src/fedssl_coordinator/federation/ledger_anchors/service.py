@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast, receipt_message
 from fedssl.protocol.views import LedgerAnchorView
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import LedgerAnchor as Row
@@ -23,8 +23,12 @@ def view(row: Row) -> LedgerAnchorView:
     return LedgerAnchorView.model_validate(row, from_attributes=True)
 
 
-def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
+def record_anchor(
+    session: Session, client_id: str, anchor: LedgerAnchor | None, sent: SentBroadcast | None = None
+) -> AnchorReceipt | None:
     """Store an anchor and return its receipt, or None if it contradicts an earlier one.
+
+    `sent`: what the client received in the round whose update carries the anchor. The receipt confirms it too.
 
     A contradiction does not refuse the request that carried it: work continues, and an event reports it. A client that
     has sent too many anchors within the hour gets no receipt either. Call this last in a transaction: it takes a lock.
@@ -38,7 +42,7 @@ def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None)
         extension = repository.extend(session, client_id, anchor)
         if extension is not None:
             _hour().take(growing, _MOST_ANCHORS)
-            return _receipt(key_of(extension.private_key), client_id, anchor, extension.at)
+            return _receipt(key_of(extension.private_key), client_id, anchor, extension.at, sent)
     known = repository.of_entry(session, client_id, anchor)
     same = next((row for row in known if row.head == anchor.head), None)
     newest = repository.newest(session, client_id, anchor.key)
@@ -54,7 +58,7 @@ def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None)
         _record_event(session, client_id, "ledger.forked", what, anchor, known[0])
     else:
         row = same or _extend(session, client_id, anchor, is_new=newest is None)
-        return _receipt(signing_key(session), client_id, anchor, row.at) if row.is_consistent else None
+        return _receipt(signing_key(session), client_id, anchor, row.at, sent) if row.is_consistent else None
     if same is None:
         repository.add(session, client_id, anchor, is_consistent=False)
     return None
@@ -74,7 +78,9 @@ def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: b
     return repository.add(session, client_id, anchor, is_consistent=True)
 
 
-def _receipt(key: Ed25519PrivateKey, client_id: str, anchor: LedgerAnchor, stored_at: datetime) -> AnchorReceipt:
+def _receipt(
+    key: Ed25519PrivateKey, client_id: str, anchor: LedgerAnchor, stored_at: datetime, sent: SentBroadcast | None
+) -> AnchorReceipt:
     at = stored_at.astimezone(UTC).isoformat(timespec="microseconds")
     return AnchorReceipt(
         client_id=client_id,
@@ -82,7 +88,8 @@ def _receipt(key: Ed25519PrivateKey, client_id: str, anchor: LedgerAnchor, store
         head=anchor.head,
         at=at,
         coordinator=key.public_key().public_bytes_raw().hex(),
-        signature=key.sign(receipt_message(client_id, anchor, at)).hex(),
+        signature=key.sign(receipt_message(client_id, anchor, at, sent)).hex(),
+        sent=sent,
     )
 
 

@@ -1,11 +1,11 @@
 """Alerts about collapse and drift: metrics that cross a threshold when a round closes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from sqlalchemy.orm import Session
 
-from fedssl.evaluation.monitoring import describe, find_collapse_alerts
+from fedssl.evaluation.monitoring import describe, find_collapse_alerts, find_summed_alerts
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Round, Run
@@ -13,14 +13,23 @@ from fedssl_coordinator.federation.rounds import repository
 from fedssl_coordinator.federation.transitions import pause
 
 
-def raise_alerts(session: Session, run: Run, current: Round, accepted: Sequence[str]) -> None:
+def raise_alerts(
+    session: Session, run: Run, current: Round, accepted: Sequence[str], metrics: Mapping[str, float]
+) -> None:
     """Record the accepted clients whose metrics crossed a threshold, and pause the run if its spec asks for that.
+
+    In a secure round, the round's `metrics` only have how many clients these are.
 
     Called once per round, in the transaction that closes it, by a caller that holds the run's lock. A run is not paused
     after its last round.
     """
-    watch, number = RunSpec.model_validate(run.spec).watch, current.number
-    alerts = find_collapse_alerts(watch, number, repository.metrics_by_client(session, run.id, number, accepted))
+    spec, number = RunSpec.model_validate(run.spec), current.number
+    watch = spec.watch
+    alerts = (
+        find_collapse_alerts(watch, number, repository.metrics_by_client(session, run.id, number, accepted))
+        if spec.secure_aggregation is None
+        else find_summed_alerts(watch, metrics, len(accepted))
+    )
     if not alerts:
         return
     message, data = describe(alerts), {"alarms": [asdict(alert) for alert in alerts]}

@@ -22,6 +22,7 @@ from fedssl_coordinator.federation.rounds import declines, fitness, policies, un
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.runs import continuation, declared_encoders, starts
+from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.projects import service as projects
@@ -188,7 +189,7 @@ def round_views(session: Session, rows: Sequence[Round], *, assignments: bool = 
     members: dict[UUID, list[AssignmentView]] = {round_id: [] for round_id in ids}
     for assignment in rounds.assignments(session, ids) if assignments else ():
         members[assignment.round_id].append(assignment_view(assignment))
-    counts = rounds.counts(session, ids)
+    counts, secure = rounds.counts(session, ids), secure_rounds.views(session, ids)
     return [
         RoundView(
             number=row.number,
@@ -202,6 +203,7 @@ def round_views(session: Session, rows: Sequence[Round], *, assignments: bool = 
             deadline=row.deadline,
             closed_at=row.closed_at,
             counts=counts[row.id],
+            secure=secure.get(row.id),
             assignments=members[row.id],
         )
         for row in rows

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import Text, case, delete, func, literal, null, or_, select, update
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.secure_work import SecurePhase
@@ -39,6 +39,65 @@ def of_round(session: Session, run_id: UUID, number: int) -> SecureRound:
 def locked(session: Session, round_id: UUID) -> SecureRound:
     """Return the protocol of a secure round, locked until the transaction ends: no message arrives meanwhile."""
     return session.get_one(SecureRound, round_id, with_for_update=True, populate_existing=True)
+
+
+class Messages(NamedTuple):
+    """The messages of a member as far as one client needs them.
+
+    `shares` has the box and the commitments for that client only, and `reveals` are that client's own. Those of all
+    clients for all others are tens of megabytes at 1,000 clients.
+    """
+
+    client_id: str
+    keys: Json | None
+    shares: Json | None
+    vectors: Json | None
+    confirmations: Json | None
+    reveals: Json | None
+
+
+def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messages]:
+    """Return the messages of all members as far as one client needs them, in name order."""
+    row, its = SecureMember, literal(client_id, Text)
+    shares = case(
+        (row.shares.is_(None), null()),
+        else_=func.jsonb_build_object(
+            "boxes",
+            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["boxes"][client_id])),
+            "commitments",
+            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["commitments"][client_id])),
+        ),
+    )
+    reveals = case((row.client_id == client_id, row.reveals), else_=null())
+    statement = select(row.client_id, row.keys, shares, row.vectors, row.confirmations, reveals)
+    found = session.execute(statement.where(row.round_id == round_id).order_by(row.client_id))
+    return [Messages(*each) for each in found]
+
+
+class Present(NamedTuple):
+    """Which messages of a member have arrived: True, or None. It takes the place of the messages themselves, of which a
+    round with 1,000 clients has many megabytes."""
+
+    client_id: str
+    keys: bool | None
+    shares: bool | None
+    vectors: bool | None
+    confirmations: bool | None
+    reveals: bool | None
+
+
+def present(session: Session, round_id: UUID) -> list[Present]:
+    """Return which messages of each member have arrived, in name order."""
+    columns = [SecureMember.keys, SecureMember.shares, SecureMember.vectors, SecureMember.confirmations]
+    columns.append(SecureMember.reveals)
+    arrived = [func.nullif(column.is_not(None), False) for column in columns]
+    statement = select(SecureMember.client_id, *arrived).where(SecureMember.round_id == round_id)
+    return [Present(*row) for row in session.execute(statement.order_by(SecureMember.client_id))]
+
+
+def of_rounds(session: Session, round_ids: Sequence[UUID]) -> Sequence[SecureRound]:
+    """Return the protocols of those rounds that have one."""
+    return session.scalars(select(SecureRound).where(SecureRound.round_id.in_(round_ids))).all()
 
 
 def member(session: Session, round_id: UUID, client_id: str) -> SecureMember | None:

@@ -26,6 +26,7 @@ from fedssl.protocol.secure_work import (
     SecureStatus,
     SecureVector,
 )
+from fedssl.protocol.views import SecureRoundView
 from fedssl.secure_aggregation import (
     Conflict,
     InvalidMessage,
@@ -42,6 +43,7 @@ from fedssl_coordinator.core.models import Assignment, Round, SecureRound
 from fedssl_coordinator.core.models import SecureMember as MemberRow
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation.secure_rounds import repository
+from fedssl_coordinator.federation.secure_rounds.repository import Messages, Present
 
 _CONTEXT = TypeAdapter(RoundContext)
 _PHASES: tuple[SecurePhase, ...] = ("keys", "shares", "vectors", "confirmations", "reveals")
@@ -91,7 +93,7 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     needed: dict[str, Any] = {}
     if not is_member or received or phase == "keys":
         return SecureStatus(phase=phase, is_member=is_member, received=received)
-    rows = repository.members(session, round_id)
+    rows = repository.messages_for(session, round_id, client_id)
     if phase == "shares":
         needed["roster"] = {each.client_id: each.keys for each in rows if each.keys is not None}
     elif phase == "vectors":
@@ -104,7 +106,40 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     return SecureStatus(phase=phase, is_member=is_member, received=received, **needed)
 
 
-def _signatures(rows: Sequence[MemberRow], phase: str) -> dict[str, str]:
+def views(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, SecureRoundView]:
+    """Return who takes part in secure rounds and what was revealed, by round. Other rounds are left out."""
+    return {row.round_id: _view(session, row) for row in repository.of_rounds(session, round_ids)}
+
+
+def _view(session: Session, row: SecureRound) -> SecureRoundView:
+    context, facts = _context_of(row), row.facts
+    cohort = sorted(member.client for member in context.cohort)
+    phase: SecurePhase = row.phase  # type: ignore[assignment]
+    if phase in _PHASES:
+        rows = repository.present(session, row.round_id)
+        taking = [each.client_id for each in rows if _takes_part(each, phase)]
+        awaited = [each.client_id for each in rows if _is_awaited(each, phase)]
+        survivors = [each.client_id for each in rows if each.vectors]
+        is_revealing = any(each.reveals for each in rows)
+        own_masks = survivors if is_revealing else []
+        mask_keys = [each.client_id for each in rows if each.shares and not each.vectors] if is_revealing else []
+    else:
+        taking, awaited = facts["survivors"], []
+        own_masks, mask_keys = facts["own_masks"], facts["mask_keys"]
+    return SecureRoundView(
+        phase=phase,
+        cohort=cohort,
+        awaited=awaited,
+        lost=sorted(set(cohort).difference(taking)),
+        min_survivors=context.thresholds.min_survivors,
+        threshold=context.thresholds.threshold,
+        roster=facts.get("roster"),
+        own_masks=own_masks,
+        mask_keys=mask_keys,
+    )
+
+
+def _signatures(rows: Sequence[Messages], phase: str) -> dict[str, str]:
     found = {each.client_id: getattr(each, phase) for each in rows}
     return {client: message["signature"] for client, message in found.items() if message is not None}
 
@@ -116,10 +151,11 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
     """
     client_id, phase = assignment.client_id, message.phase
     row = repository.locked(session, current.id)
-    rows = repository.members(session, current.id)
-    stored = next((getattr(each, phase) for each in rows if each.client_id == client_id), None)
+    own = repository.member(session, current.id, client_id)
+    stored = None if own is None else getattr(own, phase)
     if stored is not None and stored == message.model_dump(mode="json"):
         return
+    rows = repository.messages_for(session, current.id, client_id)
     num_keys = sum(each.keys is not None for each in rows)
     try:
         if phase == "keys" and stored is None and num_keys == current.num_wanted:
@@ -130,24 +166,26 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
         about = AuditEvent("secure_message.refused", str(error), current.run_id, current.number, client_id)
         raise ProblemError(slug, str(error), audit_event=about) from None
     repository.set_message(session, current.id, client_id, phase, message.model_dump(mode="json"))
-    if _is_awaited_last(session, row, rows, client_id) or (phase == "keys" and num_keys + 1 == current.num_wanted):
+    if _may_advance(session, row) or (phase == "keys" and num_keys + 1 == current.num_wanted):
         enqueue.advance(session, current.run_id)
 
 
-def _is_awaited_last(session: Session, row: SecureRound, rows: Sequence[MemberRow], sender: str) -> bool:
-    """Return whether the aggregator may have something to do after this message."""
-    if row.phase == "reveals":
+def _may_advance(session: Session, row: SecureRound) -> bool:
+    """Return whether the aggregator may have something to do after a message that was just stored."""
+    rows = repository.present(session, row.round_id)
+    num_revealed = sum(each.reveals is not None for each in rows)
+    if row.phase == "reveals" and num_revealed >= _context_of(row).thresholds.threshold:
         return True  # it decides whether the shares suffice
-    missing = {each.client_id for each in rows if _is_awaited(each, row.phase)} - {sender}
+    missing = {each.client_id for each in rows if _is_awaited(each, row.phase)}
     return not missing.intersection(repository.can_answer(session, row.round_id))
 
 
-def _is_awaited(member: MemberRow, phase: str) -> bool:
+def _is_awaited(member: MemberRow | Present, phase: str) -> bool:
     """Return whether a member takes part in a phase and has not sent its message."""
     return getattr(member, phase) is None and _takes_part(member, phase)
 
 
-def _takes_part(member: MemberRow, phase: str) -> bool:
+def _takes_part(member: MemberRow | Present, phase: str) -> bool:
     before = [earlier for earlier in _LISTED if _PHASES.index(earlier) < _PHASES.index(phase)]
     return all(getattr(member, earlier) is not None for earlier in before)
 
@@ -295,7 +333,7 @@ def _context_of(row: SecureRound) -> RoundContext:
     return _CONTEXT.validate_python(row.facts["context"])
 
 
-def _restored(row: SecureRound, rows: Sequence[MemberRow]) -> SecureServer:
+def _restored(row: SecureRound, rows: Sequence[MemberRow] | Sequence[Messages]) -> SecureServer:
     """Return the server of a round from its stored messages."""
 
     def of(phase: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from fedssl.protocol.site_work import EVALUATIONS_HEADER
 from fedssl.protocol.work import (
+    BROADCAST_HEADER,
     DELIVERY_BYTES,
     DELIVERY_CHARACTERS,
     DELIVERY_HEADER,
@@ -35,7 +36,7 @@ from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
-from fedssl_coordinator.federation.work import ordinary, pauses, service
+from fedssl_coordinator.federation.work import ordinary, pauses, repository, service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
 from fedssl_coordinator.identity.concurrency_limit import place_of
 from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, ContentLength
@@ -55,6 +56,14 @@ ObeysRetryAfter = Annotated[
         alias=PAUSE_HEADER,
         description="The worker waits for the seconds of a `Retry-After` before its next claim. Without this header no "
         "answer has one, and the claim waits for work.",
+    ),
+]
+
+WantsBroadcast = Annotated[
+    bool,
+    Header(
+        alias=BROADCAST_HEADER,
+        description="The receipt is to confirm the round's broadcast too. Without this header it does not.",
     ),
 ]
 
@@ -169,12 +178,12 @@ def _no_work(found: _Claimed) -> Response:
 
 
 @router.post("/submit", responses=problems(404, 409, 410))
-async def submit(request: Submit, token: PresentedWorker) -> Submitted:
+async def submit(request: Submit, token: PresentedWorker, *, wants_broadcast: WantsBroadcast = False) -> Submitted:
     """Submit an uploaded update."""
-    return await run_transaction(_submit, token, request)
+    return await run_transaction(functools.partial(_submit, token, request, None, wants_broadcast=wants_broadcast))
 
 
-def _submit(token: PresentedToken, request: Submit, num_bytes: int | None = None) -> Submitted:
+def _submit(token: PresentedToken, request: Submit, num_bytes: int | None, *, wants_broadcast: bool) -> Submitted:
     with transaction() as session:
         accepted = None if num_bytes is None else ordinary.accept(session, token.secret_hash, request, num_bytes)
         if accepted is not None:
@@ -183,12 +192,21 @@ def _submit(token: PresentedToken, request: Submit, num_bytes: int | None = None
         else:
             client_id = _client_of(token.caller(session))
             submitted = service.submit(session, client_id, request, num_bytes)
-        return submitted.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
+        sent = None
+        if wants_broadcast and request.anchor is not None:
+            sent = repository.sent_broadcast(session, request.assignment_id)
+        receipt = anchors.record_anchor(session, client_id, request.anchor, sent)
+        return submitted.model_copy(update={"receipt": receipt})
 
 
 @router.post("/deliver", openapi_extra=ARTIFACT_BODY, responses=problems(404, 409, 410, 411))
 async def deliver(
-    request: Request, token: PresentedWorker, submission: Submission, content_length: ContentLength = None
+    request: Request,
+    token: PresentedWorker,
+    submission: Submission,
+    content_length: ContentLength = None,
+    *,
+    wants_broadcast: WantsBroadcast = False,
 ) -> Submitted:
     """Send an update of at most 4 MiB and submit it, in one request.
 
@@ -206,7 +224,7 @@ async def deliver(
             raise permit.refusal("artifact-too-large", detail)
         num_bytes = await receive(permit, submit.update, content_length, request.stream())
         UPLOAD_BYTES.inc(num_bytes)
-    return await run_transaction(_submit, token, submit, num_bytes)
+    return await run_transaction(functools.partial(_submit, token, submit, num_bytes, wants_broadcast=wants_broadcast))
 
 
 def _parsed(submission: str, lines: list[str]) -> Submit:

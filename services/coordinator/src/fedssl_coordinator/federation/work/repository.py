@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.ledger import SentBroadcast
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.protocol.work import Progress, Resources
 from fedssl_coordinator.core.db import among
@@ -147,3 +148,11 @@ def set_lost_round(session: Session, assignment_id: UUID, round_number: int) -> 
         .execution_options(synchronize_session=False)
     )
     return session.execute(statement).scalar_one_or_none() is not None
+
+
+def sent_broadcast(session: Session, assignment_id: UUID) -> SentBroadcast:
+    """Return what the client of an assignment received."""
+    columns = (Round.run_id, Round.number, Round.broadcast)
+    statement = select(*columns).join(Assignment, Assignment.round_id == Round.id).where(Assignment.id == assignment_id)
+    run_id, number, broadcast = session.execute(statement).one()
+    return SentBroadcast(run=run_id, round=number, broadcast=broadcast)

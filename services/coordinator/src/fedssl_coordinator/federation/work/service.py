@@ -55,13 +55,14 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
         )
     before = clients.register(session, client_id, request)
     _record_identity(session, client_id, request.identity, before)
-    if before.num_images is not None and before.num_images != request.num_images:
+    if None not in (before.num_images, request.num_images) and before.num_images != request.num_images:
         message = f"{client_id} registered with {request.num_images} images, and with {before.num_images} before"
         data = {"before": before.num_images, "after": request.num_images}
         record(session, "client.images_changed", message, client_id=client_id, data=data)
     repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
-    message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
+    images = "number of images kept" if request.num_images is None else f"{request.num_images} images"
+    message = f"{images}, {request.device}, worker {request.worker_version}{encoder}"
     record(session, "client.registered", message, client_id=client_id)
     for run_id in run_rows.awaiting_clients(session, clients.num_eligible()):
         enqueue.advance(session, run_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedssl.protocol.ledger import LedgerAnchor, receipt_message
+from fedssl.protocol.ledger import LedgerAnchor, SentBroadcast, receipt_message
 from fedssl_worker.disclosure.ledger.chain import Point, read_checkpoint
 from fedssl_worker.disclosure.ledger.entries import LedgerEntry, LedgerError
 from fedssl_worker.disclosure.ledger.keys import is_signed_by
@@ -175,7 +175,10 @@ def _check_receipt(report: Report, entry: LedgerEntry, hashes: dict[int, str]) -
     body = entry.body
     try:
         anchor = LedgerAnchor(key=report.point.key, seq=body["anchored_seq"], head=body["head"])
-        message = receipt_message(body["client"], anchor, body["at"])
+        sent = {name: body[name] for name in SentBroadcast.model_fields} if "broadcast" in body else None
+        message = receipt_message(
+            body["client"], anchor, body["at"], None if sent is None else SentBroadcast.model_validate(sent)
+        )
         is_genuine = is_signed_by(body["coordinator"], body["signature"], message)
     except (KeyError, ValueError, TypeError):
         raise LedgerError(f"entry {entry.seq} is not a valid receipt") from None
@@ -201,3 +204,62 @@ def _compare_anchor(report: Report, anchor: LedgerAnchor, hashes: dict[int, str]
     if hashes.get(anchor.seq, anchor.head) != anchor.head:
         raise LedgerError(f"the coordinator's anchor of entry {anchor.seq} differs from this ledger's entry")
     report.num_anchors += 1
+
+
+def signed_broadcasts(folder: Path) -> list[dict[str, Any]]:
+    """Return what the coordinator has signed that it sent: the receipts of this ledger that name a broadcast.
+
+    Raises LedgerError if the ledger cannot be read. Its chain is not verified.
+    """
+    found: list[dict[str, Any]] = []
+    key = next((read_checkpoint(path).key for path in checkpoints(folder)), "")
+    for entry in read_entries(folder):
+        key = str(entry.body["key"]) if entry.kind == "opened" else key
+        if entry.kind == "receipt" and "broadcast" in entry.body:
+            body = {name: entry.body[name] for name in _STATEMENT if name in entry.body}
+            found.append({**body, "seq": entry.body["anchored_seq"], "ledger": key})
+    return found
+
+
+_HOW = "take the output of `fedssl-worker ledger broadcasts --format json`"
+_STATEMENT = ("run", "round", "broadcast", "client", "head", "at", "coordinator", "signature")
+
+
+def broadcast_differences(own: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tuple[int, list[str]]:
+    """Compare what a coordinator has signed for two clients. Return how many rounds both have, and the differences.
+
+    Raises LedgerError if a signature does not match.
+    """
+    known = {(row["run"], row["round"]): row for row in map(_genuine, own)}
+    shared = [row for row in map(_genuine, other) if (row["run"], row["round"]) in known]
+    differences = []
+    for row in shared:
+        mine = known[row["run"], row["round"]]
+        about = f"run {row['run']}, round {row['round']}"
+        for name in ("broadcast", "coordinator"):
+            if mine[name] != row[name]:
+                differences.append(
+                    f"{about}: {name} {mine[name]} for {mine['client']}, {row[name]} for {row['client']}"
+                )
+    return len(shared), differences
+
+
+def read_broadcasts(path: Path) -> list[dict[str, Any]]:
+    """Return the list that another owner's `ledger broadcasts` has written. Raises LedgerError."""
+    try:
+        return TypeAdapter(list[dict[str, Any]]).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        raise LedgerError(f"{path} is not a list of signed broadcasts: {_HOW}") from None
+
+
+def _genuine(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        anchor = LedgerAnchor(key=row["ledger"], seq=row["seq"], head=row["head"])
+        sent = SentBroadcast.model_validate({name: row[name] for name in SentBroadcast.model_fields})
+        message = receipt_message(row["client"], anchor, row["at"], sent)
+        is_genuine = is_signed_by(row["coordinator"], row["signature"], message)
+    except (KeyError, ValueError, TypeError):
+        raise LedgerError(f"this is not a list of signed broadcasts: {_HOW}") from None
+    if not is_genuine:
+        raise LedgerError(f"the signature about run {row['run']}, round {row['round']} does not match")
+    return row
