@@ -185,7 +185,7 @@ def test_backups_of_each_phase_have_its_secrets_and_those_of_a_closed_round_have
 
 
 def _backup(tables: Tables) -> str:
-    """Return each row of each table as text, which is what a dump has."""
+    """Return each row of each table as text, as a dump has it."""
     names = tables.query("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
     return "\n".join(row for (name,) in names for (row,) in tables.query(f'SELECT t::text FROM "{name}" t')).replace(
         '""', '"'
