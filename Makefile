@@ -106,7 +106,7 @@ PATIENCE ?= 1
 # The report repeats it.
 fault: export FEDSSL_FAULT_COMMAND = make fault SEED=$(SEED) FAULTS=$(FAULTS) PATIENCE=$(PATIENCE)$(if $(ARGS), ARGS='$(ARGS)')
 .PHONY: fault
-fault: $(VENV)/.installed-dev ## Inject FAULTS=200 failures, drawn from SEED=7: kills, stops, lost connections; 15 minutes (PATIENCE=3: on a busy machine)
+fault: $(VENV)/.installed-dev ## Inject FAULTS=200 failures, drawn from SEED=7: kills, stops, lost connections; 20 minutes (PATIENCE=3: on a busy machine)
 	@FEDSSL_FAULT_PATIENCE=$(PATIENCE) $(BIN)/python -m pytest tests/fault --timeout $$(awk 'BEGIN { print 300 * $(PATIENCE) }') --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
 	  -p no:cacheprovider --fault-seed $(SEED) --faults $(FAULTS) --fault-report $(REPORT) $(ARGS)
 

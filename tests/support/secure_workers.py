@@ -67,9 +67,16 @@ class SecureWorkers:
         backoff = Backoff(first=0.01, longest=0.02)
         return Agent(client, executor, egress, states, claim_seconds=0, backoff=backoff, begin_secure=secure.begin)
 
-    def train(self, *, gone: str = "", on_gone: Callable[[], object] = lambda: None, seconds: float = 60) -> None:
+    def train(
+        self,
+        *,
+        gone: str = "",
+        on_gone: Callable[[], object] = lambda: None,
+        before_advance: Callable[[], object] = lambda: None,
+        seconds: float = 60,
+    ) -> None:
         """Work until the run has finished. A killed worker starts again; that of `gone` does not, and `on_gone` is
-        called."""
+        called. `before_advance` is called before each step of the aggregator."""
         done, end = threading.Event(), time.monotonic() + seconds
 
         def work(name: str) -> None:
@@ -82,6 +89,7 @@ class SecureWorkers:
             try:
                 while self.coordinator.client.run(self.id).state != RunState.FINISHED:
                     assert time.monotonic() < end, "the run did not end"
+                    before_advance()
                     self.coordinator.advance(self.id)
                     time.sleep(0.02)
             finally:

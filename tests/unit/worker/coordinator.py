@@ -165,7 +165,7 @@ class FakeCoordinator(LoopbackServer):
         )
 
     def sent(self, submit: Submit) -> SentBroadcast | None:
-        """What the client of an assignment received, as this coordinator signs it."""
+        """Return the broadcast of an assignment, as this coordinator signs it."""
         item = self.leased
         if item is None or item.assignment_id != submit.assignment_id:
             return None

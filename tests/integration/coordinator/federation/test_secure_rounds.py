@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -142,6 +143,57 @@ def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
         weighted = np.array([round(value * note["num_examples"] * 2**24)], np.int64)
         for form in (repr(value).encode(), np.float64(value).tobytes(), weighted.tobytes()):
             assert form not in sent
+
+
+def test_backups_of_each_phase_have_its_secrets_and_those_of_a_closed_round_have_none(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    from fedssl_coordinator.storage.retention import collection
+
+    workers = SecureWorkers(coordinator, tmp_path, _spec(1))
+    backups: dict[str, str] = {}
+
+    def back_up() -> None:
+        for (phase,) in tables.query("SELECT phase FROM secure_rounds"):
+            end = time.monotonic() + 30
+            while phase != "done" and tables.query(f"SELECT 1 FROM secure_members WHERE {phase} IS NULL"):
+                assert time.monotonic() < end, phase
+                time.sleep(0.02)
+            backups[phase] = _backup(tables)  # with the messages of all clients
+
+    workers.train(before_advance=back_up)
+    back_up()
+    assert list(backups) == ["keys", "shares", "vectors", "confirmations", "reveals", "done"]
+    sealed = set(re.findall(r'"([0-9a-f]{188})"', backups["shares"]))
+    revealed = set(re.findall(r'"([0-9a-f]{66})"', backups["reveals"]))
+    assert len(sealed) == 4 * 3
+    assert len(revealed) >= 3 * 4
+    keys = set(re.findall(r'"mask_key": "([0-9a-f]{64})"', backups["keys"]))
+    found = {phase: _found(backup, sealed, revealed, keys) for phase, backup in backups.items()}
+    assert found == {
+        "keys": (False, False, True),
+        "shares": (True, False, True),
+        "vectors": (True, False, True),
+        "confirmations": (True, False, True),
+        "reveals": (True, True, True),
+        "done": (False, False, False),
+    }
+    vectors = [digest for (digest,) in tables.query("SELECT update_digest FROM assignments")]
+    assert len(vectors) == 4
+    collection.collect()
+    assert [digest for digest in vectors if (coordinator.store / digest[:2] / digest[2:4] / digest).exists()] == []
+
+
+def _backup(tables: Tables) -> str:
+    """Return each row of each table as text, as a dump has it."""
+    names = tables.query("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
+    return "\n".join(row for (name,) in names for (row,) in tables.query(f'SELECT t::text FROM "{name}" t')).replace(
+        '""', '"'
+    )
+
+
+def _found(backup: str, *secrets: set[str]) -> tuple[bool, ...]:
+    return tuple(any(secret in backup for secret in each) for each in secrets)
 
 
 def test_the_reason_of_a_failed_training_and_the_number_of_images_stay_with_the_client(

@@ -75,8 +75,8 @@ def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messa
 
 
 class Present(NamedTuple):
-    """Which messages of a member have arrived: True, or None. It takes the place of the messages themselves, of which a
-    round with 1,000 clients has many megabytes."""
+    """Which messages of a member have arrived: True, or None. It takes the place of the messages themselves: a round
+    with 1,000 clients has many megabytes of them."""
 
     client_id: str
     keys: bool | None
