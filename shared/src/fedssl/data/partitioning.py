@@ -96,7 +96,7 @@ def assign_images(
 
 
 def _partitioned(config: PartitionConfig, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    assert config.scheme != "file", "its indices are read from the file"
+    assert config.scheme != "file", "a file has its own parts"
     return partition(labels, config.num_clients, config.scheme, config.seed, config.alpha, config.variant)
 
 
