@@ -66,13 +66,6 @@ class SecureMembers:
     def status(self, name: str) -> SecureStatus:
         return self.workers.clients[name].secure_status(self.items[name].assignment_id)
 
-    def shown(self) -> SecureRoundView:
-        """Return what the API shows of the round."""
-        current = self.coordinator.client.run(self.workers.id).current_round
-        assert current is not None
-        assert current.secure is not None
-        return current.secure
-
     def keys(self, name: str) -> SecureKeys:
         return wire.keys_to_wire(self.secure[name].announcement)
 
