@@ -309,7 +309,10 @@ def test_dapu_decides_about_fedus_predictor_alone() -> None:
                 ("local_contrastive", "local_relational", "global_contrastive", "global_relational"), 0)}]}},
             "so there is no loss",
         ),
-        ({"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx"}, {"name": "hsd", "variant": "mask"}]}}, "choose one"),
+        (
+            {"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx"}, {"name": "hsd", "variant": "mask"}]}},
+            "choose one",
+        ),
         (
             {"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx", "relational": "predictions"}]}},
             'fedsimclr has none: set "projections"',
