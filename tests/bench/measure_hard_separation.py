@@ -47,10 +47,10 @@ def geometry(result: Result, place: str, root: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, network in (("h", load_encoder(result.model, spec)), ("z", load_projected(result.model, spec))):
         network.eval()
-        outputs = [
-            torch.cat([network(normalize(x_BCHW, spec.data)) for x_BCHW in torch.split(view, 500)]).float()
-            for view in views
-        ]
+        outputs = []
+        for view in views:
+            parts = [network(normalize(x_BCHW, spec.data)) for x_BCHW in torch.split(view, 500)]
+            outputs.append(torch.cat(parts).float())
         plain, first, second = (F.normalize(output, dim=1) for output in outputs)
         found |= {f"uniformity_{name}": float(uniformity(plain)), f"alignment_{name}": float(alignment(first, second))}
     return found

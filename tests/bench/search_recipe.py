@@ -3,8 +3,8 @@
     python tests/bench/search_recipe.py results.jsonl --data DIR [--candidates A,B] [--seeds 100,101] [--set KEY=VALUE]
 
 DIR is a folder of data sets with CIFAR-10 (`cifar10/`, or `cifar10.npz`). 10,000 of its training images, drawn
-once, become the development test split, and clients and probes get only the other 40,000: `cifar10-development.npz`.
-The test images are not read. The setting is that of `fedssl compare --ladder best --on cifar10-class`.
+once, become the development test split, and clients and probes get only the others: `cifar10-development.npz`. The test
+images are not read. The setting is that of `fedssl compare --ladder best --on cifar10-class`.
 
 Every finished run is a line of the results' file, and is not repeated: stop the search at any time, and continue it.
 """

@@ -1,10 +1,7 @@
 """Ladders: their settings and rungs."""
 
-from pathlib import Path
-
 import pytest
 
-from fedssl.cli.specs import read_spec
 from fedssl.errors import SpecError
 from fedssl.experiments.ladders import Ladder, read_ladder
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, build_spec, values_of
@@ -57,14 +54,3 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         read_ladder("bset")
     with pytest.raises(SpecError, match=r"there is no setting 'cifar'; .*cifar10-class"):
         read_ladder("best").setting("cifar")
-
-
-def test_the_example_is_the_last_rung() -> None:
-    ladder = read_ladder("best")
-    base = ladder.setting("cifar10-class")
-    last = next(each for each in ladder.variants(base) if each.name == ladder.rungs[-1].name)
-    expected = build_spec(values_of(base, last, 0))
-
-    example = read_spec(str(Path(__file__).parents[3] / "examples" / "best.yaml"))
-
-    assert example.model_copy(update={"name": expected.name}) == expected

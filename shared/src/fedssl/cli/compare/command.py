@@ -39,8 +39,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="In place of SPEC and methods: a ladder of fedssl, in which each method adds one change to the one "
-            "before, with its baselines and seeds. `best` leads to the recipe.",
+            help="In place of SPEC and methods: a ladder of fedssl, in which methods add one change after the other, "
+            "with its baselines and seeds. `best` has the candidates for a recipe.",
         ),
     ] = None,
     on: Annotated[
@@ -99,7 +99,7 @@ def compare(
     If the command is interrupted, run it again: it keeps finished runs, and resumes an unfinished one after its last
     completed round. You can add methods or seeds later. If a run fails, its reason is shown and the others continue.
 
-    `fedssl compare --ladder best --on cifar10-class` compares the steps to the method `best`, and shows how much of the
+    `fedssl compare --ladder best --on cifar10-class` compares the candidates for a recipe, and shows how much of the
     gap between local-only and centralised each of them closes.
 
     Writes a folder per run, comparison.json, comparison.csv and comparison.png.
