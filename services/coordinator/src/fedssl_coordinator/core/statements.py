@@ -3,6 +3,7 @@
 They are for what every update sends. The ORM does not see them: they flush nothing, and no project restricts them.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from fedssl_coordinator.core.db import engine, transaction, without_transactions
 from fedssl_coordinator.core.settings import settings
 
-_DIALECT = PGDialect_psycopg()
+_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 
 
 class Statement:
@@ -52,7 +53,7 @@ class Statement:
 
     def _rows(self, connection: Connection, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         sql, parameters = self._sql, self._constants | self._processed(values)
-        with connection.connection.cursor() as cursor:
+        with contextlib.closing(connection.connection.cursor()) as cursor:
             for listener in connection.engine.dispatch.before_cursor_execute:  # as SQLAlchemy calls them
                 sql, parameters = listener(connection, cursor, sql, parameters, None, False)
             try:
