@@ -3,8 +3,8 @@
 They are for what every update sends. The ORM does not see them: they flush nothing, and no project restricts them.
 """
 
+import contextlib
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any, cast
 
 import psycopg
@@ -53,7 +53,7 @@ class Statement:
 
     def _rows(self, connection: Connection, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         sql, parameters = self._sql, self._constants | self._processed(values)
-        with closing(connection.connection.cursor()) as cursor:
+        with contextlib.closing(connection.connection.cursor()) as cursor:
             for listener in connection.engine.dispatch.before_cursor_execute:  # as SQLAlchemy calls them
                 sql, parameters = listener(connection, cursor, sql, parameters, None, False)
             try:
