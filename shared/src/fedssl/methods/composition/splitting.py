@@ -35,7 +35,7 @@ def split_encoders(modules: nn.ModuleDict) -> None:
                     "several GPUs: start the worker without --gpus, or choose an encoder with another normalisation"
                 )
         if not isinstance(encoder, _SplitEncoder):
-            encoder.__class__ = _split_class(type(encoder))
+            encoder.__class__ = _split_class(type(encoder))  # type: ignore[arg-type]
 
 
 @functools.cache
