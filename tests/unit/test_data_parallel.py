@@ -1,4 +1,4 @@
-"""What processes that train together compute. `tests/unit/parallel/test_devices.py` has whole rounds of several."""
+"""The computations of processes that train together. `tests/unit/parallel/test_devices.py` has whole rounds of several."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -253,6 +253,11 @@ class Executor:
 
         if len(self._devices) == 1:
             return run_local_round(method, received, state, data, context, report)
+        if not method.bind(context.spec).client.sends_modules:
+            raise CannotTrain(
+                f"{context.spec.method.name} does not send weights, and such rounds have not been compared with those of "
+                "one GPU: start the worker without --gpus"
+            )
         return train_on_devices(received, state, data, context, [str(each) for each in self._devices], report)
 
     def _require_finite_broadcast(self, item: WorkItem) -> None:

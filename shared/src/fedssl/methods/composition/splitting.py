@@ -13,7 +13,7 @@ from fedssl.models.freezing import FixedBatchNorm2d
 
 
 class _SplitEncoder(Encoder):
-    """What is put before an encoder's own class."""
+    """The class that is put before an encoder's own."""
 
     def forward(self, x: Tensor) -> Tensor:
         return split_rows(super().forward, x)
