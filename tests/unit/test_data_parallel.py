@@ -1,4 +1,4 @@
-"""The computations of processes that train together. `tests/unit/parallel/test_devices.py` has whole rounds of several."""
+"""The computations of processes that train together. Whole rounds: `tests/unit/parallel/test_devices.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -255,8 +255,8 @@ class Executor:
             return run_local_round(method, received, state, data, context, report)
         if not method.bind(context.spec).client.sends_modules:
             raise CannotTrain(
-                f"{context.spec.method.name} does not send weights, and such rounds have not been compared with those of "
-                "one GPU: start the worker without --gpus"
+                f"{context.spec.method.name} does not send weights, and its rounds on several GPUs have not been "
+                "compared with those on one: start the worker without --gpus"
             )
         return train_on_devices(received, state, data, context, [str(each) for each in self._devices], report)
 
