@@ -1,4 +1,4 @@
-"""What processes that train together compute. Whole rounds of several of them: `tests/unit/parallel/test_devices.py`."""
+"""The computations of processes that train together. Whole rounds: `tests/unit/parallel/test_devices.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,9 @@ def test_the_rows_of_all_processes_are_all_rows(num_rows: int, size: int, sizes:
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of this process only."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    distributed.init_process_group("gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield
     distributed.destroy_process_group()
 

@@ -36,7 +36,7 @@ _is_splitting = False
 
 
 def num_devices() -> int:
-    """Return the number of processes, each with a device of its own, that train together; 1 unless `join` was called."""
+    """Return the number of processes, each with its own device, that train together; 1 unless `join` was called."""
     return _ranks.size
 
 
@@ -50,7 +50,7 @@ def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> Non
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = distributed.FileStore(str(meeting_point), size)
+    store = distributed.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
     backend = "nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
     _ranks = Ranks(rank, size)
@@ -85,7 +85,8 @@ def split_rows(function: Callable[..., Tensor], *whole: Tensor) -> Tensor:
     own = _ranks.rows(num_rows)
     part = function(*(each[own] for each in whole))
     before, after = (part.new_zeros(rows, *part.shape[1:]) for rows in (own.start, num_rows - own.stop))
-    found: Tensor = _Sum.apply(torch.cat([before, part, after]))  # adding zeros changes no number
+    whole_output = torch.cat([before, part, after])
+    found: Tensor = _Sum.apply(whole_output)  # type: ignore[no-untyped-call]  # adding zeros changes no number
     return found
 
 
@@ -112,7 +113,8 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and _is_splitting):
             return super().forward(x)
-        normalised: tuple[Tensor, ...] = _BatchNorm.apply(x, self.weight, self.bias, self.eps)
+        given = (x, self.weight, self.bias, self.eps)
+        normalised: tuple[Tensor, ...] = _BatchNorm.apply(*given)  # type: ignore[no-untyped-call]
         y, mean, variance, count = normalised
         assert self.running_mean is not None, "`can_split` has checked it"
         assert self.running_var is not None, "`can_split` has checked it"

@@ -50,7 +50,7 @@ def test_several_gpus_are_the_first_ones_and_get_images_from_memory(monkeypatch:
 
 
 def test_fewer_gpus_than_one_are_refused(tmp_path: Any) -> None:
-    with pytest.raises(SettingsError, match="--gpus: .* greater than or equal to 1"):
+    with pytest.raises(SettingsError, match=r"--gpus: .* greater than or equal to 1"):
         read_settings({"coordinator": "http://a", "data": "digits", "state": tmp_path, "gpus": 0})
 
 

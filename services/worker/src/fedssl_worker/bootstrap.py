@@ -100,7 +100,9 @@ def _work(
     identity, numbers = _identity(folder), read_numbers(folder)
 
     def reregister() -> str:
-        registration = _registration(settings, images, labels, devices, identity)  # a rescan may have changed the images
+        registration = _registration(
+            settings, images, labels, devices, identity
+        )  # a rescan may have changed the images
         client_id = egress.register(
             lambda news: register(client, registration.model_copy(update=news), backoff), numbers
         )

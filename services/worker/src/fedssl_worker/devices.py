@@ -30,7 +30,9 @@ def choose_devices(wanted: str, num_gpus: int, threads: int) -> tuple[torch.devi
             "CUDA_VISIBLE_DEVICES"
         )
     if num_gpus > (count := torch.cuda.device_count()):
-        raise SettingsError(f"--gpus {num_gpus}: this machine shows {count} to the worker, so use at most --gpus {count}")
+        raise SettingsError(
+            f"--gpus {num_gpus}: this machine shows {count} to the worker, so use at most --gpus {count}"
+        )
     return tuple(torch.device("cuda", index) for index in range(num_gpus))
 
 

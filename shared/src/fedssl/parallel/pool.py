@@ -155,7 +155,7 @@ class ClientProcesses:
             for rank, process in enumerate(self._processes):
                 ranks = {"rank": rank, "size": len(self._processes), "meeting_point": str(Path(folder) / "processes")}
                 process.start_round(ctx, layout, kept, ranks)
-            connections = {process.connection: process for process in self._processes}
+            connections: dict[Any, _Process] = {process.connection: process for process in self._processes}
             while True:
                 for connection in wait(list(connections)):
                     answer = self._received(connections[connection])

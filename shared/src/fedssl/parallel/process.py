@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fedssl import errors
-from fedssl.data_parallel import join
 from fedssl.data.image_batches import Images
 from fedssl.data.image_cache.images import CachedImages
+from fedssl.data_parallel import join
 from fedssl.engine import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.devices import memory_errors_explained, require_device
 from fedssl.methods import METHODS

@@ -45,6 +45,6 @@ class _Odd(Encoder):
 
 
 def test_another_normalisation_over_the_batch_is_refused_by_the_name_of_its_layer() -> None:
-    with pytest.raises(MethodError, match="the encoder's norm is a BatchNorm1d, .* without --gpus"):
+    with pytest.raises(MethodError, match=r"the encoder's norm is a BatchNorm1d, .* without --gpus"):
         split_encoders(nn.ModuleDict({"encoder": _Odd(nn.BatchNorm1d(3))}))
     split_encoders(nn.ModuleDict({"encoder": _Odd(nn.LayerNorm(3))}))

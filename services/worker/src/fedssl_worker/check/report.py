@@ -12,8 +12,8 @@ from fedssl_worker.check.connection import check_connection
 from fedssl_worker.check.outgoing import Outgoing, check_outgoing, check_policy
 from fedssl_worker.check.own_data import check_images, check_labels
 from fedssl_worker.check.trial import check_training
-from fedssl_worker.disclosure.policy import PolicyError
 from fedssl_worker.devices import choose_devices, describe_devices
+from fedssl_worker.disclosure.policy import PolicyError
 from fedssl_worker.settings import Settings, SettingsError
 
 _NO_SPEC = "give the spec of a run (--spec): what it would send is then compared with the policy, and a round is timed"

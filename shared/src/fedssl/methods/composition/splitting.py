@@ -13,7 +13,7 @@ from fedssl.models.freezing import FixedBatchNorm2d
 
 
 class _SplitEncoder(Encoder):
-    """What is put before an encoder's own class."""
+    """The class that is put before an encoder's own."""
 
     def forward(self, x: Tensor) -> Tensor:
         return split_rows(super().forward, x)
@@ -35,7 +35,7 @@ def split_encoders(modules: nn.ModuleDict) -> None:
                     "several GPUs: start the worker without --gpus, or choose an encoder with another normalisation"
                 )
         if not isinstance(encoder, _SplitEncoder):
-            encoder.__class__ = _split_class(type(encoder))
+            encoder.__class__ = _split_class(type(encoder))  # type: ignore[arg-type]
 
 
 @functools.cache
