@@ -30,7 +30,7 @@ class Ranks:
         return slice(self.rank * num_rows // self.size, (self.rank + 1) * num_rows // self.size)
 
 
-# Of the process, and not of a thread: on a GPU, gradients are computed in threads of their own.
+# They belong to the process, and not to a thread: on a GPU, gradients are computed in threads of their own.
 _ranks = Ranks()
 _is_splitting = False
 
@@ -43,7 +43,7 @@ def num_devices() -> int:
 def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> None:
     """Let this process train together with others of this machine, until it ends.
 
-    They meet through the file `meeting_point`, and talk through memory and the loopback, on which nobody else listens.
+    They meet through the file `meeting_point`, and talk through memory and the loopback, on which no other machine listens.
     """
     global _ranks
     for library in ("GLOO", "NCCL"):

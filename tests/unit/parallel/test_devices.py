@@ -53,7 +53,7 @@ def test_a_round_is_that_of_one_device(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["fedbarlow", "fedmae", "fedmoco", "fedx", "orchestra", "scaffold"])
+@pytest.mark.parametrize("name", ["fedbarlow", "fedmae", "fedmoco", "fedx", "flesd", "orchestra", "scaffold"])
 def test_a_second_round_is_that_of_one_device(name: str) -> None:
     spec = digits_spec(name)
     received = start(spec).received

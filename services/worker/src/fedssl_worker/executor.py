@@ -260,11 +260,6 @@ class Executor:
 
         if len(self._devices) == 1:
             return run_local_round(method, received, state, data, context, report)
-        if not method.bind(context.spec).client.sends_modules:
-            raise CannotTrain(
-                f"{context.spec.method.name} does not send weights, and its rounds on several GPUs have not been "
-                "compared with those on one: start the worker without --gpus"
-            )
         return train_on_devices(received, state, data, context, [str(each) for each in self._devices], report)
 
     def _require_finite_broadcast(self, item: WorkItem) -> None:

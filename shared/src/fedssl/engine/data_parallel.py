@@ -16,7 +16,7 @@ class _Objective(nn.Module):
     def __init__(self, algorithm: ClientAlgorithm, networks: nn.ModuleDict) -> None:
         super().__init__()
         self.algorithm, self.networks = algorithm, networks
-        self.unused = nn.Parameter(torch.zeros(()))  # without one, torch warns that it searched for some in vain
+        self.unused = nn.Parameter(torch.zeros(()))  # without one, torch warns that it found none
 
     def forward(self, batch: Batch, ctx: Context) -> Terms:
         return self.algorithm.objective(self.networks, batch, ctx)
