@@ -43,7 +43,7 @@ def num_devices() -> int:
 def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> None:
     """Let this process train together with others of this machine, until it ends.
 
-    They meet through the file `meeting_point`, and talk through memory and the loopback, on which no other machine listens.
+    They meet through the file `meeting_point`, and talk through memory and the loopback interface.
     """
     global _ranks
     for library in ("GLOO", "NCCL"):

@@ -103,7 +103,7 @@ def test_loops_of_links_end_and_links_are_counted(tmp_path: Path) -> None:
     assert found.by_class == {"a": ("a/1.png",), "b": ("b/2.png",), "c": ()}
     assert _left_out(inside) == {"links": 3, "broken links or special files": 3}
     assert found.links_out == ("b",)
-    assert "1 links that lead out of the folder were followed" in found.describe()
+    assert "1 link that leads out of the folder, followed" in found.describe()
 
 
 def test_a_folder_without_readable_images_names_what_it_holds(tmp_path: Path) -> None:

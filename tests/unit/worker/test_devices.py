@@ -22,7 +22,7 @@ from .conftest import CLIENT, CPU, Setting, make_spec
     ("wanted", "num_gpus", "present", "words"),
     [
         ("cuda:99", 1, 0, "this machine has no device cuda:99: use --device auto"),
-        ("cpu", 4, 8, "--gpus 4 needs GPUs, and --device cpu is none: leave --gpus out"),
+        ("cpu", 4, 8, "--gpus 4 needs GPUs, and --device cpu is not one: leave --gpus out"),
         ("auto", 4, 0, "--gpus 4 needs GPUs, and this machine has no GPU: leave --gpus out"),
         ("cuda", 4, 1, "--gpus 4: this machine shows 1 to the worker, so use at most --gpus 1"),
         ("cuda:1", 2, 4, "--gpus 2 and --device cuda:1 contradict each other: use --device cuda, and name the GPUs in"),

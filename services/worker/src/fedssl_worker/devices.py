@@ -22,7 +22,7 @@ def choose_devices(wanted: str, num_gpus: int, threads: int) -> tuple[torch.devi
     if num_gpus == 1:
         return (device,)
     if device.type != "cuda":
-        found = "this machine has no GPU" if wanted == "auto" else f"--device {wanted} is none"
+        found = "this machine has no GPU" if wanted == "auto" else f"--device {wanted} is not one"
         raise SettingsError(f"--gpus {num_gpus} needs GPUs, and {found}: leave --gpus out, or use --device cuda")
     if device.index is not None:
         raise SettingsError(

@@ -4,6 +4,7 @@ Images may lie at any depth. Names are paths below the folder, with `/` between 
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedssl.data.trees import DICOM_SUFFIXES, is_image, is_nifti, is_packed, spl
 from fedssl.errors import DataError
 
 _NUM_NAMED = 3
+_PLURALS = re.compile(r"\b(file|folder|link)s\b")
 _DICOM_MAGIC, _DICOM_OFFSET = b"DICM", 128
 _PERHAPS_DICOM = ("", ".ima", ".dic")
 
@@ -52,7 +54,8 @@ class LeftOut:
     def __str__(self) -> str:
         more = ", ..." if self.num > len(self.names) else ""
         named = f"; {', '.join(self.names)}{more}" if self.may_be_images else ""
-        return f"{self.num:,} {self.what} ({self.reason}{named})"
+        what = _PLURALS.sub(r"\1", self.what) if self.num == 1 else self.what
+        return f"{self.num:,} {what} ({self.reason}{named})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ class Contents:
         """Return what is left out, in one line, or an empty text."""
         parts = [f"left out: {', '.join(map(str, self.left_out))}"] if self.left_out else []
         if self.links_out:
-            parts.append(f"{len(self.links_out):,} links that lead out of the folder were followed")
+            links = "1 link that leads" if len(self.links_out) == 1 else f"{len(self.links_out):,} links that lead"
+            parts.append(f"{links} out of the folder, followed")
         return "; ".join(parts)
 
 
