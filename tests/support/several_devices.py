@@ -11,9 +11,9 @@ from fedssl.protocol.runs import RunSpec
 from support.methods import method_spec
 
 
-def digits_spec(name: str, **changes: Any) -> RunSpec:
-    """A client of digits, in batches of 32 and an incomplete last one."""
-    partition = {"dataset": "digits", "num_clients": 3, "max_images": 228}
+def digits_spec(name: str, num_images: int = 228, **changes: Any) -> RunSpec:
+    """A client with a third of these digits, by default in batches of 32 and an incomplete last one."""
+    partition = {"dataset": "digits", "num_clients": 3, "max_images": num_images}
     return method_spec(name, partition=partition, **changes)
 
 

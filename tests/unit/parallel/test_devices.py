@@ -72,7 +72,8 @@ def test_parts_of_batches_and_activations_that_are_computed_again() -> None:
 
 @pytest.mark.full
 def test_batches_with_fewer_images_than_devices() -> None:
-    spec = digits_spec("fedbyol", training={"batch_size": 2, "local_epochs": 1})
+    # A few steps only: BatchNorm over two images gives signs, whose changes by rounding grow from step to step.
+    spec = digits_spec("fedbyol", 30, training={"batch_size": 2, "local_epochs": 1})
     received = start(spec).received
     assert_close(_together(spec, received), local_round(spec, received), received)
 

@@ -189,7 +189,9 @@ def round_views(session: Session, rows: Sequence[Round], *, assignments: bool = 
     members: dict[UUID, list[AssignmentView]] = {round_id: [] for round_id in ids}
     for assignment in rounds.assignments(session, ids) if assignments else ():
         members[assignment.round_id].append(assignment_view(assignment))
-    counts, secure = rounds.counts(session, ids), secure_rounds.views(session, ids)
+    is_secure = {run: run_rows.definition(session, run).spec.secure_aggregation for run in {row.run_id for row in rows}}
+    counts = rounds.counts(session, ids)
+    secure = secure_rounds.views(session, [row.id for row in rows if is_secure[row.run_id]])
     return [
         RoundView(
             number=row.number,
