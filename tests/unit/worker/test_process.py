@@ -263,6 +263,7 @@ _VARIABLES: dict[str, tuple[str, object]] = {
     "client_key": ("/key.pem", Path("/key.pem")),
     "insecure_http": ("1", True),
     "device": ("cpu", "cpu"),
+    "gpus": ("4", 4),
     "threads": ("2", 2),
     "image_size": ("32", 32),
     "channels": ("3", 3),
