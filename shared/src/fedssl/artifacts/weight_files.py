@@ -51,6 +51,13 @@ _CONVERSION = (
     "found = found.get('state_dict', found); "
     "save_file({name: each.clone().contiguous() for name, each in found.items()}, sys.argv[2])"
 )
+_HALVES = {"F16": "torch.float16", "BF16": "torch.bfloat16"}
+_WIDENING = (
+    "import sys, torch; from safetensors.torch import load_file, save_file; "
+    f"halves = ({', '.join(_HALVES.values())}); "
+    "save_file({name: each.float() if each.dtype in halves else each "
+    "for name, each in load_file(sys.argv[1]).items()}, sys.argv[2])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +65,12 @@ class Weights:
     """The tensors of an encoder, by the names that they have in a model of ours.
 
     `family`: whose names the file has. `left_out`: tensors of the file that belong to no encoder.
-    `num_halves`: how many tensors were in half precision. `source_digest`: the sha256 of the file that was read.
+    `source_digest`: the sha256 of the file that was read.
     """
 
     arrays: dict[str, NDArray[Any]]
     family: Family
     left_out: tuple[str, ...]
-    num_halves: int
     source_digest: str
 
     @property
@@ -76,7 +82,7 @@ class Weights:
 def read_weights(path: Path) -> Weights:
     """Read a safetensors file with names of ours, torchvision's, timm's or Hugging Face's ResNets.
 
-    Half precision (F16, BF16) is converted to float32, which is exact.
+    Only F32 is read, so that what is registered has the numbers of the file, bit for bit.
 
     Raises:
         ArtifactError: the file is pickled, damaged or too large, or has a dtype or names that no encoder can have.
@@ -92,8 +98,7 @@ def read_weights(path: Path) -> Weights:
         arrays = {name: _array(path, file, header, entry) for name, entry in sorted(named.items())}
     used = {entry.name for entry in named.values()}
     left_out = tuple(sorted(entry.name for entry in header.entries if entry.name not in used))
-    num_halves = sum(entry.dtype in ("F16", "BF16") for entry in named.values())
-    return Weights(arrays, family, left_out, num_halves, digest_of(path))
+    return Weights(arrays, family, left_out, digest_of(path))
 
 
 def write_weights(weights: Weights, destination: Path) -> str:
@@ -130,9 +135,19 @@ def check_registered(header: Header) -> int:
 
 def conversion_command(path: Path) -> str:
     """Return the command that converts a pickled file, in a process without network that loads only tensors."""
+    return shlex.join(
+        ["unshare", "--map-root-user", "--net", "python", "-c", _CONVERSION, str(path), str(_converted(path))]
+    )
+
+
+def widening_command(path: Path) -> str:
+    """Return the command that converts a safetensors file's tensors of half precision to float32, which is exact."""
+    return shlex.join(["python", "-c", _WIDENING, str(path), str(_converted(path))])
+
+
+def _converted(path: Path) -> Path:
     stem = f"{path.stem}-converted" if path.suffix == ".safetensors" else path.stem
-    target = path.with_name(f"{stem}.safetensors")
-    return shlex.join(["unshare", "--map-root-user", "--net", "python", "-c", _CONVERSION, str(path), str(target)])
+    return path.with_name(f"{stem}.safetensors")
 
 
 def _refuse_pickles(path: Path, beginning: bytes) -> None:
@@ -187,23 +202,24 @@ def _check_entry(path: Path, name: str, entry: TensorEntry) -> None:
             raise ArtifactError(f"{what} counts batches and is {entry.dtype}; it must be I64")
     elif entry.dtype == "F64":
         raise ArtifactError(f"{what} is F64, which float32 cannot hold exactly: convert the weights to F32 first")
-    elif entry.dtype not in ("F32", "F16", "BF16"):
+    elif entry.dtype in _HALVES:
+        raise ArtifactError(
+            f"{what} is {entry.dtype}: encoders start in F32. Convert the file, which changes no number, with this "
+            f"command:\n{widening_command(path)}"
+        )
+    elif entry.dtype != "F32":
         raise ArtifactError(
             f"{what} is {entry.dtype}: an encoder is trained in floating point, so give the weights before quantisation"
         )
 
 
 def _array(path: Path, file: BinaryIO, header: Header, entry: TensorEntry) -> NDArray[Any]:
-    """Read a tensor, in float32 unless it is a counter. Raises NotFinite."""
+    """Read a tensor. Raises NotFinite."""
     file.seek(header.data_start + entry.start)
     data = file.read(entry.stop - entry.start)
     if len(data) != entry.stop - entry.start:
         raise ArtifactError(f"{path} ends within tensor {entry.name}")
     found: NDArray[Any] = np.frombuffer(data, _NUMPY[entry.dtype])
-    if entry.dtype == "BF16":  # the upper half of a float32
-        found = (found.astype("<u4") << 16).view("<f4")
-    elif entry.dtype == "F16":
-        found = found.astype("<f4")
     if entry.dtype != "I64" and not np.isfinite(found).all():
         raise NotFinite(
             f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: these weights cannot be trained from"

@@ -44,8 +44,8 @@ def add(
 ) -> None:
     """Register the weights in a file.
 
-    The tensors are sent under the names of fedssl and in float32, whatever library they came from, so that the same
-    weights always have the same digest. The weights of a name never change: registering the same again succeeds.
+    The tensors are sent under the names of fedssl, whatever library they came from, so that the same weights always
+    have the same digest. The weights of a name never change: registering the same again succeeds.
     """
     check_name(name)
     from fedssl.artifacts.weight_files import read_weights
@@ -60,8 +60,7 @@ def add(
     if output is Format.JSON:
         show_json(view)
         return
-    halves = f", {weights.num_halves} of them converted from half precision" * bool(weights.num_halves)
-    note(f"{view.name} is registered: {view.num_tensors} tensors of {view.family}{halves}, digest {view.digest}")
+    note(f"{view.name} is registered: {view.num_tensors} tensors of {view.family}, digest {view.digest}")
     if weights.left_out:
         note(f"left out, because they belong to no encoder: {', '.join(weights.left_out)}")
 
