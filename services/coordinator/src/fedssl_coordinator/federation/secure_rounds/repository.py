@@ -97,6 +97,8 @@ def present(session: Session, round_id: UUID) -> list[Present]:
 
 def of_rounds(session: Session, round_ids: Sequence[UUID]) -> Sequence[SecureRound]:
     """Return the protocols of those rounds that have one."""
+    if not round_ids:
+        return []
     return session.scalars(select(SecureRound).where(SecureRound.round_id.in_(round_ids))).all()
 
 
