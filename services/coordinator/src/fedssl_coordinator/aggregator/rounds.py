@@ -21,7 +21,6 @@ from fedssl.data import ImageData
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
-from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import run_secure_aggregation
 from fedssl.engine.summed_metrics import mean_loss
@@ -34,7 +33,7 @@ from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunStat
 from fedssl.secure_aggregation import NoSum
 from fedssl_coordinator.aggregator import update_norms
 from fedssl_coordinator.aggregator.begun_means import take_mean
-from fedssl_coordinator.aggregator.secure_rounds import as_tensor, unmasked_sum
+from fedssl_coordinator.aggregator.secure_rounds import as_tensor, total_bits, unmasked_sum
 from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
 from fedssl_coordinator.aggregator.updates import UpdateLost, stored_update
 from fedssl_coordinator.core.audit import record
@@ -159,11 +158,10 @@ def next_weights(
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
-    with transaction() as session:
-        follows_weights = repository.gave_weights(session, run.id, current.number - 1)
-    bits = bits_of_round(spec, previous, follows_weights=follows_weights)
     ctx = dataclasses.replace(
-        _context(spec, current.number, device), prefix_mean=take_mean(current.id), total_bits=bits
+        _context(spec, current.number, device),
+        prefix_mean=take_mean(current.id),
+        total_bits=total_bits(run, spec, current.number),
     )
     if _trained_without_state(spec, rows):
         training["restart"] = True

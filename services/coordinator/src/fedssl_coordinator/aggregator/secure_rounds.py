@@ -7,6 +7,7 @@ from uuid import UUID
 import numpy as np
 import torch
 
+from fedssl.aggregation.fixed_point import TotalBits
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.secure_sums import num_client_words
@@ -17,6 +18,7 @@ from fedssl.protocol.secure_work import VECTOR_NAME
 from fedssl.secure_aggregation import UnmaskedSum, Words
 from fedssl_coordinator.aggregator.stored import stored_tensors
 from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds.service import NextVector
@@ -27,14 +29,24 @@ def next_vector(run_id: UUID) -> NextVector:
     """Return the size of each client's masked vector in the run's next round. Raises the errors of `stored_tensors`."""
     with transaction() as session:
         run = run_rows.get_one(session, run_id)
-        number = run.rounds_closed + 1
-        follows_weights = rounds.gave_weights(session, run_id, number - 1)
-    spec, bits = RunSpec.model_validate(run.spec), None
-    if spec.aggregation.matrix_bits == 32 and follows_weights and run.server_state is not None:
-        state = stored_tensors(run.server_state, f"server state after round {number - 1}")
-        bits = bits_of_round(spec, state, follows_weights=follows_weights)
+    spec, number = RunSpec.model_validate(run.spec), run.rounds_closed + 1
+    bits = total_bits(run, spec, number)
     ctx = Context(spec=spec, round_number=number, total_bits=bits)
     return NextVector(num_client_words(METHODS[spec.method.name], ctx), None if bits is None else astuple(bits))
+
+
+def total_bits(run: Run, spec: RunSpec, number: int) -> TotalBits | None:
+    """Return what all clients know about the total weight of a round, or None if all of its words have 64 bits.
+
+    Most runs have no words of 32 bits, and then nothing is read. Raises the errors of `stored_tensors`.
+    """
+    if spec.aggregation.matrix_bits == 64 or run.server_state is None:
+        return None
+    with transaction() as session:
+        if not rounds.gave_weights(session, run.id, number - 1):
+            return None
+    state = stored_tensors(run.server_state, f"server state after round {number - 1}")
+    return bits_of_round(spec, state, follows_weights=True)
 
 
 def unmasked_sum(round_id: UUID, digests: Mapping[str, str]) -> UnmaskedSum:
