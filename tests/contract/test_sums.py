@@ -115,7 +115,7 @@ def _check(spec: RunSpec, fixed: RunSpec | None) -> None:
         _check_secure(spec)
         return
     apart = tuple(sorted(kinds & {"centroids"}))
-    assert (method.why_not_secure is None) == (fixed is not None and bool(plan.update) and not apart)
+    assert (method.why_not_secure is None) == (fixed is not None and bool(plan.update))
     _check_secure(spec)
     if plan.update:
         assert tuple(sorted(method.sent_apart)) == apart
@@ -152,14 +152,18 @@ def _check_narrow(spec: RunSpec) -> None:
 
 
 def _check_words(spec: RunSpec, expected: Tensors) -> None:
-    """Assert that a coordinator with nothing but the sum of the clients' words finds the same bits."""
+    """Assert that a coordinator with nothing but the sum of the clients' words, and what the method sends apart, finds
+    the same bits."""
     _check_sum(METHODS[spec.method.name], *_cohort(spec), context(spec, 1), expected)
 
 
 def _check_sum(method: Method, state: Tensors, sent: list[Tensors], ctx: Context, expected: Tensors) -> None:
     words = [client_words(method, state, update, NUM_CLIENTS, ctx) for update in _updates(sent)]
     assert {each.numel() for each in words} == {num_client_words(method, ctx)}
-    found = run_secure_aggregation(method, state, torch.stack(words).sum(dim=0), NUM_CLIENTS, ctx).state
+    names = [tensor.name for tensor in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
+    apart = {update.client_id: {name: update.load()[name] for name in names} for update in _updates(sent)}
+    total = torch.stack(words).sum(dim=0)
+    found = run_secure_aggregation(method, state, total, NUM_CLIENTS, ctx, apart=apart if names else None).state
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 

@@ -72,7 +72,7 @@ def _completed(running: Federation, run_id: UUID) -> None:
     assert [view.verdict for view in running.client.rounds(run_id)] == ["aggregated"] * done.num_rounds
 
 
-METHODS = ("fedbyol", "scaffold", "feddino", "fedmae", "fedprotocl", "fedrlc", "fedx", "ldawa", "ssd")
+METHODS = ("fedbyol", "scaffold", "feddino", "fedmae", "fedprotocl", "fedrlc", "fedx", "ldawa", "orchestra", "ssd")
 """Each kind of sum: weights with and without what stays at the clients, control variates, the centers of DINO,
 transformers with fixed tables, prototypes, centers with spread, two weightings, scaled tensors, own dimensions."""
 

@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedssl.backoff import Backoff
+from fedssl.client import WorkerClient
 from fedssl.data import save_npz
 from fedssl.protocol.plan import Kind
 from fedssl.protocol.policy import AllowRule, PolicyNotice
@@ -44,16 +45,26 @@ class SecureWorkers:
     """One worker per client of `spec`, whose run is created. `urls`: of proxies, by client."""
 
     def __init__(
-        self, coordinator: Coordinator, folder: Path, spec: RunSpec, urls: Mapping[str, str] | None = None
+        self,
+        coordinator: Coordinator,
+        folder: Path,
+        spec: RunSpec,
+        urls: Mapping[str, str] | None = None,
     ) -> None:
         self.coordinator, self.spec, self.folder = coordinator, spec, folder
         self.identities = {name: Ed25519PrivateKey.generate() for name in shards(spec)}
-        self.clients = {}
-        for name, key in self.identities.items():
-            save_npz(folder / f"{name}.npz", shards(spec)[name])
-            public, url = key.public_key().public_bytes_raw().hex(), (urls or {}).get(name, "")
-            self.clients[name] = coordinator.worker(name, identity=public, policy=SECURE_ONLY, url=url)
+        self.clients: dict[str, WorkerClient] = {}
+        self._urls = urls or {}
+        for name, images in shards(spec).items():
+            save_npz(folder / f"{name}.npz", images)
+        self.register(SECURE_ONLY)
         self.id: UUID = coordinator.client.create_run(spec).id
+
+    def register(self, policy: PolicyNotice) -> None:
+        """Register all workers with this policy."""
+        for name, key in self.identities.items():
+            public, url = key.public_key().public_bytes_raw().hex(), self._urls.get(name, "")
+            self.clients[name] = self.coordinator.worker(name, identity=public, policy=policy, url=url)
 
     def agent(self, name: str) -> Agent:
         """Return a worker that starts with the files that an earlier one has left."""

@@ -113,6 +113,19 @@ def test_what_this_version_cannot_do_is_never_passed_over() -> None:
     assert "requires differential privacy (example), which this version does not have" in (why or "")
 
 
+def test_centroids_leave_next_to_a_secure_sum_only_if_a_rule_lets_them_leave_without_masks() -> None:
+    spec = method_spec("orchestra", aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
+    networks, plan = rule("weights", secure="required"), plan_of(spec)
+    assert {tensor.name for tensor in spec.sent_apart(plan)} == {"local_centroids"}
+    for rules in ([networks], [networks, rule("centroids", secure="required")]):
+        assert "centroids" in (refusal(notice(*rules), spec, plan) or "")
+    allowed = notice(networks, rule("centroids"))
+    assert refusal(allowed, spec, plan) is None
+    assert allowed.keeps_num_images  # without masks, no update may leave
+    plain = spec.model_copy(update={"secure_aggregation": None})
+    assert "weights may leave only inside a secure aggregation" in (refusal(allowed, plain, plan) or "")
+
+
 def test_an_evaluation_needs_a_rule_of_its_own() -> None:
     spec = method_spec("fedbyol")
     allowed = notice(rule(), rule("evaluation", ("fedbyol",), min_count=3))

@@ -9,7 +9,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.secure_rounds import Phase, run_secure_round
-from fedssl.engine.secure_sums import NoSecureSum, run_secure_aggregation
+from fedssl.engine.secure_sums import NoSecureSum, num_client_words, run_secure_aggregation
 from fedssl.engine.summed_metrics import NUM_WORDS
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
@@ -72,6 +72,21 @@ def test_a_secure_round_has_the_bits_of_a_plain_one(method: str) -> None:
     assert (found.survivors, found.rejected) == (NAMES, ())
     assert is_equal(found.result.state, cohort.plain(NAMES).state)
     assert not is_equal(found.result.broadcast, cohort.broadcast)
+
+
+def test_what_leaves_next_to_the_sum_is_that_of_the_survivors() -> None:
+    cohort = Cohort("orchestra")
+    found, survivors = cohort.secure({"e": "vectors"}), tuple("abcdf")
+    expected = cohort.plain(survivors).state
+    assert is_equal(found.result.state, expected)
+    assert not torch.equal(expected["global_centroids"], cohort.plain(NAMES).state["global_centroids"])
+    wrong = {name: {"local_centroids": cohort.sent[name]["local_centroids"].clone()} for name in survivors}
+    wrong["d"]["local_centroids"][0, 0] = float("inf")
+    size = num_client_words(cohort.method, cohort.ctx)
+    with pytest.raises(NoSecureSum, match="local_centroids of d, which leaves next to the sum, is not finite"):
+        run_secure_aggregation(
+            cohort.method, cohort.state, torch.ones(size, dtype=torch.int64), 5, cohort.ctx, apart=wrong
+        )
 
 
 @pytest.mark.full(but=5)

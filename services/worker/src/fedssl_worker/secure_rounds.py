@@ -24,7 +24,7 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.artifacts.store import digest_of
-from fedssl.artifacts.tensors import save_tensors
+from fedssl.artifacts.tensors import read_tensors, save_tensors
 from fedssl.client import Gone, WorkerClient
 from fedssl.errors import Cancelled
 from fedssl.files import write_private
@@ -245,7 +245,11 @@ class SecureRound:
         inbox = status.inbox or SecureInbox(sharers=(), deliveries=())
         vector = self._guarded(lambda: self._secure.mask(wire.inbox_from_wire(inbox), trained.words))
         self._store(inbox=inbox, words=trained.digest)
-        save_tensors({VECTOR_NAME: torch.from_numpy(vector.words.words64.view(np.int64))}, trained.masked)
+        masked = {VECTOR_NAME: torch.from_numpy(vector.words.words64.view(np.int64))}
+        if apart := self._item.spec.sent_apart(self._item.plan):
+            update = read_tensors(trained.finished.update, trained.finished.digest)
+            masked |= {each.name: update[each.name] for each in apart}
+        save_tensors(masked, trained.masked)
         message = SecureVector(update=digest_of(trained.masked), signature=vector.signature.hex())
         self._states.set_masked(trained.finished, message.update)
         self._egress.send_masked(self._item, trained.finished, trained.masked, message, self._sum_of())

@@ -99,7 +99,8 @@ def _rule_for(
 
 def _limit_obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
     """Return why a rule that fits by kind and method does not allow this round, or None if it does."""
-    if rule.secure == "required" and (spec.secure_aggregation is None or rule.artifact in SITE_ARTIFACTS):
+    has_no_masks = (*SITE_ARTIFACTS, *spec.method.sent_apart)
+    if rule.secure == "required" and (spec.secure_aggregation is None or rule.artifact in has_no_masks):
         return f"{rule.artifact} may leave only inside a secure aggregation, and the run sends it without masks"
     rounds = max(spec.num_rounds, round_number)
     if rule.max_rounds is not None and rounds > rule.max_rounds:

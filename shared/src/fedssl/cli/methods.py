@@ -162,8 +162,11 @@ def _summed(config: type[MethodConfig]) -> str:
 
 def _secure(config: type[MethodConfig]) -> str:
     """Describe whether masks can hide all that a client sends, with the method's default parts."""
-    why = config.model_validate({}).why_not_secure
-    return "yes" if why is None else f"no: {why}"
+    usual = config.model_validate({})
+    if usual.why_not_secure is not None:
+        return f"no: {usual.why_not_secure}"
+    apart = " and ".join(usual.sent_apart)
+    return f"yes, except {apart}: they leave without masks, if the data owner's policy permits it" if apart else "yes"
 
 
 def _document(config: type[MethodConfig]) -> dict[str, Any]:

@@ -91,7 +91,11 @@ def run_secure_round(
     except NoSum as error:
         raise NoSecureSum(str(error), protocol.rejected) from error
     total = torch.from_numpy(found.words.words64.view(np.int64))
-    result = run_secure_aggregation(method, state, total, len(found.survivors), ctx, restart=restart)
+    names = [each.name for each in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
+    apart = {client: {name: cohort[client].load()[name] for name in names} for client in found.survivors}
+    result = run_secure_aggregation(
+        method, state, total, len(found.survivors), ctx, apart=apart if names else None, restart=restart
+    )
     return SecureResult(result, found.survivors, tuple(protocol.rejected))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedssl.aggregation import AggregationError, OutOfRange
 from fedssl.aggregation.fixed_point import Factor, FixedPointSum, NarrowWords, whole_weights
+from fedssl.artifacts.header import num_bytes
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, split_state
 from fedssl.engine.encoder_average import next_average
@@ -25,6 +26,7 @@ from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, ServerState, Update
 from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.secure_work import vector_tensors
 
 
 class UnusableUpdate(MethodError):
@@ -53,7 +55,7 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
         raise UnusableUpdate(f"the update of {update.client_id} cannot be used: {norms.rejected[update.client_id]}")
     words = _Recorded(num_clients, narrow_words(bound, ctx))
     try:
-        bound.server.aggregate(in_name_order(broadcast), kept, dataclasses.replace(ctx, fixed_mean=words))
+        bound.server.aggregate_sums(in_name_order(broadcast), kept, dataclasses.replace(ctx, fixed_mean=words))
     except OutOfRange as error:
         raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
     except AggregationError as error:
@@ -67,17 +69,26 @@ def num_client_words(method: Method, ctx: Context) -> int:
     """Return N, the number of words that `client_words` returns for each client. No tensor is computed."""
     bound = method.bind(ctx.spec)
     counted = _Counted(narrow_words(bound, ctx))
-    bound.server.aggregate(_shapes(bound.plan.received), _any_updates(bound, 1), _with(ctx, counted))
+    bound.server.aggregate_sums(_shapes(bound.plan.received), _any_updates(bound, 1), _with(ctx, counted))
     return NUM_WORDS + counted.total
 
 
 def num_vector_bytes(method: Method, ctx: Context) -> int:
-    """Return the size of each client's masked vector: 8 bytes per word, and one word that counts clients."""
-    return 8 * (1 + num_client_words(method, ctx))
+    """Return the size of each client's masked vector, and of what leaves next to it: 8 bytes per word, and one word
+    that counts clients."""
+    tensors = vector_tensors(num_client_words(method, ctx), ctx.spec.sent_apart(method.bind(ctx.spec).plan))
+    return sum(num_bytes(each.dtype, each.shape) for each in tensors)
 
 
 def run_secure_aggregation(
-    method: Method, state: Mapping[str, Tensor], words: Tensor, num_clients: int, ctx: Context, *, restart: bool = False
+    method: Method,
+    state: Mapping[str, Tensor],
+    words: Tensor,
+    num_clients: int,
+    ctx: Context,
+    *,
+    apart: Mapping[str, Tensors] | None = None,
+    restart: bool = False,
 ) -> ServerResult:
     """Return the next state from the sum of the clients' words: the bits of `run_aggregation` with their updates.
 
@@ -87,23 +98,25 @@ def run_secure_aggregation(
         words: int64 (N,), the sum of what `client_words` returned for each client.
         num_clients: how many clients are in the sum.
         ctx: of the coordinator in this round.
+        apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; None if the spec has none.
         restart: all clients will start cold.
 
-    Raises MethodError if the words are not such a sum, or the result is not finite, and ValueOutOfRange if the total
-    weight is beyond the scales of words of 32 bits.
+    Raises NoSecureSum if `apart` has a value that is not finite, MethodError if the words are not such a sum, or the
+    result is not finite, and ValueOutOfRange if the total weight is beyond the scales of words of 32 bits.
     """
     numbers, words = words[:NUM_WORDS], words[NUM_WORDS:]
     bound = method.bind(ctx.spec)
     summed = _Summed(words, num_clients, narrow_words(bound, ctx))
     known, kept = split_state(in_name_order(state))
     try:
-        found, metrics = bound.server.aggregate(known, _any_updates(bound, num_clients), _with(ctx, summed))
+        found, metrics = bound.server.aggregate_sums(known, _any_updates(bound, num_clients), _with(ctx, summed))
     except OutOfRange as error:
         raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
     except AggregationError as error:
         raise MethodError(f"the sum cannot be decoded: {error}") from error
     if summed.rest.numel():
         raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
+    found = {**found, **bound.server.aggregate_apart(known, _apart_updates(apart or {}), ctx)}
     found = bound.server.restarted(found) if restart else found
     metrics = {**metrics, **summed_metrics(numbers, num_clients)}
     kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
@@ -175,6 +188,14 @@ class _Summed:
         self.rest = total.take(self.rest, next(iter(updates)), self._num_clients)
         self.totals.add(total.weight, fraction_bits)
         return total.mean()
+
+
+def _apart_updates(apart: Mapping[str, Tensors]) -> list[Update]:
+    """Return the updates of the clients in name order, with what left next to the sum. Raises NoSecureSum."""
+    for name, tensors in sorted(apart.items()):
+        if wrong := sorted(each for each, tensor in tensors.items() if not bool(tensor.isfinite().all())):
+            raise NoSecureSum(f"{wrong[0]} of {name}, which leaves next to the sum, is not finite")
+    return [Update(name, 1, lambda sent=tensors: sent) for name, tensors in sorted(apart.items())]  # type: ignore[misc]
 
 
 def _with(ctx: Context, means: "_Counted | _Summed") -> Context:

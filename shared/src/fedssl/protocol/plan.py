@@ -14,6 +14,9 @@ Kind = Literal[
 ]
 """What a tensor contains, for the data owner whose policy must permit it."""
 
+SENT_APART: tuple[Kind, ...] = ("centroids",)
+"""The kinds that leave next to a secure sum without masks. They never leave without that sum in such a run."""
+
 Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]
 """How the coordinator combines a tensor over all updates: weighted mean; weighted mean rounded to whole numbers; sum
 (of counts and of sums over images); keep the broadcast's value, which the server enforces; or the method's own rule."""

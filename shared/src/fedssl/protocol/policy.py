@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, StringConstraints, model_validator
 
 from fedssl.protocol.base import Digest, StrictModel
-from fedssl.protocol.plan import Kind
+from fedssl.protocol.plan import SENT_APART, Kind
 
 Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./*?-]+$", max_length=256)]
 """A name in which `*` stands for any characters and `?` for one."""
@@ -137,7 +137,7 @@ class PolicyNotice(StrictModel):
     def keeps_num_images(self) -> bool:
         """Return whether the number of images stays with the client: updates only leave in secure rounds, whose sum
         has it."""
-        about_runs = [rule for rule in self.allow if rule.artifact != "metrics"]
+        about_runs = [rule for rule in self.allow if rule.artifact not in ("metrics", *SENT_APART)]
         return bool(about_runs) and all(rule.secure == "required" for rule in about_runs)
 
     def __str__(self) -> str:

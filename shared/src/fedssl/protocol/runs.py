@@ -14,6 +14,7 @@ from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.secure_aggregation import SecureAggregationConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
@@ -51,8 +52,12 @@ class RunSpec(StrictModel):
         default=None,
         exclude_if=lambda it: it is None,
         description="Whether the coordinator learns only the sum of the updates, and no single one. Null: it learns "
-        "each update. Only `fedssl simulate` has it so far.",
+        "each update.",
     )
+
+    def sent_apart(self, plan: ArtifactPlan) -> tuple[TensorSpec, ...]:
+        """Return the tensors of an update that leave without masks, next to the masked vector of a secure round."""
+        return tuple(tensor for tensor in plan.update if tensor.kind in self.method.sent_apart)
 
     @property
     def central_evaluation(self) -> EvaluationConfig | None:

@@ -26,13 +26,14 @@ SECURE_ANSWER_BYTES = 8 << 20
 """The largest answer about a phase."""
 
 VECTOR_NAME = "masked"
-"""The name of the only tensor in the file of a masked vector: int64, one word that counts clients and then the words
+"""The name of the masked tensor in the file of a masked vector: int64, one word that counts clients and then the words
 of the update."""
 
 
-def vector_tensors(num_words: int) -> tuple[TensorSpec, ...]:
-    """Return the tensor in the file of a masked vector: this number of words, and the word that counts clients."""
-    return (TensorSpec(name=VECTOR_NAME, dtype="I64", shape=(1 + num_words,)),)
+def vector_tensors(num_words: int, apart: tuple[TensorSpec, ...] = ()) -> tuple[TensorSpec, ...]:
+    """Return the tensors in the file of a masked vector: this number of words with the word that counts clients, and
+    what leaves next to it without masks (`RunSpec.sent_apart`)."""
+    return (TensorSpec(name=VECTOR_NAME, dtype="I64", shape=(1 + num_words,)), *apart)
 
 
 OUT_OF_RANGE = "out of range: "

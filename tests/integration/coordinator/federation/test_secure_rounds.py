@@ -20,6 +20,7 @@ from fedssl.protocol.states import Outcome
 from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
+from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
 from support.recording import RecordingProxy
@@ -51,7 +52,8 @@ def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
     deployed = workers.coordinator.tensors(run.model)
     assert [name for name, value in result.model.items() if not torch.equal(deployed[name], value)] == []
     losses = {m.round_number: m.value for m in workers.coordinator.client.metrics(workers.id, "loss")}
-    assert losses == {record.round_number: record.loss for record in result.history}
+    expected = {record.round_number: record.loss for record in result.history}
+    assert losses == {number: loss for number, loss in expected.items() if loss is not None}
 
 
 @pytest.mark.full(but=1)
@@ -111,7 +113,8 @@ def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it
     assert closed.secure.lost == closed.secure.mask_keys == ([VICTIM] if phase == "vectors" else [])
     assert closed.secure.own_masks == ended.data["survivors"]
     assert "No cryptographer outside this project has reviewed" in closed.secure.not_promised
-    _assert_nothing_else_left(tmp_path / "client-0", sent)
+    [update] = (tmp_path / "client-0").glob("runs/*/*/update.safetensors")
+    _assert_nothing_else_left(update, sent)
     metrics = list(coordinator.client.metrics(workers.id))
     assert {metric.client_id for metric in metrics} == {None}  # means over all images, and counts
     assert {"loss", "num_examples", "num_crossed/divergence"} < {metric.name for metric in metrics}
@@ -124,12 +127,39 @@ def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it
     assert view.num_images is None
 
 
-def _assert_nothing_else_left(folder: Path, sent: bytes) -> None:
-    """No unmasked number, no digest of one, no metric and no number of images is among the bytes that were sent."""
-    [update] = folder.glob("runs/*/*/update.safetensors")
+@pytest.mark.full
+def test_centroids_leave_without_masks_if_the_policy_permits_it(coordinator: Coordinator, tmp_path: Path) -> None:
+    plain, spec = (method_spec("orchestra", **FIXED, **more) for more in ({}, SECURE))
+    centroids = AllowRule(artifact="centroids", methods=("*",))
+    allowed = SECURE_ONLY.model_copy(update={"allow": (*SECURE_ONLY.allow, centroids)})
+    with RecordingProxy(coordinator.url) as proxy:
+        workers = SecureWorkers(coordinator, tmp_path, spec, {"client-0": proxy.url})  # only with masks
+        coordinator.advance(workers.id)
+        run = coordinator.client.run(workers.id)
+        assert run.current_round is None
+        assert "centroids may leave only inside a secure aggregation" in (run.reason or "")
+        workers.register(allowed)
+        workers.train()
+        sent = b"".join(request.body for request in proxy.requests())
+    _assert_simulated(workers, simulate(plain, shards(plain)))
+    assert coordinator.client.client("client-0").num_images is None
+    last = sorted((tmp_path / "client-0").glob("runs/*/*/update.safetensors"))[-1]
+    _assert_nothing_else_left(last, sent, but="local_centroids")
+    assert load_tensors(last)["local_centroids"].numpy().tobytes() in sent
+    entries = [entry.body for entry in read_entries(tmp_path / "client-0" / "ledger") if entry.kind == "intent"]
+    assert [entry["without_masks"] for entry in entries] == [["local_centroids"]] * spec.num_rounds
+
+
+def _assert_nothing_else_left(update: Path, sent: bytes, but: str = "") -> None:
+    """No unmasked number, no digest of one, no metric and no number of images is among the bytes that were sent.
+
+    `but`: a tensor that may leave as it is.
+    """
     digest = update.parent.name.partition("-")[2]
     assert digest.encode() not in sent
     for name, tensor in load_tensors(update).items():
+        if name == but:
+            continue
         flat = tensor.flatten().numpy()
         pieces = [flat[start : start + 4].tobytes() for start in range(0, flat.size - 3, 4)]
         assert not any(piece in sent for piece in pieces if any(piece)), name

@@ -22,7 +22,7 @@ from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
-from fedssl.engine.secure_sums import run_secure_aggregation
+from fedssl.engine.secure_sums import NoSecureSum, run_secure_aggregation
 from fedssl.engine.summed_metrics import mean_loss
 from fedssl.errors import ArtifactDamaged, ArtifactNotFound, DataError, MethodError, SpecError
 from fedssl.methods import METHODS
@@ -33,7 +33,7 @@ from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunStat
 from fedssl.secure_aggregation import NoSum
 from fedssl_coordinator.aggregator import update_norms
 from fedssl_coordinator.aggregator.begun_means import take_mean
-from fedssl_coordinator.aggregator.secure_rounds import as_tensor, total_bits, unmasked_sum
+from fedssl_coordinator.aggregator.secure_rounds import as_tensor, sent_apart, total_bits, unmasked_sum
 from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
 from fedssl_coordinator.aggregator.updates import UpdateLost, stored_update
 from fedssl_coordinator.core.audit import record
@@ -181,10 +181,16 @@ def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **
         digests = secure_rounds.vectors(session, current.id)
     try:
         found = unmasked_sum(current.id, digests)
+        apart = sent_apart(spec, {client: digests[client] for client in found.survivors})
     except (ArtifactDamaged, ArtifactNotFound) as error:
         raise NoSum(f"the store lacks a masked vector: {error}") from error
     method = METHODS[spec.method.name]
-    return run_secure_aggregation(method, previous, as_tensor(found), len(found.survivors), ctx, **training)
+    try:
+        return run_secure_aggregation(
+            method, previous, as_tensor(found), len(found.survivors), ctx, apart=apart or None, **training
+        )
+    except NoSecureSum as error:
+        raise NoSum(str(error)) from error
 
 
 def publish_first(session: Session, run: Run, weights: Weights) -> None:

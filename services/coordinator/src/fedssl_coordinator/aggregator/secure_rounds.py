@@ -62,6 +62,20 @@ def unmasked_sum(round_id: UUID, digests: Mapping[str, str]) -> UnmaskedSum:
     return server.finish(total)
 
 
+def sent_apart(spec: RunSpec, digests: Mapping[str, str]) -> dict[str, Tensors]:
+    """Return the tensors that left next to the masked vectors without masks, by client. Nothing if the method has none.
+
+    `digests`: as in `unmasked_sum`. Raises the errors of `stored_tensors`.
+    """
+    plan = METHODS[spec.method.name].bind(spec).plan
+    names = [each.name for each in spec.sent_apart(plan)]
+    found: dict[str, Tensors] = {}
+    for client, digest in digests.items() if names else ():
+        tensors = stored_tensors(digest, f"masked vector of {client}")
+        found[client] = {name: tensors[name].clone() for name in names}  # a copy keeps only itself in memory
+    return found
+
+
 def _masked(client: str, digest: str) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     tensors: Tensors = stored_tensors(digest, f"masked vector of {client}")
     words: np.ndarray[tuple[int], np.dtype[np.uint64]] = tensors[VECTOR_NAME].numpy().view(np.uint64)

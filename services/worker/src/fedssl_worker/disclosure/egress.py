@@ -199,6 +199,9 @@ class Egress:
     ) -> None:
         """Check an update, record it in the ledger, then send its masked vector instead of it.
 
+        What the method sends each client's own of (`RunSpec.sent_apart`) is in the same file, without masks, and the
+        entry names it.
+
         Args:
             masked: the file of the masked vector, whose digest `message` has.
             sum_of: with whom the sum is made, for the ledger.
@@ -210,6 +213,8 @@ class Egress:
             self._require_within_totals(item, masked.stat().st_size, message.update)
         about = {**_work_fields(item), "digest": message.update, "bytes": masked.stat().st_size}
         fields = {**_update_fields(item, header, {}), "reported": [], "summed": SUMMED, **sum_of}
+        if apart := item.spec.sent_apart(item.plan):
+            fields["without_masks"] = sorted(tensor.name for tensor in apart)
         intent = self._ledger.append("intent", **about, **fields)
         num_sent = self._client.upload(message.update, masked, item.assignment_id)
         self.send_secure(item, message)

@@ -81,6 +81,10 @@ class Wire:
     aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
     """The next of those tensors and of the modules in `combines`, from the state and the updates."""
 
+    aggregate_apart: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
+    """The next of those tensors that each client's own tensors of the kinds in `MethodConfig.sent_apart` give. It reads
+    no others. In a secure round these leave without masks, next to the sum that `aggregate` has."""
+
     refusal: Callable[[Tensors, Update, Context], str | None] | None = None
     """Returns why an update cannot be used, from the state and the update, or None if it can. If given, it is called
     for each update before any is combined."""

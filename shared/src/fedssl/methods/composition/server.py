@@ -79,6 +79,20 @@ class ServerAlgorithm:
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
         """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
+        next_state, metrics = self.aggregate_sums(state, updates, ctx)
+        return {**next_state, **self.aggregate_apart(state, updates, ctx)}, metrics
+
+    def aggregate_apart(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> Tensors:
+        """Return the part of the next state that comes from each client's tensors of the kinds in `sent_apart`."""
+        found: Tensors = {}
+        for wire in self.client.wires:
+            found.update(wire.aggregate_apart(state, updates, ctx))
+        return found
+
+    def aggregate_sums(
+        self, state: ServerState, updates: Sequence[Update], ctx: Context
+    ) -> tuple[ServerState, Metrics]:
+        """Return the next state without what `aggregate_apart` returns."""
         weights, metrics = self.reducer.combine(self._reduced(updates), state, ctx)
         next_state = dict(weights)
         for wire in self.client.wires:

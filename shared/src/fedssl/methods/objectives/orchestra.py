@@ -138,7 +138,7 @@ class Orchestra(Objective):
 
     @property
     def wire(self) -> Wire:
-        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate=self._aggregate)
+        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate_apart=self._aggregate)
 
     def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
         width = self.config.embedding_width(ctx.spec.model)

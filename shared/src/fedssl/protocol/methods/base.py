@@ -67,7 +67,10 @@ class MethodConfig(StrictModel):
 
     @property
     def sent_apart(self) -> tuple[Kind, ...]:
-        """What leaves besides the tensors that are summed, and stays each client's own at the coordinator."""
+        """What leaves besides the tensors that are summed, and stays each client's own at the coordinator.
+
+        It leaves without masks in a secure round, if the data owner's policy permits that.
+        """
         return ()
 
     @property
@@ -77,15 +80,11 @@ class MethodConfig(StrictModel):
 
     @property
     def why_not_secure(self) -> str | None:
-        """Why a secure aggregation cannot carry all that leaves a client, or None if it can."""
+        """Why a secure aggregation cannot carry what leaves a client besides `sent_apart`, or None if it can."""
         if self.why_not_summed is not None:
             return self.why_not_summed
         if self.sends_nothing:
             return f"{self.name} sends no tensors here, so there is no sum"
-        if self.sent_apart:
-            return (
-                f"next to the sum, {self.name} sends the coordinator the {' and '.join(self.sent_apart)} of each client"
-            )
         return None
 
     @property

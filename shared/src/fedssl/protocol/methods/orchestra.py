@@ -9,7 +9,7 @@ from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.parts import Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.plan import Kind
+from fedssl.protocol.plan import SENT_APART, Kind
 from fedssl.protocol.training import TrainingConfig
 
 
@@ -28,7 +28,7 @@ class OrchestraConfig(ComposedConfig):
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
     needs_others: ClassVar[bool] = True
     averaged_apart: ClassVar[str | None] = "centroids"
-    objective_sends_apart: ClassVar[tuple[Kind, ...]] = ("centroids",)
+    objective_sends_apart: ClassVar[tuple[Kind, ...]] = SENT_APART
 
     name: Literal["orchestra"] = "orchestra"
     temperature: float = Field(

@@ -23,6 +23,7 @@ from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
 from fedssl.artifacts.weight_names import PREFIX
 from fedssl.errors import ArtifactError, ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import vector_tensors
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.logs import say_about
@@ -228,9 +229,11 @@ def permit_upload(
     sent again, because the response to the first attempt may have been lost.
     """
     assignment, current, run = own_assignment(session, assignment_id, client_id)
-    tensors = ArtifactPlan.model_validate(run.plan).update
+    plan = ArtifactPlan.model_validate(run.plan)
+    tensors = plan.update
     if run.spec.get("secure_aggregation"):
-        tensors = vector_tensors(repository.num_secure_words(session, current.id))
+        apart = RunSpec.model_validate(run.spec).sent_apart(plan)
+        tensors = vector_tensors(repository.num_secure_words(session, current.id), apart)
     permit = UpdatePermit(assignment_id, run.id, assignment.round_number, client_id, tensors)
     is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
     upload_status = UploadStatus.STORED if is_uploaded else UploadStatus.MISSING
