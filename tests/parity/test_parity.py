@@ -17,7 +17,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
-from support.methods import ALL_METHODS, TRAINED_METHODS, method_spec, methods_of_this_run
+from support.methods import TRAINED_METHODS, method_spec, methods_of_this_run
 from support.methods import shards as digits
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -82,7 +82,7 @@ MULTI_CROP = {
     },
     "aggregation": {"encoder_average": {"decay": 0.5}},
 }
-SUMMED_METHODS = [name for name in ALL_METHODS if method_spec(name).method.why_not_summed is None]
+SUMMED_METHODS = [name for name in TRAINED_METHODS if method_spec(name).method.why_not_summed is None]
 
 
 def _model(running: Federation, run_id: Any) -> Tensors:

@@ -50,7 +50,9 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
     Raises UnusableUpdate, and ValueOutOfRange if a value does not fit into its word.
     """
     bound = method.bind(ctx.spec)
-    kept, norms = screened([update], broadcast, bound.plan, ctx)
+    kept, norms = screened(
+        [update], broadcast, bound.plan, ctx, lambda each: bound.server.refusal(broadcast, each, ctx)
+    )
     if not kept:
         raise UnusableUpdate(f"the update of {update.client_id} cannot be used: {norms.rejected[update.client_id]}")
     words = _Recorded(num_clients, narrow_words(bound, ctx))
@@ -116,7 +118,7 @@ def run_secure_aggregation(
         raise MethodError(f"the sum cannot be decoded: {error}") from error
     if summed.rest.numel():
         raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
-    found = {**found, **bound.server.aggregate_apart(known, _apart_updates(apart or {}), ctx)}
+    found, metrics = bound.server.finish(found, metrics, known, _apart_updates(apart or {}), ctx)
     found = bound.server.restarted(found) if restart else found
     metrics = {**metrics, **summed_metrics(numbers, num_clients)}
     kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)

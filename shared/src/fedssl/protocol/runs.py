@@ -189,6 +189,8 @@ class RunSpec(StrictModel):
         needs = "aggregation.server_optimizer needs a coordinator that computes weighted sums of the clients' weights: "
         if (why := self.method.why_not_summed) is not None:
             raise ValueError(f"{needs}{why}; choose another method or part, or leave the optimiser out")
+        if isinstance(self.method, ComposedConfig) and not self.method.averages_weights:
+            raise ValueError(f"{needs}{self.method.name} averages none; leave the optimiser out")
         if isinstance(self.method, ComposedConfig) and self.method.reducer.name == "none":
             raise ValueError(f"{needs}method.reducer none combines nothing; leave the optimiser out")
         return self

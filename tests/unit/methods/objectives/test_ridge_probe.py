@@ -15,6 +15,7 @@ from fedssl.data import ImageData
 from fedssl.data.site_labels import own_labels, with_run_classes
 from fedssl.engine import run_aggregation, run_local_round, start_run
 from fedssl.engine.norm_bounding import TooFewUpdates
+from fedssl.engine.secure_rounds import run_secure_round
 from fedssl.errors import DataError, MethodError
 from fedssl.evaluation import extract_features, ridge_path
 from fedssl.evaluation.suite import load_encoder
@@ -143,6 +144,44 @@ def test_the_encoder_stays_as_it_is() -> None:
     plan = METHOD.bind(spec).plan
     assert {tensor.kind for tensor in plan.update} == {"probe-sums"}
     assert sorted(tensor.name for tensor in plan.frozen) == encoder
+
+
+def test_masks_give_the_bits_of_sums_in_fixed_point() -> None:
+    """Each client's sums are rounded to 2^-24: the weights are those of float64 up to that."""
+    usual = _spec()
+    fixed, secure = (
+        RunSpec.model_validate({**usual.model_dump(), "aggregation": {"arithmetic": "fixed"}, **more})
+        for more in ({}, {"secure_aggregation": {"min_cohort": 3, "collusion": 0}})
+    )
+    one, two, exact = (simulate(spec, shards(usual)) for spec in (fixed, secure, usual))
+    assert all(torch.equal(one.model[name], two.model[name]) for name in one.model)
+    for record, other, usual_record in zip(one.history, two.history, exact.history, strict=True):
+        assert record.server.items() <= other.server.items()
+        assert record.server == pytest.approx(usual_record.server, rel=1e-3)
+    assert one.history[0].server["probe_images"] == exact.history[0].server["probe_images"]
+    solutions, expected = one.model["probe.solutions"], exact.model["probe.solutions"]
+    assert float((solutions - expected).abs().max() / expected.abs().max()) < 1e-3
+    penalties = one.model[PENALTIES].tolist()
+    assert penalties == pytest.approx(exact.model[PENALTIES].tolist(), rel=1e-6)
+
+
+def test_sums_that_cannot_be_right_stay_with_their_client_in_a_secure_round() -> None:
+    spec = RunSpec.model_validate(
+        {
+            **_spec(4).model_dump(),
+            "aggregation": {"arithmetic": "fixed"},
+            "secure_aggregation": {"min_cohort": 3, "collusion": 0},
+        }
+    )
+    state, sent = _first_round(spec)
+    update, size = sent["client-0"]
+    broken = {**sent, "client-0": (HOSTILE["not symmetric"][0](update), size)}
+    updates = [Update(name, size, lambda own=own: own) for name, (own, size) in broken.items()]  # type: ignore[misc]
+    secure = run_secure_round(METHOD, state, state, updates, context(spec, 1))
+    assert secure.rejected == ("client-0",)
+    plain = spec.model_copy(update={"secure_aggregation": None})
+    expected = _aggregate(plain, state, {name: own for name, own in sent.items() if name != "client-0"})
+    assert all(torch.equal(secure.result.state[name], expected.state[name]) for name in expected.state)
 
 
 @pytest.mark.full
@@ -309,6 +348,11 @@ def test_labels_of_one_class_give_no_classifier() -> None:
 def test_parts_that_train_a_network_are_refused(method: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="ridge-probe trains no network: leave method"):
         _spec(**method)
+
+
+def test_an_optimiser_of_the_coordinator_is_refused() -> None:
+    with pytest.raises(ValidationError, match="ridge-probe averages none; leave the optimiser out"):
+        method_spec("ridge-probe", aggregation={"server_optimizer": {"name": "fedavgm", "learning_rate": 1}})
 
 
 def test_a_class_named_twice_is_refused() -> None:

@@ -22,12 +22,14 @@ class Reducer:
 
     `combine` returns the next global weights and metrics, from the updates (in client-id order) and the state.
     `declares` is what the artifact plan says about every tensor that `combine` returns; None leaves a mean of each.
-    `begin` adds the first updates of a round to `ctx.prefix_mean`, which `combine` continues.
+    `begin` adds the first updates of a round to `ctx.prefix_mean`, which `combine` continues. If `finish` is given,
+    `combine` returns sums over the clients, from which, with the state, `finish` computes the weights and metrics.
     """
 
     combine: Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
     declares: Reduction | None = "method"
     begin: Callable[[Sequence[Update], Context], None] | None = None
+    finish: Callable[[Tensors, ServerState, Context], tuple[Tensors, Metrics]] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,24 +81,32 @@ class ServerAlgorithm:
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
         """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
-        next_state, metrics = self.aggregate_sums(state, updates, ctx)
-        return {**next_state, **self.aggregate_apart(state, updates, ctx)}, metrics
-
-    def aggregate_apart(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> Tensors:
-        """Return the part of the next state that comes from each client's tensors of the kinds in `sent_apart`."""
-        found: Tensors = {}
-        for wire in self.client.wires:
-            found.update(wire.aggregate_apart(state, updates, ctx))
-        return found
+        found, metrics = self.aggregate_sums(state, updates, ctx)
+        return self.finish(found, metrics, state, updates, ctx)
 
     def aggregate_sums(
         self, state: ServerState, updates: Sequence[Update], ctx: Context
     ) -> tuple[ServerState, Metrics]:
-        """Return the next state without what `aggregate_apart` returns."""
-        weights, metrics = self.reducer.combine(self._reduced(updates), state, ctx)
-        next_state = dict(weights)
+        """Return what sums over the clients give: the weights and the parts' tensors, or what `finish` needs for them.
+
+        It reads no tensor of the kinds in `MethodConfig.sent_apart`.
+        """
+        found, metrics = self.reducer.combine(self._reduced(updates), state, ctx)
+        found = dict(found)
         for wire in self.client.wires:
-            next_state.update(wire.aggregate(state, updates, ctx))
+            found.update(wire.aggregate(state, updates, ctx))
+        return found, metrics
+
+    def finish(
+        self, found: ServerState, metrics: Metrics, state: ServerState, updates: Sequence[Update], ctx: Context
+    ) -> tuple[ServerState, Metrics]:
+        """Return the next state from what `aggregate_sums` returned, and from each client's tensors of the kinds in
+        `MethodConfig.sent_apart`. It reads no other tensor of an update."""
+        if self.reducer.finish is not None:
+            found, metrics = self.reducer.finish(found, state, ctx)
+        next_state = dict(found)
+        for wire in self.client.wires:
+            next_state.update(wire.aggregate_apart(state, updates, ctx))
         next_state |= {spec.name: state[spec.name] for spec in self.plan.received if spec.reduce == "keep"}
         return next_state, metrics
 

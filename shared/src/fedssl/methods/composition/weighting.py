@@ -57,6 +57,16 @@ def equal_mean_of(
     return ctx.fixed_mean(tensors, ones, base, fraction_bits=EQUAL_BITS)
 
 
+def sum_of(
+    tensors: Iterable[Mapping[str, Tensor]], num_updates: int, ctx: Context, *, fraction_bits: int = COUNTED_BITS
+) -> Tensors:
+    """Return the sum of the clients' float64 tensors, in a spec with sums of integers: each is rounded to a multiple of
+    2^-fraction_bits, and the sum is exact below 2^(53 - fraction_bits)."""
+    means = ctx.fixed_mean(tensors, [1] * num_updates, None, fraction_bits=fraction_bits)
+    scale = 2.0**fraction_bits
+    return {name: (mean * num_updates * scale).round() / scale for name, mean in means.items()}
+
+
 def is_fixed(ctx: Context) -> bool:
     """Return whether the spec asks for sums of integers."""
     return ctx.spec.aggregation.arithmetic == "fixed"

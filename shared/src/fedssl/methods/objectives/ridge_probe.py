@@ -7,6 +7,10 @@ The penalty with the most gives the classifier. Among equals it is the largest p
 With the counts come sums of cross-entropies, from which the coordinator chooses the scale that turns the chosen scores
 into logits: `evaluation/calibration.py`. Until then the classifier has the scale 1.
 
+With `aggregation.arithmetic = "fixed"` the sums are of integers, which a secure aggregation can carry. Those of each
+client are rounded once: cross-entropies to 2^-8, the others to 2^-24. What one client adds to the cross-entropies then
+has no limit, because the coordinator sees no client's own.
+
 With several labels per image, a prediction is right or wrong for each pair of image and label; a score of 0.5 or more
 predicts the label, and its logit is 0.
 """
@@ -18,6 +22,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from fedssl.aggregation.fixed_point import COUNTED_BITS
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.image_batches import Images
 from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError
@@ -29,6 +34,7 @@ from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.modules import encoder_width
 from fedssl.methods.composition.part import ENCODER, Objective, Online, Wire
 from fedssl.methods.composition.server import Reducer
+from fedssl.methods.composition.weighting import is_fixed, sum_of
 from fedssl.models.classifier import BIAS, CLASSES, WEIGHT, classes_digest
 from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
@@ -41,6 +47,7 @@ PENALTIES, SOLUTIONS, SCALE = f"{PROBE}.penalties", f"{PROBE}.solutions", f"{PRO
 _FIRST_CHOICE = 3  # 1e-3 of the Gram matrix's mean diagonal, until images have been held against it
 _THRESHOLD = 0.5
 _LOSSES = (2, NUM_PENALTIES, NUM_SCALES)
+_LOSS_BITS = 8  # of a sum of cross-entropies in fixed point: they are large, and only compared with one another
 
 
 class Solutions(nn.Module):
@@ -209,10 +216,27 @@ def count_held_out(h_NH: torch.Tensor, labels: torch.Tensor, solutions: Solution
 
 
 def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+    """Return the sums over the clients. The cross-entropies (K, 2, P, S) and the numbers of held-out predictions (K,)
+    are those of each client, or in fixed point the sums of all of them as those of one."""
+    if not is_fixed(ctx):
+        found = {name: _added(name, updates) for name in (GRAM, MOMENT, RIGHT)}
+        by_client = {HELD_OUT: torch.cat, CROSS_ENTROPY: torch.stack}
+        return found | {name: put([each.load()[name] for each in updates]) for name, put in by_client.items()}, {}
+
+    def sums(*names: str, fraction_bits: int) -> Tensors:
+        sent = ({name: each.load()[name].double() for name in names} for each in updates)
+        return sum_of(sent, len(updates), ctx, fraction_bits=fraction_bits)
+
+    found = sums(GRAM, MOMENT, RIGHT, HELD_OUT, fraction_bits=COUNTED_BITS)
+    found |= sums(CROSS_ENTROPY, fraction_bits=_LOSS_BITS)
+    return found | {CROSS_ENTROPY: found[CROSS_ENTROPY][None]}, {}
+
+
+def finish(found: Tensors, state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
     """Return the next state: the ten solutions from all sums, or the one that the counts choose and its scale."""
     if bool(state[PENALTIES].any()):
-        return _chosen(updates, state, ctx)
-    gram, moment = _added(GRAM, updates), _added(MOMENT, updates)
+        return _chosen(found, state, ctx)
+    gram, moment = found[GRAM], found[MOMENT]
     solutions = torch.zeros_like(state[SOLUTIONS])
     penalties = torch.zeros_like(state[PENALTIES])
     for index, penalty in enumerate(ridge_path(gram)):
@@ -221,7 +245,7 @@ def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tupl
         except ArtifactError:  # too small a penalty; a larger one determines the weights
             continue
         except FedSSLError as error:
-            raise MethodError(f"the sums of {len(updates)} clients give no classifier: {error}") from error
+            raise MethodError(f"the sums of the clients give no classifier: {error}") from error
         penalties[index] = penalty
     if not bool(penalties.any()):
         raise MethodError("the sums determine no classifier: is every representation 0?")
@@ -230,27 +254,26 @@ def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tupl
     return next_state, {"ridge_penalty": float(penalties[first]), "probe_images": float(gram[-1, -1])}
 
 
-def _chosen(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+def _chosen(found: Tensors, state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
     penalties, solutions, config = state[PENALTIES], state[SOLUTIONS], _config(ctx)
-    right, total = (_added(name, updates) for name in (RIGHT, HELD_OUT))
-    if not int(total):
+    right, total = found[RIGHT], int(found[HELD_OUT].sum())
+    if not total:
         first = max(_FIRST_CHOICE, int(penalties.nonzero()[0]))
         return _classifier(penalties, solutions, first, 0.0, ctx), {"ridge_penalty": float(penalties[first])}
     best = int((right == right.max()).nonzero()[-1])
     num_classes = len(config.classes)
-    sent = [update.load() for update in updates]
-    num_images = [int(each[HELD_OUT]) // (num_classes if config.multi_label else 1) for each in sent]
-    losses = [each[CROSS_ENTROPY][:, best] for each in sent]
+    num_images = [int(each) // (num_classes if config.multi_label else 1) for each in found[HELD_OUT]]
+    losses = [each[:, best] for each in found[CROSS_ENTROPY]]
     scale, cross_entropy = best_scale(losses, num_images, num_classes, multi_label=config.multi_label)
     return _classifier(penalties, solutions, best, scale, ctx), {
         "ridge_penalty": float(penalties[best]),
-        "held_out_accuracy": int(right[best]) / int(total),
+        "held_out_accuracy": int(right[best]) / total,
         "held_out_cross_entropy": cross_entropy,
         "scale": scale,
     }
 
 
-REDUCER = Reducer(combine, declares=None)
+REDUCER = Reducer(combine, declares=None, finish=finish)
 
 
 def _why_no_sums(gram: torch.Tensor, moment: torch.Tensor, num_images: int, least: int) -> str | None:

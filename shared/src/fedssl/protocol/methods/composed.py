@@ -30,6 +30,9 @@ class ComposedConfig(MethodConfig):
     averaged_apart: ClassVar[str | None] = None
     """The tensors of the objective that the coordinator averages by itself, in words, or None."""
 
+    averages_weights: ClassVar[bool] = True
+    """False if the coordinator has a reducer of the method's own, which averages no weights."""
+
     objective_not_summed: ClassVar[str | None] = None
     """`PartConfig.why_not_summed` of the objective."""
 

@@ -25,7 +25,7 @@ class RidgeProbeConfig(SiteLabelsConfig):
         version=3,
     )
 
-    objective_not_summed: ClassVar[str | None] = "ridge-probe adds its sums in float64, not in fixed point"
+    averages_weights: ClassVar[bool] = False
 
     name: Literal["ridge-probe"] = "ridge-probe"
     min_images: int | None = Field(
