@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, event, func, select, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import CTE, Text, bindparam, cast, event, func, literal, select, text, true
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session, aliased
 
 from fedssl_coordinator.core import outbox
-from fedssl_coordinator.core.models import Event
+from fedssl_coordinator.core.models import Event, table_of
 from fedssl_coordinator.core.problems import printable
 from fedssl_coordinator.core.statements import Statement
 
@@ -53,6 +53,40 @@ def record(
         data=data or {},
     )
     session.info.setdefault(_PENDING, []).append(row)
+
+
+def appended(of: CTE) -> CTE:
+    """Return the part of a statement that appends events about the assignments that an earlier part has changed.
+
+    `of` has the columns id, run_id, round_number and client_id. The parameter `events` lists the events of each row, in
+    their order, with `kind`, `message` and `data`; a message continues the client's id. As at the commit, the lock of
+    the run's events is taken after all others of the statement but those of foreign keys, and before an id is drawn.
+    No event of such a statement may be of interest to destinations of notifications: see `outbox`.
+    """
+    key = literal("events/").concat(cast(of.c.run_id, Text))
+    locked = (
+        select(of.c.id, of.c.run_id, of.c.round_number, of.c.client_id)
+        .add_columns(func.pg_advisory_xact_lock(func.hashtextextended(key, 0)).label("lock"))
+        .cte("locked")
+        .prefix_with("MATERIALIZED")
+    )
+    given = func.jsonb_array_elements(bindparam("events", type_=JSONB)).table_valued("event", with_ordinality="position")
+    each = given.render_derived("given")
+    field = each.c.event.op("->>", return_type=Text())
+    rows = (
+        select(
+            field("kind"),
+            locked.c.run_id,
+            locked.c.round_number,
+            locked.c.client_id,
+            locked.c.client_id + field("message"),
+            func.jsonb_build_object("assignment", locked.c.id).op("||")(each.c.event.op("->")("data")),
+        )
+        .select_from(locked.join(each, true()))
+        .order_by(each.c.position)
+    )
+    columns = ["kind", "run_id", "round_number", "client_id", "message", "data"]
+    return insert(table_of(Event)).from_select(columns, rows).returning(table_of(Event).c.id).cte("appended")
 
 
 def once_written(session: Session, action: Callable[[Session], None]) -> None:

@@ -108,15 +108,17 @@ class _Claimed(NamedTuple):
 
 
 def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause: bool = False) -> _Claimed:
-    with transaction() as session:
-        if (ordinary_claim := ordinary.claim(session, token.secret_hash)) is not None:
-            worker, item = ordinary_claim
-            caller = token.remember(worker)
-        else:
-            caller = token.working(session)
-            item = service.claim(session, _client_of(caller))
-        if item is not None:
+    ordinary_claim = ordinary.claim(token.secret_hash)
+    if ordinary_claim is not None:
+        worker, item = ordinary_claim
+        caller = token.remember(worker)
+        if item is not None or not (checks_evaluations or may_pause):
             return _Claimed(caller, item)
+    with transaction() as session:
+        if ordinary_claim is None:
+            caller = token.working(session)
+            if (item := service.claim(session, _client_of(caller))) is not None:
+                return _Claimed(caller, item)
         client_id = _client_of(caller)
         pause = pauses.pause_seconds(session, client_id) if may_pause else 0
         evaluates = checks_evaluations and bool(site_evaluations.offered_to(session, [client_id]))

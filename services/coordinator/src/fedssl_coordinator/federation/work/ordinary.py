@@ -6,6 +6,7 @@ Each function returns None if the case is not ordinary. The answers, rows and ev
 import functools
 from uuid import UUID
 
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.measures import MEASURES
@@ -13,6 +14,7 @@ from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Heartbeat, Submit, Submitted, WorkItem
 from fedssl_coordinator.core import audit, enqueue
 from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment
 from fedssl_coordinator.federation import run_rows
@@ -26,9 +28,14 @@ from fedssl_coordinator.identity.tokens.repository import SeenWorker
 from fedssl_coordinator.storage.artifacts.service import MAX_UPLOADS, UpdatePermit, require_stored
 
 
-def claim(session: Session, secret_hash: str) -> tuple[SeenWorker, WorkItem | None] | None:
-    """Lease a worker's oldest offer, and return the worker and the work, which is None if there is nothing to claim."""
-    leased = repository.lease(session, secret_hash)
+def claim(secret_hash: str) -> tuple[SeenWorker, WorkItem | None] | None:
+    """Lease a worker's oldest offer, and return the worker and the work, which is None if there is nothing to claim.
+
+    Needs no transaction: it is one statement. If its answer is lost, or cannot be made, the worker's next claim resumes
+    the lease.
+    """
+    [kind] = kinds_of(Assignment, AssignmentState.OFFERED, AssignmentState.LEASED)
+    leased = repository.lease(secret_hash, [{"kind": kind, "message": " has claimed the assignment", "data": {}}])
     if leased is None:
         return None
     worker, offer = leased
@@ -38,11 +45,8 @@ def claim(session: Session, secret_hash: str) -> tuple[SeenWorker, WorkItem | No
         return None
     client_id = worker.client_id
     say_about(client=client_id, run=str(offer.run_id), round=offer.round_number)
-    [kind] = kinds_of(Assignment, AssignmentState.OFFERED, AssignmentState.LEASED)
-    about = about_assignment(offer.assignment_id, offer.run_id, offer.round_number, client_id)
-    record(session, kind, f"{client_id} has claimed the assignment", **about)
-    enqueue.wake_watchers(session)
-    return worker, _work_item(session, client_id, offer)
+    enqueue.wake_watchers_now()
+    return worker, _work_item(client_id, offer)
 
 
 def heartbeat(secret_hash: str, request: Heartbeat) -> SeenWorker | None:
@@ -122,15 +126,23 @@ def _has_own_numbers(request: Submit, num_images: int | None) -> bool:
     return not request.metrics.keys() & set(MEASURES) and (num_images is None or request.num_examples <= num_images)
 
 
-def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
-    definition = run_rows.definition(session, offer.run_id, offer.num_rounds)
-    spec, newest = definition.spec, None
+def _work_item(client_id: str, offer: Offer) -> WorkItem | None:
+    """Return the work that was leased, or None if its run was deleted since."""
+    own_dimensions = context = newest = None
+    try:
+        definition = run_rows.known_definition(offer.run_id, offer.num_rounds)
+        spec = definition.spec
+        has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
+        if has_dimensions or spec.secure_aggregation is not None:
+            with transaction() as session:
+                if has_dimensions:
+                    own_dimensions = dimensions.of_client(session, offer.run_id, client_id)
+                if spec.secure_aggregation is not None:
+                    context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
+    except NoResultFound:
+        return None
     if offer.newest_round is not None and offer.newest_update is not None:
         newest = AcceptedUpdate(round_number=offer.newest_round, update=offer.newest_update)
-    has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
-    context = None
-    if spec.secure_aggregation is not None:
-        context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
     return WorkItem(
         assignment_id=offer.assignment_id,
         run_id=offer.run_id,
@@ -142,7 +154,7 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
         broadcast=offer.broadcast,
         frozen=offer.frozen,
         last_accepted=newest,
-        dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
+        dimensions=own_dimensions,
         secure_cohort=None if context is None else secure_rounds.cohort(context),
         total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,

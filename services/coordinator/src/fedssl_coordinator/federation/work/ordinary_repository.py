@@ -4,7 +4,7 @@ They are built once, on tables: the ORM takes three times as long. A statement t
 that the request would not change anyway, and the caller then decides with the queries of `repository`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, Verdict
 from fedssl.protocol.work import Progress, Resources, Submit
+from fedssl_coordinator.core.audit import appended
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Metric, Round, Run, Token, Upload, table_of
 from fedssl_coordinator.core.statements import Statement
 from fedssl_coordinator.federation.work.repository import is_open
@@ -50,12 +51,13 @@ class Offer(NamedTuple):
     newest_update: str | None
 
 
-def lease(session: Session, secret_hash: str) -> tuple[SeenWorker, Offer | None] | None:
-    """Record that a worker was seen, and lease its oldest offer if it has no lease. Returns None without a worker.
+def lease(secret_hash: str, events: Sequence[Mapping[str, object]]) -> tuple[SeenWorker, Offer | None] | None:
+    """Record that a worker was seen, and lease its oldest offer, with its `events`, if it has no lease.
 
-    The offer is None if there is nothing to claim. Claims of one client wait for one another at its row.
+    Returns None without a worker. The offer is None if there is nothing to claim. Claims of one client wait for one
+    another at its row. `events`: see `audit.appended`.
     """
-    row = _LEASE.one_or_none(session, {"secret": secret_hash})
+    row = _LEASE.alone({"secret": secret_hash, "events": events})
     return None if row is None else (SeenWorker(row[0], row[1]), None if row[2] is None else Offer(*row[2:]))
 
 
@@ -151,7 +153,7 @@ def _lease() -> Any:
         update(_assignments)
         .where(_a.id == found.c.id, _a.state == AssignmentState.OFFERED, _run.id == _a.run_id)
         .values(state=AssignmentState.LEASED, leased_at=func.now(), lease_expires_at=_end)
-        .returning(_a.id)
+        .returning(_a.id, _a.run_id, _a.round_number, _a.client_id)
         .cte("leased")
     )
     earlier, of = _assignments.alias("earlier"), _rounds.alias("earlier_round")
@@ -172,9 +174,10 @@ def _lease() -> Any:
     )
     columns = (found.c.id, found.c.run_id, found.c.round_number, found.c.broadcast, found.c.frozen, found.c.deadline)
     theirs = (found.c.num_rounds, newest.c.round_number, newest.c.update_digest)
-    return select(seen.c.token_id, seen.c.client_id, *columns, leased.c.id.is_not(None), *theirs).select_from(
+    done = select(seen.c.token_id, seen.c.client_id, *columns, leased.c.id.is_not(None), *theirs).select_from(
         seen.outerjoin(found, true()).outerjoin(leased, true()).outerjoin(newest, true())
     )
+    return done.add_cte(appended(leased))
 
 
 def _renew() -> Any:
