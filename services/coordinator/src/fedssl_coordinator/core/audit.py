@@ -16,6 +16,7 @@ from fedssl_coordinator.core.statements import Statement
 RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # this event is read again: workers are notified of it
 NUM_ROUNDS_BEFORE = "num_rounds_before"  # in the data of run.resumed, if the run was continued for further rounds
 _PENDING, _AFTERWARDS = "events", "after_events"
+_NO_RUN = "events/None"
 _COLUMNS = ("kind", "round_number", "client_id", "message", "data")
 
 _LOCK = Statement(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"))
@@ -56,7 +57,7 @@ def record(
 
 
 def appended(of: CTE) -> CTE:
-    """Return the part of a statement that appends events about the assignments that an earlier part has changed.
+    """Return the part of a statement that appends events about the assignments of an earlier part.
 
     `of` has the columns id, run_id, round_number and client_id. The parameter `events` lists the events of each row, in
     their order, with `kind`, `message` and `data`; a message continues the client's id. As at the commit, the lock of
@@ -70,8 +71,8 @@ def appended(of: CTE) -> CTE:
         .cte("locked")
         .prefix_with("MATERIALIZED")
     )
-    given = func.jsonb_array_elements(bindparam("events", type_=JSONB)).table_valued("event", with_ordinality="position")
-    each = given.render_derived("given")
+    given = func.jsonb_array_elements(bindparam("events", type_=JSONB))
+    each = given.table_valued("event", with_ordinality="position").render_derived("given")
     field = each.c.event.op("->>", return_type=Text())
     rows = (
         select(
@@ -105,7 +106,8 @@ def _write(session: Session) -> None:
     # of a slower transaction forever. The lock is taken last, so it cannot be part of a deadlock.
     session.flush()
     if rows:
-        *others, last = sorted({f"events/{row.run_id}" for row in rows})
+        # Events about no run come last: a statement with `appended` has locked a run's before.
+        *others, last = sorted({f"events/{row.run_id}" for row in rows}, key=lambda key: (key == _NO_RUN, key))
         for key in others:
             _LOCK.all(session, {"key": key})
         values = [{name: getattr(row, name) for name in _COLUMNS} | {"run_id": _text(row.run_id)} for row in rows]

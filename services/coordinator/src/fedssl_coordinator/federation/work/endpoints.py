@@ -187,16 +187,18 @@ async def submit(request: Submit, token: PresentedWorker, *, wants_broadcast: Wa
 def _submit(token: PresentedToken, request: Submit, num_bytes: int | None, *, wants_broadcast: bool) -> Submitted:
     with transaction() as session:
         accepted = None if num_bytes is None else ordinary.accept(session, token.secret_hash, request, num_bytes)
+        sent = extension = None
         if accepted is not None:
-            worker, submitted = accepted
+            worker, sent, extension, submitted = accepted
             client_id = _client_of(token.remember(worker))
         else:
             client_id = _client_of(token.caller(session))
             submitted = service.submit(session, client_id, request, num_bytes)
-        sent = None
-        if wants_broadcast and request.anchor is not None:
-            sent = repository.sent_broadcast(session, request.assignment_id)
-        receipt = anchors.record_anchor(session, client_id, request.anchor, sent)
+            if wants_broadcast and request.anchor is not None:
+                sent = repository.sent_broadcast(session, request.assignment_id)
+        receipt = anchors.record_anchor(
+            session, client_id, request.anchor, sent if wants_broadcast else None, extension
+        )
         return submitted.model_copy(update={"receipt": receipt})
 
 

@@ -3,25 +3,27 @@
 Each function returns None if the case is not ordinary. The answers, rows and events are those of `service`.
 """
 
-import functools
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.ledger import SentBroadcast
 from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Heartbeat, Submit, Submitted, WorkItem
-from fedssl_coordinator.core import audit, enqueue
-from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
+from fedssl_coordinator.federation.ledger_anchors import service as anchors
+from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
-from fedssl_coordinator.federation.transitions import Passed, about_assignment, kinds_of
+from fedssl_coordinator.federation.transitions import Passed, kinds_of
 from fedssl_coordinator.federation.work import ordinary_repository as repository
 from fedssl_coordinator.federation.work.ordinary_repository import Offer
 from fedssl_coordinator.identity.tokens.repository import SeenWorker
@@ -74,7 +76,16 @@ def permit(secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit]
     return awaited.worker, UpdatePermit(request.assignment_id, awaited.run_id, awaited.round_number, client_id, tensors)
 
 
-def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) -> tuple[SeenWorker, Submitted] | None:
+class Accepted(NamedTuple):
+    """A worker whose update was accepted, what it had received, and its anchor, if that has extended its ledger."""
+
+    worker: SeenWorker
+    sent: SentBroadcast
+    extension: Extension | None
+    submitted: Submitted
+
+
+def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) -> Accepted | None:
     """Accept an update that has arrived and is in the store. Raises ProblemError if it was removed meanwhile."""
     if not _has_own_numbers(request, None):
         return None
@@ -84,14 +95,19 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) 
     require_stored(request.update)
     client_id = accepted.worker.client_id
     say_about(client=client_id, run=str(accepted.run_id), round=accepted.round_number)
-    steps = steps_to_acceptance(client_id, request)
+    steps = steps_to_acceptance("", request)
     kinds = kinds_of(Assignment, AssignmentState.LEASED, *[step.state for step in steps])
-    for kind, (_, message, data) in zip(kinds, steps, strict=True):
-        about = about_assignment(request.assignment_id, accepted.run_id, accepted.round_number, client_id, data)
-        record(session, kind, message, **about)
-    audit.once_written(session, functools.partial(advance_if_last, accepted.run_id, accepted.round_id))
+    events = [
+        {"kind": kind, "message": message, "data": data or {}}
+        for kind, (_, message, data) in zip(kinds, steps, strict=True)
+    ]
+    anchor = request.anchor if anchors.has_room(client_id) else None
+    extension = repository.append(session, request.assignment_id, accepted, events, anchor)
+    advance_if_last(accepted.run_id, accepted.round_id, session)  # once events are written: see `audit.once_written`
     enqueue.wake_watchers(session)
-    return accepted.worker, Submitted(assignment_id=request.assignment_id, state=AssignmentState.ACCEPTED)
+    sent = SentBroadcast(run=accepted.run_id, round=accepted.round_number, broadcast=accepted.broadcast)
+    submitted = Submitted(assignment_id=request.assignment_id, state=AssignmentState.ACCEPTED)
+    return Accepted(accepted.worker, sent, extension, submitted)
 
 
 def steps_to_acceptance(client_id: str, request: Submit) -> tuple[Passed, Passed]:

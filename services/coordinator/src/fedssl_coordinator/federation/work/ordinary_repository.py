@@ -9,15 +9,34 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, Double, String, Text, Uuid, bindparam, cast, func, or_, select, true, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Double,
+    Integer,
+    String,
+    Text,
+    Uuid,
+    bindparam,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.states import AssignmentState, RoundState, Verdict
 from fedssl.protocol.work import Progress, Resources, Submit
 from fedssl_coordinator.core.audit import appended
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Metric, Round, Run, Token, Upload, table_of
 from fedssl_coordinator.core.statements import Statement
+from fedssl_coordinator.federation.ledger_anchors import repository as anchors
+from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 from fedssl_coordinator.federation.work.repository import is_open
 from fedssl_coordinator.identity.tokens.repository import SEEN, SeenWorker, is_workers
 
@@ -103,16 +122,19 @@ def awaited(secret_hash: str, assignment_id: UUID, digest: str, most: int) -> Aw
 
 
 class Accepted(NamedTuple):
-    """A worker, and the run and the round that have accepted its update."""
+    """A worker, the run and the round that have accepted its update, and the broadcast that it had received."""
 
     worker: SeenWorker
     run_id: UUID
     round_id: UUID
     round_number: int
+    broadcast: str
 
 
 def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, most: int) -> Accepted | None:
     """Record an update that is in the store, and accept it: its assignment passes from leased to accepted.
+
+    The transaction then holds the lock of the client's anchors.
 
     Returns None, and records only the artifact of a valid worker, if the assignment is not leased by it in an open
     round that waits for all its clients, is not the first attempt, has `most` updates, or claims too many images.
@@ -129,7 +151,27 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, 
         "numbers": list(names.values()),
     }
     row = _ACCEPT.one_or_none(session, values)
-    return None if row is None else Accepted(SeenWorker(row[0], row[1]), *row[2:])
+    return None if row is None else Accepted(SeenWorker(row[0], row[1]), *row[2:-1])
+
+
+def append(
+    session: Session,
+    assignment_id: UUID,
+    accepted: Accepted,
+    events: Sequence[Mapping[str, object]],
+    anchor: LedgerAnchor | None,
+) -> Extension | None:
+    """Append the events of an accepted update, and do the same as `anchors.extend`, in one statement.
+
+    The transaction holds the lock of the run's events from here on. `events`: see `audit.appended`.
+    """
+    client_id = accepted.worker.client_id
+    about = {"assignment": assignment_id, "run": accepted.run_id, "round": accepted.round_number, "events": events}
+    if anchor is None:
+        _APPEND.all(session, {**about, "client": client_id})
+        return None
+    row = _APPEND_AND_EXTEND.one_or_none(session, {**about, **anchors.values_of(client_id, anchor)})
+    return None if row is None else Extension(*row)
 
 
 def _lease() -> Any:
@@ -233,7 +275,7 @@ def _accept() -> Any:
         .cte("stored")
     )
     held = (
-        select(_a.id, _token.id.label("token_id"))
+        select(_a.id, _token.id.label("token_id"), _r.broadcast)
         .select_from(_assignments.join(stored, true()))
         .where(
             *_leased,
@@ -250,7 +292,7 @@ def _accept() -> Any:
         update(_assignments)
         .where(_a.id == held.c.id, _a.state == AssignmentState.LEASED)
         .values(state=AssignmentState.ACCEPTED, update_digest=digest, num_examples=examples, closed_at=func.now())
-        .returning(held.c.token_id, _a.client_id, _a.run_id, _a.round_id, _a.round_number)
+        .returning(held.c.token_id, _a.client_id, _a.run_id, _a.round_id, _a.round_number, held.c.broadcast)
         .cte("accepted")
     )
     names, numbers = bindparam("names", type_=ARRAY(String)), bindparam("numbers", type_=ARRAY(Double))
@@ -260,9 +302,22 @@ def _accept() -> Any:
         ["run_id", "round_number", "client_id", "name", "value"],
         select(*about, metric.c.name, metric.c.value).select_from(accepted.join(metric, true())),
     )
-    done = select(accepted.c.token_id, accepted.c.client_id, accepted.c.run_id, accepted.c.round_id,
-                  accepted.c.round_number)  # fmt: skip
+    columns = (accepted.c.token_id, accepted.c.client_id, accepted.c.run_id, accepted.c.round_id)
+    done = select(*columns, accepted.c.round_number, accepted.c.broadcast, anchors.taken_lock(accepted.c.client_id))
     return done.add_cte(sent.on_conflict_do_nothing().cte("sent"), measured.cte("measured"))
 
 
+def _append() -> Any:
+    """Build the part of a statement that appends events about one assignment."""
+    about = select(
+        cast(bindparam("assignment"), Uuid).label("id"),
+        cast(bindparam("run"), Uuid).label("run_id"),
+        cast(bindparam("round"), Integer).label("round_number"),
+        cast(bindparam("client"), Text).label("client_id"),
+    )
+    return appended(about.cte("about"))
+
+
 _LEASE, _RENEW, _AWAITED, _ACCEPT = map(Statement, (_lease(), _renew(), _awaited(), _accept()))
+_APPEND = Statement(select(literal(1)).add_cte(_append()))
+_APPEND_AND_EXTEND = Statement(anchors.extension().add_cte(_append()))
