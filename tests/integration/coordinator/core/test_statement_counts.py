@@ -50,7 +50,7 @@ def _cost(request: Callable[[], object]) -> Cost:
     return Cost(counts["before_cursor_execute"], counts["begin"], sum(counts.values()))
 
 
-def test_an_uploaded_update_costs_nineteen_statements_in_four_transactions(
+def test_an_uploaded_update_costs_eighteen_statements_in_three_transactions(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
@@ -68,25 +68,36 @@ def test_an_uploaded_update_costs_nineteen_statements_in_four_transactions(
     )
     costs["submit"] = _cost(lambda: worker.submit(submission))
     assert costs == {
-        "claim": (2, 1, 4),
+        "claim": (1, 0, 1),
         "heartbeat": (1, 0, 1),
         "download": (1, 0, 1),
         "upload": (7, 2, 11),
         "submit": (8, 1, 10),
     }
-    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [19, 4, 27]
+    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [18, 3, 24]
 
 
-def test_a_delivery_costs_less_than_an_upload_and_a_submission(
+def test_a_delivery_costs_less_than_an_upload_and_a_submission_also_with_an_anchor(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1)
-    item, path = cast.claim("a"), tmp_path / "update"
-    save_tensors(tensors_for(item.plan.update, 2.0), path)
-    submission = Submit(
-        assignment_id=item.assignment_id, update=digest_of(path), num_examples=10, metrics={"loss": 1.0}
-    )
-    assert _cost(lambda: cast.workers["a"].deliver(submission, path)) == (4, 1, 6)
+    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
+    anchors = [LedgerAnchor(key="a" * 64, seq=seq, head=f"{seq:064x}") for seq in (1, 2)]
+    assert cast.workers["b"].heartbeat(anchor=anchors[0]).receipt is not None
+
+    def delivery(name: str, anchor: LedgerAnchor | None) -> Cost:
+        item, path = cast.claim(name), tmp_path / "update"
+        save_tensors(tensors_for(item.plan.update, 2.0), path)
+        submission = Submit(
+            assignment_id=item.assignment_id,
+            update=digest_of(path),
+            num_examples=10,
+            metrics={"loss": 1.0},
+            anchor=anchor,
+        )
+        return _cost(lambda: cast.workers[name].deliver(submission, path))
+
+    assert delivery("a", None) == (4, 1, 6)
+    assert delivery("b", anchors[1]) == (4, 1, 6)
 
 
 def test_a_claim_without_work_asks_once_and_then_waits(

@@ -4,18 +4,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, event, func, select, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import CTE, Text, bindparam, cast, event, func, literal, select, text, true
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session, aliased
 
 from fedssl_coordinator.core import outbox
-from fedssl_coordinator.core.models import Event
+from fedssl_coordinator.core.models import Event, table_of
 from fedssl_coordinator.core.problems import printable
 from fedssl_coordinator.core.statements import Statement
 
 RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # this event is read again: workers are notified of it
 NUM_ROUNDS_BEFORE = "num_rounds_before"  # in the data of run.resumed, if the run was continued for further rounds
 _PENDING, _AFTERWARDS = "events", "after_events"
+_NO_RUN = "events/None"
 _COLUMNS = ("kind", "round_number", "client_id", "message", "data")
 
 _LOCK = Statement(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"))
@@ -55,6 +56,40 @@ def record(
     session.info.setdefault(_PENDING, []).append(row)
 
 
+def appended(of: CTE) -> CTE:
+    """Return the part of a statement that appends events about the assignments of an earlier part.
+
+    `of` has the columns id, run_id, round_number and client_id. The parameter `events` lists the events of each row, in
+    their order, with `kind`, `message` and `data`; a message continues the client's id. As at the commit, the lock of
+    the run's events is taken after all others of the statement but those of foreign keys, and before an id is drawn.
+    No event of such a statement may be of interest to destinations of notifications: see `outbox`.
+    """
+    key = literal("events/").concat(cast(of.c.run_id, Text))
+    locked = (
+        select(of.c.id, of.c.run_id, of.c.round_number, of.c.client_id)
+        .add_columns(func.pg_advisory_xact_lock(func.hashtextextended(key, 0)).label("lock"))
+        .cte("locked")
+        .prefix_with("MATERIALIZED")
+    )
+    given = func.jsonb_array_elements(bindparam("events", type_=JSONB))
+    each = given.table_valued("event", with_ordinality="position").render_derived("given")
+    field = each.c.event.op("->>", return_type=Text())
+    rows = (
+        select(
+            field("kind"),
+            locked.c.run_id,
+            locked.c.round_number,
+            locked.c.client_id,
+            locked.c.client_id + field("message"),
+            func.jsonb_build_object("assignment", locked.c.id).op("||")(each.c.event.op("->")("data")),
+        )
+        .select_from(locked.join(each, true()))
+        .order_by(each.c.position)
+    )
+    columns = ["kind", "run_id", "round_number", "client_id", "message", "data"]
+    return insert(table_of(Event)).from_select(columns, rows).returning(table_of(Event).c.id).cte("appended")
+
+
 def once_written(session: Session, action: Callable[[Session], None]) -> None:
     """Call `action` at the end of this transaction, after its events are written.
 
@@ -71,7 +106,8 @@ def _write(session: Session) -> None:
     # of a slower transaction forever. The lock is taken last, so it cannot be part of a deadlock.
     session.flush()
     if rows:
-        *others, last = sorted({f"events/{row.run_id}" for row in rows})
+        # Events about no run come last: a statement with `appended` has locked a run's before.
+        *others, last = sorted({f"events/{row.run_id}" for row in rows}, key=lambda key: (key == _NO_RUN, key))
         for key in others:
             _LOCK.all(session, {"key": key})
         values = [{name: getattr(row, name) for name in _COLUMNS} | {"run_id": _text(row.run_id)} for row in rows]

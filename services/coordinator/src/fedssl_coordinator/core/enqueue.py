@@ -79,6 +79,11 @@ def wake_watchers(session: Session) -> None:
     after_commit(session, _publish, EVENTS_CHANNEL)
 
 
+def wake_watchers_now() -> None:
+    """Wake the event streams, after a statement that was a transaction by itself."""
+    _publish(EVENTS_CHANNEL)
+
+
 def _publish(channel: str) -> None:
     """Wake the listeners of a channel: now, or at the end of a gap if they were woken just before.
 

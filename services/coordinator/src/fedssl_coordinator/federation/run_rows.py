@@ -73,12 +73,13 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
     return known
 
 
-def known_definition(run_id: UUID) -> Definition:
-    """Return the definition of a prepared run as of an earlier time. It is read in a transaction if it is not kept."""
-    if (known := _definitions.get(run_id)) is not None:
+def known_definition(run_id: UUID, num_rounds: int | None = None) -> Definition:
+    """Do the same as `definition`. It is read in a transaction if it is not kept."""
+    known = _definitions.get(run_id)
+    if known is not None and num_rounds in (None, known.spec.num_rounds):
         return known
     with transaction() as session:
-        return definition(session, run_id)
+        return definition(session, run_id, num_rounds)
 
 
 def require(session: Session, run_id: UUID) -> Run:

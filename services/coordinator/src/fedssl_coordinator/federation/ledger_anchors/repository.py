@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Text, bindparam, cast, literal, select, text, true
+from sqlalchemy import BigInteger, ColumnElement, Select, Text, bindparam, cast, func, literal, select, text, true
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -13,12 +13,18 @@ from fedssl_coordinator.core.models import LedgerAnchor as Row
 from fedssl_coordinator.core.models import SigningKey, table_of
 from fedssl_coordinator.core.statements import Statement
 
+_PREFIX = "fedssl/anchors/"
 _LOCK = Statement(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"))
+
+
+def taken_lock(client_id: ColumnElement[str]) -> ColumnElement[None]:
+    """Return the SQL expression that does the same as `lock`."""
+    return func.pg_advisory_xact_lock(func.hashtextextended(literal(_PREFIX).concat(client_id), 0))
 
 
 def lock(session: Session, client_id: str) -> None:
     """Let this client's other anchors wait until the transaction ends."""
-    _LOCK.all(session, {"key": f"fedssl/anchors/{client_id}"})
+    _LOCK.all(session, {"key": _PREFIX + client_id})
 
 
 class Extension(NamedTuple):
@@ -33,8 +39,13 @@ def extend(session: Session, client_id: str, anchor: LedgerAnchor) -> Extension 
 
     Returns None, and stores nothing, if the ledger is new, has not grown, or if there is no signing key yet.
     """
-    row = _EXTEND.one_or_none(session, {"client": client_id, **anchor.model_dump()})
+    row = _EXTEND.one_or_none(session, values_of(client_id, anchor))
     return None if row is None else Extension(*row)
+
+
+def values_of(client_id: str, anchor: LedgerAnchor) -> dict[str, object]:
+    """Return the parameters of `extension`."""
+    return {"client": client_id, **anchor.model_dump()}
 
 
 def of_entry(session: Session, client_id: str, anchor: LedgerAnchor) -> Sequence[Row]:
@@ -63,7 +74,7 @@ def after(session: Session, client_id: str, last_id: int, limit: int) -> Sequenc
     return session.scalars(statement).all()
 
 
-def _extend() -> Any:
+def extension() -> Select[Any]:
     """Build the statement of `extend`: on tables, once. A mapped class takes three times as long."""
     anchors, keys = table_of(Row), table_of(SigningKey)
     known = anchors.c
@@ -87,4 +98,4 @@ def _extend() -> Any:
     return select(added.c.at, keys.c.private_key).select_from(added.join(keys, true()))
 
 
-_EXTEND = Statement(_extend())
+_EXTEND = Statement(extension())

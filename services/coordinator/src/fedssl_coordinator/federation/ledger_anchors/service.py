@@ -13,6 +13,7 @@ from fedssl_coordinator.core.models import LedgerAnchor as Row
 from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.secrets import key_of, signing_key
 from fedssl_coordinator.federation.ledger_anchors import repository
+from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 
 # Per client and hour, because both are kept permanently. A worker with its own ledger sends far fewer.
 _MOST_ANCHORS = 10_000
@@ -24,25 +25,30 @@ def view(row: Row) -> LedgerAnchorView:
 
 
 def record_anchor(
-    session: Session, client_id: str, anchor: LedgerAnchor | None, sent: SentBroadcast | None = None
+    session: Session,
+    client_id: str,
+    anchor: LedgerAnchor | None,
+    sent: SentBroadcast | None = None,
+    extension: Extension | None = None,
 ) -> AnchorReceipt | None:
     """Store an anchor and return its receipt, or None if it contradicts an earlier one.
 
     `sent`: what the client received in the round whose update carries the anchor. The receipt confirms it too.
+    `extension`: the anchor was stored by an earlier statement of the transaction, which holds the lock.
 
     A contradiction does not refuse the request that carried it: work continues, and an event reports it. A client that
     has sent too many anchors within the hour gets no receipt either. Call this last in a transaction: it takes a lock.
     """
     if anchor is None:
         return None
-    repository.lock(session, client_id)
-    # The ordinary case, in one statement. The lock keeps the quota as it is between the two calls.
-    growing = (client_id, True)
-    if _hour().has_room(growing, _MOST_ANCHORS):
-        extension = repository.extend(session, client_id, anchor)
-        if extension is not None:
-            _hour().take(growing, _MOST_ANCHORS)
-            return _receipt(key_of(extension.private_key), client_id, anchor, extension.at, sent)
+    if extension is None:
+        repository.lock(session, client_id)
+        # The ordinary case, in one statement. The lock keeps the quota as it is between the two calls.
+        if has_room(client_id):
+            extension = repository.extend(session, client_id, anchor)
+    if extension is not None:
+        _hour().take((client_id, True), _MOST_ANCHORS)
+        return _receipt(key_of(extension.private_key), client_id, anchor, extension.at, sent)
     known = repository.of_entry(session, client_id, anchor)
     same = next((row for row in known if row.head == anchor.head), None)
     newest = repository.newest(session, client_id, anchor.key)
@@ -62,6 +68,11 @@ def record_anchor(
     if same is None:
         repository.add(session, client_id, anchor, is_consistent=False)
     return None
+
+
+def has_room(client_id: str) -> bool:
+    """Return whether the client may send another anchor of a growing ledger within this hour."""
+    return _hour().has_room((client_id, True), _MOST_ANCHORS)
 
 
 @functools.cache

@@ -108,15 +108,17 @@ class _Claimed(NamedTuple):
 
 
 def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause: bool = False) -> _Claimed:
-    with transaction() as session:
-        if (ordinary_claim := ordinary.claim(session, token.secret_hash)) is not None:
-            worker, item = ordinary_claim
-            caller = token.remember(worker)
-        else:
-            caller = token.working(session)
-            item = service.claim(session, _client_of(caller))
-        if item is not None:
+    ordinary_claim = ordinary.claim(token.secret_hash)
+    if ordinary_claim is not None:
+        worker, item = ordinary_claim
+        caller = token.remember(worker)
+        if item is not None or not (checks_evaluations or may_pause):
             return _Claimed(caller, item)
+    with transaction() as session:
+        if ordinary_claim is None:
+            caller = token.working(session)
+            if (item := service.claim(session, _client_of(caller))) is not None:
+                return _Claimed(caller, item)
         client_id = _client_of(caller)
         pause = pauses.pause_seconds(session, client_id) if may_pause else 0
         evaluates = checks_evaluations and bool(site_evaluations.offered_to(session, [client_id]))
@@ -185,16 +187,18 @@ async def submit(request: Submit, token: PresentedWorker, *, wants_broadcast: Wa
 def _submit(token: PresentedToken, request: Submit, num_bytes: int | None, *, wants_broadcast: bool) -> Submitted:
     with transaction() as session:
         accepted = None if num_bytes is None else ordinary.accept(session, token.secret_hash, request, num_bytes)
+        sent = extension = None
         if accepted is not None:
-            worker, submitted = accepted
+            worker, sent, extension, submitted = accepted
             client_id = _client_of(token.remember(worker))
         else:
             client_id = _client_of(token.caller(session))
             submitted = service.submit(session, client_id, request, num_bytes)
-        sent = None
-        if wants_broadcast and request.anchor is not None:
-            sent = repository.sent_broadcast(session, request.assignment_id)
-        receipt = anchors.record_anchor(session, client_id, request.anchor, sent)
+            if wants_broadcast and request.anchor is not None:
+                sent = repository.sent_broadcast(session, request.assignment_id)
+        receipt = anchors.record_anchor(
+            session, client_id, request.anchor, sent if wants_broadcast else None, extension
+        )
         return submitted.model_copy(update={"receipt": receipt})
 
 

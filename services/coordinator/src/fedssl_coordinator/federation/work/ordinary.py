@@ -3,32 +3,41 @@
 Each function returns None if the case is not ordinary. The answers, rows and events are those of `service`.
 """
 
-import functools
+from typing import NamedTuple
 from uuid import UUID
 
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.ledger import SentBroadcast
 from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Heartbeat, Submit, Submitted, WorkItem
-from fedssl_coordinator.core import audit, enqueue
-from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
+from fedssl_coordinator.federation.ledger_anchors import service as anchors
+from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
-from fedssl_coordinator.federation.transitions import Passed, about_assignment, kinds_of
+from fedssl_coordinator.federation.transitions import Passed, kinds_of
 from fedssl_coordinator.federation.work import ordinary_repository as repository
 from fedssl_coordinator.federation.work.ordinary_repository import Offer
 from fedssl_coordinator.identity.tokens.repository import SeenWorker
 from fedssl_coordinator.storage.artifacts.service import MAX_UPLOADS, UpdatePermit, require_stored
 
 
-def claim(session: Session, secret_hash: str) -> tuple[SeenWorker, WorkItem | None] | None:
-    """Lease a worker's oldest offer, and return the worker and the work, which is None if there is nothing to claim."""
-    leased = repository.lease(session, secret_hash)
+def claim(secret_hash: str) -> tuple[SeenWorker, WorkItem | None] | None:
+    """Lease a worker's oldest offer, and return the worker and the work, which is None if there is nothing to claim.
+
+    Needs no transaction: it is one statement. If its answer is lost, or cannot be made, the worker's next claim resumes
+    the lease.
+    """
+    [kind] = kinds_of(Assignment, AssignmentState.OFFERED, AssignmentState.LEASED)
+    leased = repository.lease(secret_hash, [{"kind": kind, "message": " has claimed the assignment", "data": {}}])
     if leased is None:
         return None
     worker, offer = leased
@@ -38,11 +47,8 @@ def claim(session: Session, secret_hash: str) -> tuple[SeenWorker, WorkItem | No
         return None
     client_id = worker.client_id
     say_about(client=client_id, run=str(offer.run_id), round=offer.round_number)
-    [kind] = kinds_of(Assignment, AssignmentState.OFFERED, AssignmentState.LEASED)
-    about = about_assignment(offer.assignment_id, offer.run_id, offer.round_number, client_id)
-    record(session, kind, f"{client_id} has claimed the assignment", **about)
-    enqueue.wake_watchers(session)
-    return worker, _work_item(session, client_id, offer)
+    enqueue.wake_watchers_now()
+    return worker, _work_item(client_id, offer)
 
 
 def heartbeat(secret_hash: str, request: Heartbeat) -> SeenWorker | None:
@@ -70,7 +76,16 @@ def permit(secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit]
     return awaited.worker, UpdatePermit(request.assignment_id, awaited.run_id, awaited.round_number, client_id, tensors)
 
 
-def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) -> tuple[SeenWorker, Submitted] | None:
+class Accepted(NamedTuple):
+    """A worker whose update was accepted, what it had received, and its anchor, if that has extended its ledger."""
+
+    worker: SeenWorker
+    sent: SentBroadcast
+    extension: Extension | None
+    submitted: Submitted
+
+
+def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) -> Accepted | None:
     """Accept an update that has arrived and is in the store. Raises ProblemError if it was removed meanwhile."""
     if not _has_own_numbers(request, None):
         return None
@@ -80,14 +95,19 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) 
     require_stored(request.update)
     client_id = accepted.worker.client_id
     say_about(client=client_id, run=str(accepted.run_id), round=accepted.round_number)
-    steps = steps_to_acceptance(client_id, request)
+    steps = steps_to_acceptance("", request)
     kinds = kinds_of(Assignment, AssignmentState.LEASED, *[step.state for step in steps])
-    for kind, (_, message, data) in zip(kinds, steps, strict=True):
-        about = about_assignment(request.assignment_id, accepted.run_id, accepted.round_number, client_id, data)
-        record(session, kind, message, **about)
-    audit.once_written(session, functools.partial(advance_if_last, accepted.run_id, accepted.round_id))
+    events = [
+        {"kind": kind, "message": message, "data": data or {}}
+        for kind, (_, message, data) in zip(kinds, steps, strict=True)
+    ]
+    anchor = request.anchor if anchors.has_room(client_id) else None
+    extension = repository.append(session, request.assignment_id, accepted, events, anchor)
+    advance_if_last(accepted.run_id, accepted.round_id, session)  # once events are written: see `audit.once_written`
     enqueue.wake_watchers(session)
-    return accepted.worker, Submitted(assignment_id=request.assignment_id, state=AssignmentState.ACCEPTED)
+    sent = SentBroadcast(run=accepted.run_id, round=accepted.round_number, broadcast=accepted.broadcast)
+    submitted = Submitted(assignment_id=request.assignment_id, state=AssignmentState.ACCEPTED)
+    return Accepted(accepted.worker, sent, extension, submitted)
 
 
 def steps_to_acceptance(client_id: str, request: Submit) -> tuple[Passed, Passed]:
@@ -122,15 +142,23 @@ def _has_own_numbers(request: Submit, num_images: int | None) -> bool:
     return not request.metrics.keys() & set(MEASURES) and (num_images is None or request.num_examples <= num_images)
 
 
-def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
-    definition = run_rows.definition(session, offer.run_id, offer.num_rounds)
-    spec, newest = definition.spec, None
+def _work_item(client_id: str, offer: Offer) -> WorkItem | None:
+    """Return the work that was leased, or None if its run was deleted since."""
+    own_dimensions = context = newest = None
+    try:
+        definition = run_rows.known_definition(offer.run_id, offer.num_rounds)
+        spec = definition.spec
+        has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
+        if has_dimensions or spec.secure_aggregation is not None:
+            with transaction() as session:
+                if has_dimensions:
+                    own_dimensions = dimensions.of_client(session, offer.run_id, client_id)
+                if spec.secure_aggregation is not None:
+                    context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
+    except NoResultFound:
+        return None
     if offer.newest_round is not None and offer.newest_update is not None:
         newest = AcceptedUpdate(round_number=offer.newest_round, update=offer.newest_update)
-    has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
-    context = None
-    if spec.secure_aggregation is not None:
-        context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
     return WorkItem(
         assignment_id=offer.assignment_id,
         run_id=offer.run_id,
@@ -142,7 +170,7 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
         broadcast=offer.broadcast,
         frozen=offer.frozen,
         last_accepted=newest,
-        dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
+        dimensions=own_dimensions,
         secure_cohort=None if context is None else secure_rounds.cohort(context),
         total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,

@@ -4,19 +4,39 @@ They are built once, on tables: the ORM takes three times as long. A statement t
 that the request would not change anyway, and the caller then decides with the queries of `repository`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, Double, String, Text, Uuid, bindparam, cast, func, or_, select, true, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Double,
+    Integer,
+    String,
+    Text,
+    Uuid,
+    bindparam,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.states import AssignmentState, RoundState, Verdict
 from fedssl.protocol.work import Progress, Resources, Submit
+from fedssl_coordinator.core.audit import appended
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Metric, Round, Run, Token, Upload, table_of
 from fedssl_coordinator.core.statements import Statement
+from fedssl_coordinator.federation.ledger_anchors import repository as anchors
+from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 from fedssl_coordinator.federation.work.repository import is_open
 from fedssl_coordinator.identity.tokens.repository import SEEN, SeenWorker, is_workers
 
@@ -50,12 +70,13 @@ class Offer(NamedTuple):
     newest_update: str | None
 
 
-def lease(session: Session, secret_hash: str) -> tuple[SeenWorker, Offer | None] | None:
-    """Record that a worker was seen, and lease its oldest offer if it has no lease. Returns None without a worker.
+def lease(secret_hash: str, events: Sequence[Mapping[str, object]]) -> tuple[SeenWorker, Offer | None] | None:
+    """Record that a worker was seen, and lease its oldest offer, with its `events`, if it has no lease.
 
-    The offer is None if there is nothing to claim. Claims of one client wait for one another at its row.
+    Returns None without a worker. The offer is None if there is nothing to claim. Claims of one client wait for one
+    another at its row. `events`: see `audit.appended`.
     """
-    row = _LEASE.one_or_none(session, {"secret": secret_hash})
+    row = _LEASE.alone({"secret": secret_hash, "events": events})
     return None if row is None else (SeenWorker(row[0], row[1]), None if row[2] is None else Offer(*row[2:]))
 
 
@@ -101,16 +122,19 @@ def awaited(secret_hash: str, assignment_id: UUID, digest: str, most: int) -> Aw
 
 
 class Accepted(NamedTuple):
-    """A worker, and the run and the round that have accepted its update."""
+    """A worker, the run and the round that have accepted its update, and the broadcast that it had received."""
 
     worker: SeenWorker
     run_id: UUID
     round_id: UUID
     round_number: int
+    broadcast: str
 
 
 def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, most: int) -> Accepted | None:
     """Record an update that is in the store, and accept it: its assignment passes from leased to accepted.
+
+    The transaction then holds the lock of the client's anchors.
 
     Returns None, and records only the artifact of a valid worker, if the assignment is not leased by it in an open
     round that waits for all its clients, is not the first attempt, has `most` updates, or claims too many images.
@@ -127,7 +151,27 @@ def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int, 
         "numbers": list(names.values()),
     }
     row = _ACCEPT.one_or_none(session, values)
-    return None if row is None else Accepted(SeenWorker(row[0], row[1]), *row[2:])
+    return None if row is None else Accepted(SeenWorker(row[0], row[1]), *row[2:-1])
+
+
+def append(
+    session: Session,
+    assignment_id: UUID,
+    accepted: Accepted,
+    events: Sequence[Mapping[str, object]],
+    anchor: LedgerAnchor | None,
+) -> Extension | None:
+    """Append the events of an accepted update, and do the same as `anchors.extend`, in one statement.
+
+    The transaction holds the lock of the run's events from here on. `events`: see `audit.appended`.
+    """
+    client_id = accepted.worker.client_id
+    about = {"assignment": assignment_id, "run": accepted.run_id, "round": accepted.round_number, "events": events}
+    if anchor is None:
+        _APPEND.all(session, {**about, "client": client_id})
+        return None
+    row = _APPEND_AND_EXTEND.one_or_none(session, {**about, **anchors.values_of(client_id, anchor)})
+    return None if row is None else Extension(*row)
 
 
 def _lease() -> Any:
@@ -151,7 +195,7 @@ def _lease() -> Any:
         update(_assignments)
         .where(_a.id == found.c.id, _a.state == AssignmentState.OFFERED, _run.id == _a.run_id)
         .values(state=AssignmentState.LEASED, leased_at=func.now(), lease_expires_at=_end)
-        .returning(_a.id)
+        .returning(_a.id, _a.run_id, _a.round_number, _a.client_id)
         .cte("leased")
     )
     earlier, of = _assignments.alias("earlier"), _rounds.alias("earlier_round")
@@ -172,9 +216,10 @@ def _lease() -> Any:
     )
     columns = (found.c.id, found.c.run_id, found.c.round_number, found.c.broadcast, found.c.frozen, found.c.deadline)
     theirs = (found.c.num_rounds, newest.c.round_number, newest.c.update_digest)
-    return select(seen.c.token_id, seen.c.client_id, *columns, leased.c.id.is_not(None), *theirs).select_from(
+    done = select(seen.c.token_id, seen.c.client_id, *columns, leased.c.id.is_not(None), *theirs).select_from(
         seen.outerjoin(found, true()).outerjoin(leased, true()).outerjoin(newest, true())
     )
+    return done.add_cte(appended(leased))
 
 
 def _renew() -> Any:
@@ -230,7 +275,7 @@ def _accept() -> Any:
         .cte("stored")
     )
     held = (
-        select(_a.id, _token.id.label("token_id"))
+        select(_a.id, _token.id.label("token_id"), _r.broadcast)
         .select_from(_assignments.join(stored, true()))
         .where(
             *_leased,
@@ -247,7 +292,7 @@ def _accept() -> Any:
         update(_assignments)
         .where(_a.id == held.c.id, _a.state == AssignmentState.LEASED)
         .values(state=AssignmentState.ACCEPTED, update_digest=digest, num_examples=examples, closed_at=func.now())
-        .returning(held.c.token_id, _a.client_id, _a.run_id, _a.round_id, _a.round_number)
+        .returning(held.c.token_id, _a.client_id, _a.run_id, _a.round_id, _a.round_number, held.c.broadcast)
         .cte("accepted")
     )
     names, numbers = bindparam("names", type_=ARRAY(String)), bindparam("numbers", type_=ARRAY(Double))
@@ -257,9 +302,22 @@ def _accept() -> Any:
         ["run_id", "round_number", "client_id", "name", "value"],
         select(*about, metric.c.name, metric.c.value).select_from(accepted.join(metric, true())),
     )
-    done = select(accepted.c.token_id, accepted.c.client_id, accepted.c.run_id, accepted.c.round_id,
-                  accepted.c.round_number)  # fmt: skip
+    columns = (accepted.c.token_id, accepted.c.client_id, accepted.c.run_id, accepted.c.round_id)
+    done = select(*columns, accepted.c.round_number, accepted.c.broadcast, anchors.taken_lock(accepted.c.client_id))
     return done.add_cte(sent.on_conflict_do_nothing().cte("sent"), measured.cte("measured"))
 
 
+def _append() -> Any:
+    """Build the part of a statement that appends events about one assignment."""
+    about = select(
+        cast(bindparam("assignment"), Uuid).label("id"),
+        cast(bindparam("run"), Uuid).label("run_id"),
+        cast(bindparam("round"), Integer).label("round_number"),
+        cast(bindparam("client"), Text).label("client_id"),
+    )
+    return appended(about.cte("about"))
+
+
 _LEASE, _RENEW, _AWAITED, _ACCEPT = map(Statement, (_lease(), _renew(), _awaited(), _accept()))
+_APPEND = Statement(select(literal(1)).add_cte(_append()))
+_APPEND_AND_EXTEND = Statement(anchors.extension().add_cte(_append()))
