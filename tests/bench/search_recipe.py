@@ -53,6 +53,20 @@ CANDIDATES = {
                 "aggregation": {"server_optimizer": {"name": "fedavgm", "learning_rate": 1.0, "beta_1": 0.5}},
             },
         ),
+        Variant(
+            "fedavgm-0.9",
+            "fedsimclr",
+            changes={
+                "aggregation": {"server_optimizer": {"name": "fedavgm", "learning_rate": 1.0, "beta_1": 0.9}},
+            },
+        ),
+        Variant(
+            "server-rate-2",
+            "fedsimclr",
+            changes={
+                "aggregation": {"server_optimizer": {"name": "fedavgm", "learning_rate": 2.0, "beta_1": 0.0}},
+            },
+        ),
         Variant("recalibrate", "fedsimclr", changes={"model": {"batch_norm": "recalibrate"}}),
         Variant("local-norm", "fedsimclr", changes={"model": {"batch_norm": "local"}}),
         Variant(
@@ -61,6 +75,8 @@ CANDIDATES = {
         # As many epochs in twice as many rounds, and so twice the traffic; for --set num_rounds=6.
         Variant("epochs-1", "fedsimclr", changes={"num_rounds": 12, "training": {"local_epochs": 1}}),
         Variant("views", "fedsimclr", changes={"data": {"augmentation": {"min_scale": 0.08}}}),
+        Variant("projector-wide", "fedsimclr", changes={"model": {"projector": {"hidden_dims": [1024], "out_dim": 256}}}),
+        Variant("no-decay", "fedsimclr", changes={"training": {"optimizer": {"weight_decay": 0.0}}}),
         Variant("fur", "fedsimclr", ("fur",)),
         Variant("dsr", "fedsimclr", ("dsr",)),
         Variant("fedx", "fedsimclr", ("fedx",)),
@@ -69,6 +85,8 @@ CANDIDATES = {
         Variant("decorrelation", "fedsimclr", ("decorrelation",)),
         Variant("align-uniform", "fedalignuniform"),
         Variant("vicreg", "fedvicreg"),
+        Variant("barlow", "fedbarlow"),
+        Variant("moco", "fedmoco"),
         Variant("byol-kl", "fedema", ("crossed_kl",), changes={"target_momentum": 0.97}),
     )
 }  # fmt: skip
