@@ -12,12 +12,14 @@ Every finished run is a line of the results' file, and is not repeated: stop the
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedssl.cli.compare.arguments import read_variant
 from fedssl.cli.specs import apply_change
 from fedssl.data.datasets import load_dataset
 from fedssl.experiments.ladders import read_ladder
@@ -29,49 +31,65 @@ from fedssl.simulation import simulate
 NUM_DEVELOPMENT = 10_000
 SEED = 2026
 
-_SIMCLR = Variant("fedsimclr", "fedsimclr")
-CANDIDATES = {
-    each.name: each
-    for each in (
-        _SIMCLR,
-        *baselines_of(_SIMCLR),
-        Variant("fedbyol", "fedbyol", changes={"target_momentum": 0.97}),
-        Variant("fedema", "fedema", changes={"target_momentum": 0.97}),
-        Variant("batch-64", "fedsimclr", changes={"training": {"batch_size": 64}}),
-        Variant("batch-32", "fedsimclr", changes={"training": {"batch_size": 32}}),
-        Variant("rate-0.2", "fedsimclr", changes={"training": {"optimizer": {"learning_rate": 0.2}}}),
-        Variant("rate-0.05", "fedsimclr", changes={"training": {"optimizer": {"learning_rate": 0.05}}}),
-        Variant("per-step", "fedsimclr", changes={"training": {"optimizer": {"schedule": "cosine_per_step"}}}),
-        Variant("temperature-0.05", "fedsimclr", changes={"temperature": 0.05}),
-        Variant("temperature-0.2", "fedsimclr", changes={"temperature": 0.2}),
-        Variant("temperature-0.5", "fedsimclr", changes={"temperature": 0.5}),
-        Variant("average", "fedsimclr", changes={"aggregation": {"encoder_average": {"decay": 0.7}}}),
-        Variant(
-            "fedavgm",
-            "fedsimclr",
-            changes={
-                "aggregation": {"server_optimizer": {"name": "fedavgm", "learning_rate": 1.0, "beta_1": 0.5}},
-            },
+STEPS = "training.optimizer.schedule=cosine_per_step"
+NO_DECAY = "training.optimizer.weight_decay=0.0"
+# As many epochs in twice as many rounds, and so twice the traffic; for --set num_rounds=6.
+EPOCH = "num_rounds=12,evaluation.every=12,training.local_epochs=1"
+CROPS = "data.local_crops={num_crops=4,image_size=16}"
+SERVER = 'aggregation.server_optimizer={name="fedavgm",learning_rate=%s,beta_1=%s}'
+ADAM = 'training.optimizer={name="adam",learning_rate=0.001,weight_decay=0.0,schedule="cosine_per_step"}'
+SIMCLR = read_variant("fedsimclr=fedsimclr")
+VARIANTS = [
+    SIMCLR,
+    *baselines_of(SIMCLR),
+    *map(
+        read_variant,
+        (
+            "fedbyol=fedbyol:target_momentum=0.97",
+            "fedema=fedema:target_momentum=0.97",
+            "byol-kl=fedema+crossed_kl:target_momentum=0.97",
+            "moco=fedmoco:temperature=0.1,key_momentum=0.9",
+            "align-uniform=fedalignuniform",
+            "vicreg=fedvicreg",
+            "barlow=fedbarlow",
+            "batch-256=fedsimclr:training.batch_size=256,training.optimizer.learning_rate=0.2",
+            "batch-64=fedsimclr:training.batch_size=64",
+            "batch-32=fedsimclr:training.batch_size=32",
+            "rate-0.2=fedsimclr:training.optimizer.learning_rate=0.2",
+            "rate-0.05=fedsimclr:training.optimizer.learning_rate=0.05",
+            f"per-step=fedsimclr:{STEPS}",
+            f"no-decay=fedsimclr:{NO_DECAY}",
+            "temperature-0.05=fedsimclr:temperature=0.05",
+            "temperature-0.2=fedsimclr:temperature=0.2",
+            "temperature-0.5=fedsimclr:temperature=0.5",
+            "average=fedsimclr:aggregation.encoder_average.decay=0.7",
+            "fedavgm=fedsimclr:" + SERVER % ("1.0", "0.5"),
+            "fedavgm-0.9=fedsimclr:" + SERVER % ("1.0", "0.9"),
+            "server-rate-2=fedsimclr:" + SERVER % ("2.0", "0.0"),
+            "recalibrate=fedsimclr:model.batch_norm=recalibrate",
+            "group-norm=fedsimclr:model.encoder.norm=group",
+            f"multi-crop=fedsimclr:{CROPS}",
+            f"epochs-1=fedsimclr:{EPOCH}",
+            "views=fedsimclr:data.augmentation.min_scale=0.08",
+            "projector-wide=fedsimclr:model.projector.hidden_dims=[1024]",
+            *(f"{name}=fedsimclr+{name}" for name in ("fur", "dsr", "fedx", "proximal", "scaffold", "decorrelation")),
+            f"steps-epochs=fedsimclr:{STEPS},{EPOCH}",
+            f"no-decay-steps-epochs=fedsimclr:{NO_DECAY},{STEPS},{EPOCH}",
+            f"all-crops=fedsimclr:{NO_DECAY},{STEPS},{EPOCH},{CROPS}",
+            f"adam=fedsimclr:{ADAM},{EPOCH}",
+            # Not candidates, but reasons for the gap.
+            "iid=fedsimclr:partition.scheme=iid",
         ),
-        Variant("recalibrate", "fedsimclr", changes={"model": {"batch_norm": "recalibrate"}}),
-        Variant("local-norm", "fedsimclr", changes={"model": {"batch_norm": "local"}}),
-        Variant(
-            "multi-crop", "fedsimclr", changes={"data": {"local_crops": {"num_crops": 4, "image_size": 16}}}
-        ),
-        # As many epochs in twice as many rounds, and so twice the traffic; for --set num_rounds=6.
-        Variant("epochs-1", "fedsimclr", changes={"num_rounds": 12, "training": {"local_epochs": 1}}),
-        Variant("views", "fedsimclr", changes={"data": {"augmentation": {"min_scale": 0.08}}}),
-        Variant("fur", "fedsimclr", ("fur",)),
-        Variant("dsr", "fedsimclr", ("dsr",)),
-        Variant("fedx", "fedsimclr", ("fedx",)),
-        Variant("proximal", "fedsimclr", ("proximal",)),
-        Variant("scaffold", "fedsimclr", ("scaffold",)),
-        Variant("decorrelation", "fedsimclr", ("decorrelation",)),
-        Variant("align-uniform", "fedalignuniform"),
-        Variant("vicreg", "fedvicreg"),
-        Variant("byol-kl", "fedema", ("crossed_kl",), changes={"target_momentum": 0.97}),
-    )
-}  # fmt: skip
+    ),
+    *(
+        replace(read_variant(text), pooled=True)
+        for text in (
+            "centralised-2-epochs=fedsimclr:num_rounds=2,evaluation.every=2,training.local_epochs=1",
+            "centralised-batch-640=fedsimclr:training.batch_size=640",
+        )
+    ),
+]
+CANDIDATES = {each.name: each for each in VARIANTS}
 
 
 def development_set(root: Path) -> Path:

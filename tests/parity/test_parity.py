@@ -218,6 +218,27 @@ def test_variants_and_robust_reducers(method: dict[str, Any], more: dict[str, An
     _assert_same_bits(_model(three_workers, run.id), simulated.model)
 
 
+@pytest.mark.full
+def test_multi_krum(servers: Servers, tmp_path: Path) -> None:
+    """It needs five clients: the updates that it keeps, and so the weights, are the same on both sides."""
+    spec = method_spec(
+        "fedsimclr",
+        method={"name": "fedsimclr", "reducer": {"name": "multi_krum", "num_selected": 3}},
+        cohort={"min_clients": 5, "min_updates": 5},
+        partition={"dataset": "digits", "num_clients": 5, "scheme": "iid", "max_images": 360},
+    )
+    shards = _shards(spec)
+    simulated = simulate(spec, shards)
+    mean = simulate(spec.model_copy(update={"method": method_spec("fedsimclr").method}), shards)
+    assert any(not torch.equal(simulated.model[name], mean.model[name]) for name in mean.model)
+    with servers.database() as database, federation(database, servers.redis_url, tmp_path / "run", shards) as running:
+        run = running.client.create_run(spec)
+        for name in shards:
+            running.start(name)
+        _finished(running, run.id)
+        _assert_same_bits(_model(running, run.id), simulated.model)
+
+
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", methods_of_this_run(SUMMED_METHODS))
 def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> None:

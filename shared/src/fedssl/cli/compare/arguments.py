@@ -27,14 +27,11 @@ def read_variants(
     """Return the spec's values with the changes for all methods, and the variants with their own. Raises SpecError."""
     base = read_values(spec)
     own = _apply(base, changes)
-    found: list[tuple[str, str, dict[str, Any]]] = [
-        (text.strip(), text, {}) for text in (methods or "").split(",") if text.strip()
-    ]
-    found += [_variant(text) for text in variants]
-    if not found:
-        method = str((base.get("method") or {}).get("name", "fedalignuniform"))
-        found = [(method, method, {})]
-    return base, _with_own([Variant(name, *parse_method(method), changes=given) for name, method, given in found], own)
+    names = [text.strip() for text in (methods or "").split(",") if text.strip()]
+    if not names and not variants:
+        names = [str((base.get("method") or {}).get("name", "fedalignuniform"))]
+    found = [Variant(name, *parse_method(name)) for name in names] + [read_variant(text) for text in variants]
+    return base, _with_own(found, own)
 
 
 def read_rungs(
@@ -56,7 +53,7 @@ def read_rungs(
     places = dataset_places({section["dataset"] for section in sections}, data_folder or known_data_folder())
     for section in sections:
         section["dataset"] = places[section["dataset"]]
-    further = [Variant(name, *parse_method(method), changes=given) for name, method, given in map(_variant, variants)]
+    further = [read_variant(text) for text in variants]
     return base, _with_own(found.variants(base) + further, own), ",".join(map(str, found.seeds))
 
 
@@ -80,8 +77,8 @@ def _with_own(variants: list[Variant], own: Mapping[str, Mapping[str, Any]]) -> 
     return [replace(each, changes=overlay(each.changes, own.get(each.name, {}))) for each in variants]
 
 
-def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
-    """Parse NAME=METHOD[:KEY=VALUE,...]. A comma inside brackets or quotes belongs to the value."""
+def read_variant(text: str) -> Variant:
+    """Parse NAME=METHOD[:KEY=VALUE,...]. A comma inside brackets or quotes belongs to the value. Raises UsageError."""
     name, equals, rest = text.partition("=")
     method, _, parameters = rest.partition(":")
     if not equals or not name.strip() or not method.strip():
@@ -89,7 +86,7 @@ def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
     changes: dict[str, Any] = {}
     for change in split_outside_brackets(parameters):
         apply_change(changes, change)
-    return name.strip(), method, changes
+    return Variant(name.strip(), *parse_method(method), changes=changes)
 
 
 def split_outside_brackets(text: str) -> list[str]:
