@@ -83,8 +83,8 @@ def apply_masks(vector: Words, masks: Sequence[Mask], *, num_threads: int | None
     behind = -(-8 * vector.words64.size // AES_BLOCK) * AES_BLOCK
     parts = [*_parts(vector.words64, 0, num_threads), *_parts(vector.words32, behind, num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
-        for _ in pool.map(lambda part: _apply(*part, masks), parts):
-            pass
+        for working in [pool.submit(_apply, words, first_byte, masks) for words, first_byte in parts]:
+            working.result()
 
 
 def _parts(words: NDArray[Any], first_byte: int, num_threads: int) -> Iterator[tuple[NDArray[Any], int]]:
