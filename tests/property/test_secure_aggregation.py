@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedssl.secure_aggregation import NoSum, Thresholds, Words
-from fedssl.secure_aggregation.masks import apply_mask
+from fedssl.secure_aggregation.masks import Mask, apply_masks
 from fedssl.secure_aggregation.roster import pair_mask_key
 from support.secure_rounds import NEVER, SecureRound
 
@@ -122,5 +122,5 @@ def test_a_late_vector_stays_uniform_without_the_masks_of_its_pairs() -> None:
     vector = secure.clients[late].mask(secure.inboxes[late], secure.words[late]).words.copy()
     for keys in secure.roster[1:]:
         key = pair_mask_key(secure.context.digest, secure.clients[late]._secrets.mask, keys.mask_key, late, keys.client)
-        apply_mask(vector, key, is_negative=True)
+        apply_masks(vector, [Mask(key, is_negative=True)])
     assert is_uniform(vector)

@@ -16,7 +16,7 @@ from fedssl.secure_aggregation.agreement import (
 from fedssl.secure_aggregation.context import RoundContext
 from fedssl.secure_aggregation.errors import InvalidMessage, PhaseClosed, Refused
 from fedssl.secure_aggregation.limits import OwnerLimits, check_limits
-from fedssl.secure_aggregation.masks import Words, apply_mask
+from fedssl.secure_aggregation.masks import Mask, Words, apply_masks
 from fedssl.secure_aggregation.messages import (
     Confirmation,
     Delivery,
@@ -251,11 +251,12 @@ class SecureClient:
 
     def _with_masks(self, roster: CheckedRoster, inbox: Inbox, words: Words) -> Words:
         total = Words(np.concatenate([np.ones(1, np.uint64), words.words64]), words.words32.copy())
-        apply_mask(total, self_mask_key(self._digest, self._secrets.own, self._client))
+        masks = [Mask(self_mask_key(self._digest, self._secrets.own, self._client))]
         for other in (delivery.sender for delivery in inbox.deliveries):
             public = roster.keys[other].mask_key
             key = pair_mask_key(self._digest, self._secrets.mask, public, self._client, other)
-            apply_mask(total, key, is_negative=other < self._client)
+            masks.append(Mask(key, is_negative=other < self._client))
+        apply_masks(total, masks)
         return total
 
     def confirm(self, survivors: Survivors) -> Confirmation:

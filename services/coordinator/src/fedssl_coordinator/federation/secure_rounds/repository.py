@@ -16,6 +16,7 @@ _CAN_ANSWER = or_(
     Assignment.state == AssignmentState.OFFERED,
     (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at > func.now()),
 )
+_EMPTY = func.jsonb_build_object()
 
 
 def add(session: Session, row: Round, num_words: int, facts: Json, clients: Sequence[str], seconds: float) -> None:
@@ -42,11 +43,8 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 
 
 class Messages(NamedTuple):
-    """The messages of a member as far as one client needs them.
-
-    `shares` has the box and the commitments for that client only, and `reveals` are that client's own. Those of all
-    clients for all others are tens of megabytes at 1,000 clients.
-    """
+    """The messages of a member, as far as they are needed: those of all clients for all others are tens of megabytes at
+    1,000 clients. Where no share is needed, messages that have shares are without them."""
 
     client_id: str
     keys: Json | None
@@ -56,8 +54,29 @@ class Messages(NamedTuple):
     reveals: Json | None
 
 
-def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messages]:
-    """Return the messages of all members as far as one client needs them, in name order."""
+_NO_SHARES = case(
+    (SecureMember.shares.is_(None), null()), else_=func.jsonb_build_object("boxes", _EMPTY, "commitments", _EMPTY)
+)
+_NO_REVEALED_SHARES = case(
+    (SecureMember.reveals.is_(None), null()),
+    else_=func.jsonb_build_object(
+        "self_shares", _EMPTY, "mask_shares", _EMPTY, "unusable", SecureMember.reveals["unusable"]
+    ),
+)
+
+
+def messages(session: Session, round_id: UUID, *, with_revealed: bool = False) -> list[Messages]:
+    """Return the messages of all members as they are now, in name order: without shares, or with those that were
+    revealed."""
+    reveals = SecureMember.reveals if with_revealed else _NO_REVEALED_SHARES
+    return _messages(session, round_id, _NO_SHARES, reveals)
+
+
+def messages_for(session: Session, round_id: UUID, client_id: str, *, with_shares: bool) -> list[Messages]:
+    """Return the messages of all members as far as one client needs them, in name order.
+
+    `with_shares`: the box and the commitments for that client. Postgres reads the shares for all others with them.
+    """
     row, its = SecureMember, literal(client_id, Text)
     shares = case(
         (row.shares.is_(None), null()),
@@ -69,9 +88,21 @@ def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messa
         ),
     )
     reveals = case((row.client_id == client_id, row.reveals), else_=null())
+    return _messages(session, round_id, shares if with_shares else _NO_SHARES, reveals)
+
+
+def _messages(session: Session, round_id: UUID, shares: Any, reveals: Any) -> list[Messages]:
+    row = SecureMember
     statement = select(row.client_id, row.keys, shares, row.vectors, row.confirmations, reveals)
     found = session.execute(statement.where(row.round_id == round_id).order_by(row.client_id))
     return [Messages(*each) for each in found]
+
+
+def vectors(session: Session, round_id: UUID) -> dict[str, str]:
+    """Return the digests of the masked vectors that have arrived, by client."""
+    row = SecureMember
+    statement = select(row.client_id, row.vectors["update"].astext).where(row.round_id == round_id)
+    return dict(session.execute(statement.where(row.vectors.is_not(None))).all())
 
 
 class Present(NamedTuple):
@@ -106,12 +137,6 @@ def member(session: Session, round_id: UUID, client_id: str) -> SecureMember | N
     """Return one member as it is now."""
     statement = select(SecureMember).where(SecureMember.round_id == round_id, SecureMember.client_id == client_id)
     return session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
-
-
-def members(session: Session, round_id: UUID) -> Sequence[SecureMember]:
-    """Return the members as they are now, in name order. Lock the round before, to change one."""
-    statement = select(SecureMember).where(SecureMember.round_id == round_id).order_by(SecureMember.client_id)
-    return session.scalars(statement.execution_options(populate_existing=True)).all()
 
 
 def set_message(session: Session, round_id: UUID, client_id: str, phase: str, message: Json) -> None:
