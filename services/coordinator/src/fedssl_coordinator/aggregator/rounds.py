@@ -184,12 +184,12 @@ def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **
         apart = sent_apart(spec, {client: digests[client] for client in found.survivors})
     except (ArtifactDamaged, ArtifactNotFound) as error:
         raise NoSum(f"the store lacks a masked vector: {error}") from error
-    method = METHODS[spec.method.name]
+    method, num_clients = METHODS[spec.method.name], len(found.survivors)
     try:
         return run_secure_aggregation(
-            method, previous, as_tensor(found), len(found.survivors), ctx, apart=apart or None, **training
+            method, previous, as_tensor(found), num_clients, ctx, apart=apart or None, **training
         )
-    except NoSecureSum as error:
+    except NoSecureSum as error:  # no client can end the run with words of its own
         raise NoSum(str(error)) from error
 
 
