@@ -91,6 +91,15 @@ def test_every_method_declares_whether_it_is_a_sum(name: str) -> None:
         _check_narrow(fixed)
 
 
+def test_all_methods_but_four_can_have_secure_aggregation_and_only_centroids_leave_next_to_the_sum() -> None:
+    """The contract above proves each of these declarations; this is the scope of secure aggregation."""
+    usual = {name: method_spec(name).method for name in METHOD_CONFIGS}
+    refused = {name for name, method in usual.items() if method.why_not_secure is not None}
+    assert refused == {"fedca", "fedu2", "flesd", "single"}
+    apart = {name: method.sent_apart for name, method in usual.items() if method.sent_apart and name not in refused}
+    assert apart == {"orchestra": ("centroids",)}
+
+
 @pytest.mark.parametrize("name", ["fedca", "fedu2", "flesd"])
 def test_a_spec_that_is_not_a_sum_is_refused_with_the_reason(name: str) -> None:
     why = method_spec(name).method.why_not_summed
