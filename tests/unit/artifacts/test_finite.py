@@ -1,5 +1,6 @@
 """NaN and infinity are found wherever they are, and nothing else is."""
 
+import io
 import math
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from fedssl.artifacts import finite
-from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.finite import InMemory, check_finite, check_finite_in
 from fedssl.artifacts.header import parse_header, read_header
 from fedssl.artifacts.tensors import DTYPES
 from fedssl.errors import ArtifactError, NotFinite
@@ -83,3 +84,15 @@ def test_a_file_that_is_too_short_is_an_error_and_no_endless_loop(tmp_path: Path
     header = parse_header(data[8 : len(data) - 40])
     with pytest.raises(ArtifactError, match="the file ends within tensor x"):
         check_finite(path, header)
+
+
+def test_bytes_in_memory_are_checked_as_a_file_is() -> None:
+    whole = torch.ones(2, dtype=torch.int64)
+    data = save({"a": torch.ones(3, 5), "b": whole, "c": torch.ones(15)})
+    header = read_header(io.BytesIO(data))
+    check_finite_in(InMemory(data), header)
+    with pytest.raises(ArtifactError, match="the file ends within tensor c"):
+        check_finite_in(InMemory(data[:-4]), header)
+    data = save({"a": torch.ones(3), "b": whole, "c": torch.tensor([1.0, math.inf]), "d": torch.ones(4)})
+    with pytest.raises(NotFinite, match="tensor c holds"):
+        check_finite_in(InMemory(data), read_header(io.BytesIO(data)))

@@ -267,11 +267,15 @@ class FileStore:
 
     def _adopt(self, path: Path, digest: str) -> None:
         place = self._place(digest)
-        self._synced -= {folder for folder in place.parents[:2] if not folder.is_dir()}
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(place)
+        folders = (place.parent, place.parent.parent)
+        try:
+            path.replace(place)
+        except FileNotFoundError:  # the first file of its folder
+            self._synced -= {folder for folder in folders if not folder.is_dir()}
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
         sync(place.parent)
-        for folder in place.parents[:2]:
+        for folder in folders:
             if folder not in self._synced:
                 sync(folder.parent)
                 self._synced.add(folder)
@@ -285,6 +289,7 @@ class FileWriter:
         self._adopt = adopt
         self._file = os.fdopen(descriptor, "wb")
         self._hash = hashlib.sha256()
+        self._is_adopted = False
 
     def write(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
@@ -304,12 +309,14 @@ class FileWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._adopt(self.path, digest)
+        self._is_adopted = True
         return digest
 
     def close(self) -> None:
         """Drop what was not committed."""
         self._file.close()
-        self.path.unlink(missing_ok=True)
+        if not self._is_adopted:
+            self.path.unlink(missing_ok=True)
 
 
 def require_digest(digest: str, expected: str) -> None:

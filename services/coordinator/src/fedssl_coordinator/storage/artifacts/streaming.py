@@ -5,7 +5,6 @@ A thread reads or writes one mebibyte while the event loop sends or receives the
 
 import asyncio
 import hashlib
-import io
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from fedssl.artifacts.finite import check_finite, check_finite_in
+from fedssl.artifacts.finite import InMemory, check_finite, check_finite_in
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length
 from fedssl.artifacts.store import Writer
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
@@ -78,7 +77,7 @@ def _store(whole: bytes, digest: str, header: Header) -> None:
     with store().writer() as writer:
         writer.write(whole)
         writer.verify(digest)  # first, as in `_finish`
-        check_finite_in(io.BytesIO(whole), header)
+        check_finite_in(InMemory(whole), header)
         writer.commit(digest)
 
 
