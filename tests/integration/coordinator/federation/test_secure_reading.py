@@ -1,4 +1,4 @@
-"""What the aggregator and the API read of a secure round: not the shares, which grow with the square of the cohort."""
+"""The aggregator and the API read no shares of a secure round unless they need them: these grow with the square of the cohort."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
