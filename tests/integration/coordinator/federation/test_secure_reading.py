@@ -1,4 +1,4 @@
-"""The aggregator and the API read no shares of a secure round unless they need them: these grow with the square of the cohort."""
+"""The aggregator and the API read a round's shares, which grow with the square of the cohort, only if they need them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
