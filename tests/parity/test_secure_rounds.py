@@ -79,7 +79,7 @@ METHODS = sorted(
     key=lambda name: name != "fedbyol",  # which also has a worker killed, and is the only one without --full
 )
 """All that can have secure aggregation: weights with and without what stays at the clients, control variates, the
-centers of DINO and FedRLC, transformers with fixed tables, scaled tensors, centroids without masks, the probe's sums."""
+centers of DINO and FedRLC, transformers with fixed tables, scaled tensors, centroids next to the sum, the probe."""
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "ldawa": {"reducer": {"name": "ldawa", "num_plain_rounds": 1}},

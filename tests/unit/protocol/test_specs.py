@@ -195,7 +195,6 @@ def test_secure_aggregation_is_left_out_of_a_spec_without_it() -> None:
             "method.reducer eua compares each update with every other one; choose another",
         ),
         ({"method": {"name": "single"}}, "single sends no tensors here, so there is no sum"),
-        ({"method": {"name": "orchestra"}}, "orchestra sends the coordinator the centroids of each client"),
         ({"robustness": {"max_update_norm": 1.0, "action": "reject"}}, "so that no one can reject it"),
         (
             {"aggregation": {"arithmetic": "fixed", "server_optimizer": {"name": "fedadam", "learning_rate": 0.01}}},
