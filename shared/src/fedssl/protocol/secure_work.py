@@ -14,16 +14,25 @@ from fedssl.protocol.plan import TensorSpec
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Hex33 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{66}$")]
 Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
-Box = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{188}$")]
-"""Two shares of 33 bytes, sealed: 94 bytes."""
+HybridKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2432}$")]
+"""An X25519 and an ML-KEM-768 public key: 32 and 1,184 bytes."""
+
+Box = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2364}$")]
+"""Two shares of 33 bytes, sealed: a ciphertext of ML-KEM-768, 1,088 bytes, and 94."""
+
+PairSecret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2360}$")]
+"""A pair secret of 32 bytes, sealed like shares: 1,148 bytes. And the commitment to it: 32 bytes."""
+
+SECURE_PROTOCOL = 2
+"""The version of secure aggregation. Workers and coordinators of different versions have no secure rounds together."""
 
 MOST_NEIGHBOURS = 10_000
 
-SECURE_BYTES = 1 << 20
-"""The largest message of a client. One of a round with 128 clients has 60 kB."""
+SECURE_BYTES = 2 << 20
+"""The largest message of a client. One of a round with 128 clients has up to 0.7 MB, and with 10,000 clients 0.9 MB."""
 
-SECURE_ANSWER_BYTES = 8 << 20
-"""The largest answer about a phase."""
+SECURE_ANSWER_BYTES = 64 << 20
+"""The largest answer about a phase. That with all keys has 5.2 kB per client."""
 
 VECTOR_NAME = "masked"
 """The name of the only tensor in the file of a masked vector: int64, one word that counts clients and then the words
@@ -52,8 +61,8 @@ class SecureKeys(StrictModel):
     """The public keys of one client in one round, signed by its identity key."""
 
     phase: Literal["keys"] = "keys"
-    encryption_key: Hex32
-    mask_key: Hex32
+    encryption_key: HybridKey
+    mask_key: HybridKey
     commitment: Hex32
     signature: Hex64
 
@@ -66,10 +75,12 @@ class SecureShareCommitments(StrictModel):
 
 
 class SecureShares(StrictModel):
-    """A client's shares for its neighbours, sealed, and the hashes of all its shares."""
+    """A client's shares for its neighbours, sealed, and the hashes of all its shares. `pairs`: the pair secrets for the
+    neighbours that are later in name order."""
 
     phase: Literal["shares"] = "shares"
     boxes: Annotated[dict[ClientId, Box], Field(max_length=MOST_NEIGHBOURS)]
+    pairs: Annotated[dict[ClientId, PairSecret], Field(max_length=MOST_NEIGHBOURS)]
     commitments: Annotated[dict[ClientId, SecureShareCommitments], Field(max_length=MOST_NEIGHBOURS)]
 
 
@@ -114,10 +125,11 @@ class SecureQuery(StrictModel):
 
 
 class SecureDelivery(StrictModel):
-    """The shares of a neighbour for the client that asks."""
+    """The shares of a neighbour for the client that asks. `pair`: null if the neighbour is later in name order."""
 
     sender: ClientId
     box: Box
+    pair: PairSecret | None = None
     commitments: SecureShareCommitments
 
 
