@@ -3,10 +3,10 @@
 Each phase has one message per client. `fedssl.secure_aggregation` has the protocol, and its `wire` converts messages.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from fedssl.protocol.base import ClientId, Digest, StrictModel
 from fedssl.protocol.plan import TensorSpec
@@ -25,6 +25,22 @@ PairSecret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2360}$")]
 
 SECURE_PROTOCOL = 2
 """The version of secure aggregation. Workers and coordinators of different versions have no secure rounds together."""
+
+
+def version_refusal(worker: int, coordinator: int) -> str | None:
+    """Return why a worker and a coordinator have no secure round together, and which must be upgraded. None: they do.
+
+    >>> version_refusal(1, 2)
+    'the worker speaks version 1 of secure aggregation, and the coordinator version 2: upgrade the worker'
+    """
+    if worker == coordinator:
+        return None
+    older = "worker" if worker < coordinator else "coordinator"
+    return (
+        f"the worker speaks version {worker} of secure aggregation, and the coordinator version {coordinator}: "
+        f"upgrade the {older}"
+    )
+
 
 MOST_NEIGHBOURS = 10_000
 
@@ -115,7 +131,17 @@ class SecureSubmission(StrictModel):
     """One message of a client about its assignment in a secure round. The same message again gets the same answer."""
 
     assignment_id: UUID
+    protocol: int = Field(description="The version of secure aggregation that the worker speaks. Version 1 had no key.")
     message: Annotated[SecureMessage, Field(discriminator="phase")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_this_version(cls, body: Any) -> Any:
+        # Before anything else: messages of other versions have other keys.
+        worker = body.get("protocol", 1) if isinstance(body, dict) else None
+        if isinstance(worker, int) and (why := version_refusal(worker, SECURE_PROTOCOL)) is not None:
+            raise ValueError(why)
+        return body
 
 
 class SecureQuery(StrictModel):

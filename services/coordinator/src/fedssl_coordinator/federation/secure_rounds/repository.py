@@ -44,7 +44,7 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 class Messages(NamedTuple):
     """The messages of a member as far as one client needs them.
 
-    `shares` has the box and the commitments for that client only, and `reveals` are that client's own. Those of all
+    `shares` has what is sealed for that client and its commitments only, and `reveals` are that client's own. Those of all
     clients for all others are tens of megabytes at 1,000 clients.
     """
 
@@ -59,15 +59,10 @@ class Messages(NamedTuple):
 def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messages]:
     """Return the messages of all members as far as one client needs them, in name order."""
     row, its = SecureMember, literal(client_id, Text)
-    shares = case(
-        (row.shares.is_(None), null()),
-        else_=func.jsonb_build_object(
-            "boxes",
-            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["boxes"][client_id])),
-            "commitments",
-            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["commitments"][client_id])),
-        ),
-    )
+    parts: list[Any] = []
+    for name in ("boxes", "pairs", "commitments"):
+        parts += [name, func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares[name][client_id]))]
+    shares = case((row.shares.is_(None), null()), else_=func.jsonb_build_object(*parts))
     reveals = case((row.client_id == client_id, row.reveals), else_=null())
     statement = select(row.client_id, row.keys, shares, row.vectors, row.confirmations, reveals)
     found = session.execute(statement.where(row.round_id == round_id).order_by(row.client_id))

@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.measures import MEASURES
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Heartbeat, Submit, Submitted, WorkItem
 from fedssl_coordinator.core import audit, enqueue
@@ -144,6 +145,7 @@ def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
         last_accepted=newest,
         dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
         secure_cohort=None if context is None else secure_rounds.cohort(context),
+        secure_protocol=None if context is None else SECURE_PROTOCOL,
         total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=offer.deadline,
