@@ -15,10 +15,10 @@ from fedssl.secure_aggregation import (
     SecureClient,
     Words,
 )
-from fedssl.secure_aggregation.messages import Confirmation, KeyAnnouncement, SealedShares, Survivors
 from fedssl.secure_aggregation.errors import InvalidMessage
 from fedssl.secure_aggregation.hybrid_keys import HybridKey
 from fedssl.secure_aggregation.mask_keys import MaskKeys
+from fedssl.secure_aggregation.messages import Confirmation, KeyAnnouncement, SealedShares, Survivors
 from fedssl.secure_aggregation.roster import CheckedRoster, check_roster
 from support.lying_coordinator import LyingCoordinator
 from support.secure_rounds import SecureRound
@@ -260,7 +260,7 @@ def test_different_rosters_for_different_clients_give_no_sum(secure: SecureRound
     liar.share(FIRST, liar.roster(secure.names[:-1]))
     for name in secure.names[1:]:
         liar.share(name, liar.roster(secure.names))
-    # What the first client sealed for the others is bound to its roster. Nobody seals a pair secret for the first one.
+    # What the first client sealed for the others is bound to its roster. It is the first of each pair itself.
     assert liar.mask(FIRST, secure.names[:-1])
     for name in secure.names[1:]:
         assert liar.mask(name, secure.names) is None

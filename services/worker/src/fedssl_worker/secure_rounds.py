@@ -2,8 +2,8 @@
 
 What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, the shares that
 were made, and what the coordinator sent in each phase, written before the answer leaves. A client that is made again
-from these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed. The seed is deleted at the
-end of the round; the number of the round stays, so that no round is answered twice.
+from these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed.
+The seed is deleted at the end of the round; the number of the round stays, so that no round is answered twice.
 """
 
 import contextvars

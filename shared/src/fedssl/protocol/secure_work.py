@@ -28,7 +28,7 @@ SECURE_PROTOCOL = 2
 
 
 def version_refusal(worker: int, coordinator: int) -> str | None:
-    """Return why a worker and a coordinator have no secure round together, and which must be upgraded. None: they do.
+    """Return why a worker and a coordinator have no secure round together, and which to upgrade, or None if they do.
 
     >>> version_refusal(1, 2)
     'the worker speaks version 1 of secure aggregation, and the coordinator version 2: upgrade the worker'

@@ -81,11 +81,11 @@ class SecureClient:
     A phase called again with the same input returns the same message, made once. With another input it raises Refused:
     two vectors under one mask would give their difference, and two lists of survivors the masks of one client.
 
-    All that is random derives from `seed`, except for what seals the shares: encapsulation draws its own random numbers.
-    A client that was made again with the same seed, and then gets the same inputs and the shares that it made before,
-    returns the same messages. So a worker that stores the seed, and each input and the shares before it sends the answer,
-    can continue after it was killed. A worker that has sent keys and lost the seed must decline the round: another client
-    would mask the same update again, and the difference of two sums could be one update.
+    All that is random derives from `seed`, except in what is sealed: encapsulation draws its own random numbers. A
+    client that was made again with the same seed, and then gets the same inputs and the shares that it made before,
+    returns the same messages. So a worker that stores the seed, and each input and the shares before it sends the
+    answer, can continue after it was killed. A worker that has sent keys and lost the seed must decline the round:
+    another client would mask the same update again, and the difference of two sums could be one update.
 
     Args:
         context: computed by the worker itself. client, identity: its name and its Ed25519 key. limits: its owner's.
@@ -200,15 +200,16 @@ class SecureClient:
 
         A sealed share that cannot be opened, or is not what its sender committed to, is left out and later reported in
         `Reveals.unusable`; the sum is right without it as long as enough others can be opened. Without a pair secret
-        there can be no sum that has both clients. So this one refuses: it is lost, its mask secret is given back, and the
-        coordinator finds who is at fault, as this client did (`removed_masks`).
+        there can be no sum that has both clients. So this one refuses: it is lost, its mask secret is given back, and
+        the coordinator sees what this client saw, and names the sender (`removed_masks`).
 
         Args:
             inbox: who sent shares, and one delivery of each neighbour among them.
             words: `num_words64` and `num_words32` of the context. They are not changed.
 
         Raises Refused if the clients that sent shares could not be summed up, the deliveries are not those of the
-        neighbours among them, a pair secret cannot be opened, or another vector or inbox was masked before; ValueError if the words have other sizes.
+        neighbours among them, a pair secret cannot be opened, or another vector or inbox was masked before; ValueError
+        if the words have other sizes.
         """
         roster = self._require_roster()
         if words.sizes != (self._context.num_words64, self._context.num_words32):

@@ -1,9 +1,9 @@
-"""The keys of the masks that a client shares with its neighbours, all from one secret, of which it sends shares.
+"""The keys of the masks that a client shares with its neighbours. All derive from one secret, which it shares among them.
 
 The first client of a pair, in name order, chooses a pair secret and seals it for the second one. The mask's key is made
-of that and of the X25519 secret of both. Whoever has the secret of either client has the key: that of the first gives
-the pair secret, that of the second opens the message. Nothing else can be opened with it: the messages that have shares
-are sealed for another key of their receiver, of which no shares exist.
+of that and of the X25519 secret of both. The secret of either client gives the key: that of the first gives the pair
+secret, that of the second opens the message. It opens nothing else: shares are sealed for another key of their
+receiver, which is never given back.
 """
 
 import hashlib
@@ -44,8 +44,10 @@ class MaskKeys:
         first, second = sorted((self._client, other))
         public, sealed = roster.keys[other].mask_key, message[:-KEY_BYTES]
         try:
-            is_first = self._client == first
-            secret = self._chosen(second) if is_first else self._key.open(public, sealed, _sealing(roster, first, second))
+            if self._client == first:
+                secret = self._chosen(second)
+            else:
+                secret = self._key.open(public, sealed, _sealing(roster, first, second))
         except InvalidMessage:
             raise InvalidMessage(f"{first} sealed a pair secret for {second} that {second} cannot open") from None
         if _commitment(self._context, first, second, secret) != message[-KEY_BYTES:]:

@@ -60,9 +60,7 @@ def removed_masks(
     return UnmaskedSum(Words(result.words64[1:], result.words32), tuple(survivors))
 
 
-def _pair_key(
-    keys: MaskKeys, roster: CheckedRoster, lost: str, other: str, sent: Mapping[str, SealedShares]
-) -> bytes:
+def _pair_key(keys: MaskKeys, roster: CheckedRoster, lost: str, other: str, sent: Mapping[str, SealedShares]) -> bytes:
     """Return the key of the mask that a lost client and a survivor share."""
     first, second = sorted((lost, other))
     try:

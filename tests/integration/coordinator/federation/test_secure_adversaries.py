@@ -175,9 +175,7 @@ def test_a_worker_or_a_round_of_another_version_is_refused_with_which_to_upgrade
         body |= {} if version is None else {"protocol": version}
         speaks = f"the worker speaks version {version or 1} of secure aggregation, and the coordinator version"
         with pytest.raises(Rejected, match=f"{speaks} {SECURE_PROTOCOL}: upgrade the {older}"):
-            client._connection.call(
-                "POST", "/v1/work/secure/send", SecureStatus, body=RootModel[dict[str, Any]](body)
-            )
+            client._connection.call("POST", "/v1/work/secure/send", SecureStatus, body=RootModel[dict[str, Any]](body))
     # The coordinator was upgraded in the middle of a round: the older version's messages cannot be read.
     members.send(first, members.keys(first))
     tables.execute("UPDATE secure_rounds SET facts = facts - 'protocol'")

@@ -44,8 +44,8 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 class Messages(NamedTuple):
     """The messages of a member as far as one client needs them.
 
-    `shares` has what is sealed for that client and its commitments only, and `reveals` are that client's own. Those of all
-    clients for all others are tens of megabytes at 1,000 clients.
+    `shares` has what is sealed for that client and its commitments only, and `reveals` are that client's own. Those of
+    all clients for all others are hundreds of megabytes at 1,000 clients.
     """
 
     client_id: str
