@@ -1,4 +1,4 @@
-"""The keys of the masks that a client shares with its neighbours. All derive from one secret, which it shares among them.
+"""The keys of the masks of a client and its neighbours. All derive from one secret, whose shares the neighbours hold.
 
 The first client of a pair, in name order, chooses a pair secret and seals it for the second one. The mask's key is made
 of that and of the X25519 secret of both. The secret of either client gives the key: that of the first gives the pair
