@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedssl.secure_aggregation import NoSum, Thresholds, Words
 from fedssl.secure_aggregation.mask_keys import MaskKeys
-from fedssl.secure_aggregation.masks import apply_mask
+from fedssl.secure_aggregation.masks import Mask, apply_masks
 from fedssl.secure_aggregation.roster import check_roster
 from support.secure_rounds import NEVER, SecureRound
 
@@ -124,5 +124,5 @@ def test_a_late_vector_stays_uniform_without_the_masks_of_its_pairs() -> None:
     sent, roster = secure.server.collected.shares[late].pairs, check_roster(secure.context, secure.roster)
     keys = MaskKeys(secure.context.digest, late, secure.clients[late]._secrets.mask)
     for other in secure.names[1:]:
-        apply_mask(vector, keys.pair_key(roster, other, sent[other]), is_negative=True)
+        apply_masks(vector, [Mask(keys.pair_key(roster, other, sent[other]), is_negative=True)])
     assert is_uniform(vector)

@@ -12,7 +12,7 @@ from fedssl.secure_aggregation import PhaseClosed, Refused, Words
 from fedssl.secure_aggregation.agreement import sharers_statement, survivors_statement
 from fedssl.secure_aggregation.errors import InvalidMessage
 from fedssl.secure_aggregation.mask_keys import PAIR_BYTES, MaskKeys
-from fedssl.secure_aggregation.masks import apply_mask
+from fedssl.secure_aggregation.masks import Mask, apply_masks
 from fedssl.secure_aggregation.messages import (
     BOX_BYTES,
     Confirmation,
@@ -140,14 +140,14 @@ class LyingCoordinator:
             own = secret(name, "self")
             if own is None:
                 return None
-            apply_mask(total, self_mask_key(context.digest, own, name), is_negative=True)
+            apply_masks(total, [Mask(self_mask_key(context.digest, own, name), is_negative=True)])
             for other in (delivery.sender for delivery in inbox.deliveries):
                 if other in chosen and any(it.sender == name for it in self._vectors[other][1].deliveries):
                     continue  # the masks of these two cancel
                 key = self._pair_key(secret, name, other)
                 if key is None:
                     return None
-                apply_mask(total, key, is_negative=name < other)
+                apply_masks(total, [Mask(key, is_negative=name < other)])
         return Words(total.words64[1:], total.words32)
 
     def _secret(self, owner: str, kind: SecretKind) -> bytes | None:

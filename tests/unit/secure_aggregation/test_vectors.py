@@ -18,7 +18,7 @@ from fedssl.protocol.ledger import canonical
 from fedssl.secure_aggregation import primitives
 from fedssl.secure_aggregation.graph import neighbours
 from fedssl.secure_aggregation.mask_keys import MaskKeys
-from fedssl.secure_aggregation.masks import Words, apply_mask
+from fedssl.secure_aggregation.masks import Mask, Words, apply_masks
 from fedssl.secure_aggregation.messages import KeyAnnouncement, secret_commitment
 from fedssl.secure_aggregation.primitives import agree, derive, label, public_key
 from fedssl.secure_aggregation.roster import CheckedRoster, self_mask_key
@@ -32,7 +32,7 @@ ONE, TWO, THREE, FOUR = (bytes([number]) * 32 for number in (1, 2, 3, 4))
 
 def _mask(key: bytes, count: int) -> list[str]:
     words = Words.zeros(0, count)
-    apply_mask(words, key)
+    apply_masks(words, [Mask(key)])
     return [f"{word:08x}" for word in words.words32]
 
 

@@ -18,7 +18,7 @@ from fedssl.secure_aggregation.errors import InvalidMessage, PhaseClosed, Refuse
 from fedssl.secure_aggregation.hybrid_keys import HybridKey
 from fedssl.secure_aggregation.limits import OwnerLimits, check_limits
 from fedssl.secure_aggregation.mask_keys import MaskKeys
-from fedssl.secure_aggregation.masks import Words, apply_mask
+from fedssl.secure_aggregation.masks import Mask, Words, apply_masks
 from fedssl.secure_aggregation.messages import (
     Confirmation,
     Delivery,
@@ -254,9 +254,9 @@ class SecureClient:
     def _with_masks(self, roster: CheckedRoster, inbox: Inbox, words: Words) -> Words:
         pair_keys = self._pair_keys(roster, inbox)
         total = Words(np.concatenate([np.ones(1, np.uint64), words.words64]), words.words32.copy())
-        apply_mask(total, self_mask_key(self._digest, self._secrets.own, self._client))
-        for other, key in pair_keys.items():
-            apply_mask(total, key, is_negative=other < self._client)
+        masks = [Mask(self_mask_key(self._digest, self._secrets.own, self._client))]
+        masks += [Mask(key, is_negative=other < self._client) for other, key in pair_keys.items()]
+        apply_masks(total, masks)
         return total
 
     def _pair_keys(self, roster: CheckedRoster, inbox: Inbox) -> dict[str, bytes]:

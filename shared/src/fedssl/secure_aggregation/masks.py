@@ -4,6 +4,8 @@ A vector has two blocks, words of 64 and of 32 bits. One key's stream covers bot
 whole AES block after the 64-bit words, so that no part of the stream is used twice.
 """
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,10 +15,14 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-AES_BLOCK = 16
-CHUNK_BYTES = 256 << 10  # fits into a core's cache together with the words that it is added to
+from fedssl.cores import num_usable_cores
 
-_ZEROS = bytes(CHUNK_BYTES)
+AES_BLOCK = 16
+CHUNK_BYTES = 128 << 10  # of words, zeros and stream: the three fit into a core's cache
+
+_ZEROS = memoryview(bytes(CHUNK_BYTES))
+_OPEN_STREAMS = 256
+_PARTS_PER_THREAD = 4  # so that a core that does other work does not delay the others by much
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,24 +61,52 @@ class Words:
         np.add(self.words32, other.words32, out=self.words32)
 
 
-def apply_mask(vector: Words, key: bytes, *, is_negative: bool = False) -> None:
-    """Add a key's mask to a vector in place, or subtract it.
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask of one key, to be added to a vector, or subtracted from it."""
 
-    Words are little-endian. The key must be used for one vector only: two vectors under one mask give their difference.
+    key: bytes
+    is_negative: bool = False
+
+
+def apply_masks(vector: Words, masks: Sequence[Mask], *, num_threads: int | None = None) -> None:
+    """Add masks to a vector in place, or subtract them.
+
+    Words are little-endian. A key must be used for one vector only: two vectors under one mask give their difference.
+    A stream can be read from any of its blocks, so threads share the vector: by default one per usable core. Each takes
+    all masks of a piece of the vector while that piece is in its core's cache.
 
     Reference: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", PRG of
     section 3.3, here AES-256 in counter mode (NIST SP 800-38A).
     """
-    _apply(vector.words64, "<u8", key, 0, is_negative=is_negative)
+    num_threads = num_usable_cores() if num_threads is None else num_threads
     behind = -(-8 * vector.words64.size // AES_BLOCK) * AES_BLOCK
-    _apply(vector.words32, "<u4", key, behind, is_negative=is_negative)
+    parts = [*_parts(vector.words64, 0, num_threads), *_parts(vector.words32, behind, num_threads)]
+    with ThreadPoolExecutor(num_threads) as pool:
+        for working in [pool.submit(_apply, words, first_byte, masks) for words, first_byte in parts]:
+            working.result()
 
 
-def _apply(words: NDArray[Any], dtype: str, key: bytes, first_byte: int, *, is_negative: bool) -> None:
-    combine = np.subtract if is_negative else np.add
-    encryptor = Cipher(AES(key), CTR((first_byte // AES_BLOCK).to_bytes(AES_BLOCK))).encryptor()
-    step = CHUNK_BYTES // words.itemsize
+def _parts(words: NDArray[Any], first_byte: int, num_threads: int) -> Iterator[tuple[NDArray[Any], int]]:
+    """Yield each part of a block with its first byte in the stream: several per thread, and each of whole chunks."""
+    num_chunks = -(-words.nbytes // CHUNK_BYTES)
+    step = max(1, -(-num_chunks // (num_threads * _PARTS_PER_THREAD))) * CHUNK_BYTES // words.itemsize
     for start in range(0, words.size, step):
-        piece = words[start : start + step]
-        mask = np.frombuffer(encryptor.update(_ZEROS[: piece.nbytes]), dtype)
-        combine(piece, mask, out=piece)
+        yield words[start : start + step], first_byte + start * words.itemsize
+
+
+def _apply(words: NDArray[Any], first_byte: int, masks: Sequence[Mask]) -> None:
+    stream = bytearray(CHUNK_BYTES + AES_BLOCK)  # update_into wants room for one block more
+    step = CHUNK_BYTES // words.itemsize
+    mask = np.frombuffer(stream, words.dtype.newbyteorder("<"), step)
+    counter = CTR((first_byte // AES_BLOCK).to_bytes(AES_BLOCK))
+    for first in range(0, len(masks), _OPEN_STREAMS):
+        streams = [
+            (Cipher(AES(each.key), counter).encryptor(), np.subtract if each.is_negative else np.add)
+            for each in masks[first : first + _OPEN_STREAMS]
+        ]
+        for start in range(0, words.size, step):
+            piece = words[start : start + step]
+            for encryptor, combine in streams:
+                encryptor.update_into(_ZEROS[: piece.nbytes], stream)
+                combine(piece, mask[: piece.size], out=piece)

@@ -1,6 +1,7 @@
 """The coordinator's side of one secure round: it collects and freezes each phase, and unmasks the sum."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -131,12 +132,15 @@ class SecureServer:
 
     def freeze_shares(self) -> dict[str, Inbox]:
         """Return each sender's inbox. Raises NoSum if too few clients sent shares."""
-        self._require("shares")
-        roster, sent = self._frozen(), self._collected.shares
-        self._sharers = tuple(sorted(sent))
-        self._require_sum(self._sharers, roster.keys, "sent shares")
-        self.phase = "vectors"
+        self.end_shares()
         return {client: self.inbox(client) for client in self._sharers}
+
+    def end_shares(self) -> None:
+        """End the phase as `freeze_shares` does, without reading any of the shares."""
+        self._require("shares")
+        self._sharers = tuple(sorted(self._collected.shares))
+        self._require_sum(self._sharers, self._frozen().keys, "sent shares")
+        self.phase = "vectors"
 
     def inbox(self, client: str) -> Inbox:
         """Return the inbox of a client that sent shares, once these are complete."""
@@ -237,13 +241,13 @@ class SecureServer:
         open, or if the masks do not cancel.
         """
         self._require("reveals")
-        needed, threshold = self._needed(), self._context.thresholds.threshold
-        if (few := self._too_few(needed)) is not None:
+        if (few := self._too_few()) is not None:
             have = len(self._collected.reveals)
             raise NoSum(
-                f"{have} of {len(self._survivors)} survivors revealed shares, and fewer than {threshold} have one of "
-                f"{few}"
+                f"{have} of {len(self._survivors)} survivors revealed shares, and fewer than "
+                f"{self._context.thresholds.threshold} have one of {few}"
             )
+        needed = {owner: self._revealed_of(owner) for owner in self._needed()}
         masked = self._total if total is None else total
         try:
             sent = self._collected.shares
@@ -257,18 +261,25 @@ class SecureServer:
     @property
     def is_complete(self) -> bool:
         """True if enough shares were revealed to remove all masks."""
-        return self.phase == "reveals" and self._too_few(self._needed()) is None
+        return self.phase == "reveals" and self._too_few() is None
 
-    def _needed(self) -> dict[str, dict[int, bytes]]:
-        """Return the revealed shares of each secret that is needed."""
+    def num_revealed(self) -> Counter[str]:
+        """Return of how many holders a share of each client's secret was revealed. It reads none of the shares."""
+        sharers, counts = set(self._sharers), Counter[str]()
+        for holder, reveals in self._collected.reveals.items():
+            counts.update(sharers.intersection(self._frozen().holders(holder)).difference(reveals.unusable))
+        return counts
+
+    def _needed(self) -> list[str]:
+        """Return the clients whose secrets are needed."""
         graph, survivors = self._frozen().graph, set(self._survivors)
         # A lost client without a surviving neighbour shares a mask with none of the survivors.
-        owners = [owner for owner in self._sharers if owner in survivors or survivors.intersection(graph[owner])]
-        return {owner: self._revealed_of(owner) for owner in owners}
+        return [owner for owner in self._sharers if owner in survivors or survivors.intersection(graph[owner])]
 
-    def _too_few(self, needed: Mapping[str, Mapping[int, bytes]]) -> str | None:
-        threshold = self._context.thresholds.threshold
-        return next((owner for owner, shares in needed.items() if len(shares) < threshold), None)
+    def _too_few(self) -> str | None:
+        """Return a client of whose secret fewer shares than the threshold were revealed."""
+        counts, threshold = self.num_revealed(), self._context.thresholds.threshold
+        return next((owner for owner in self._needed() if counts[owner] < threshold), None)
 
     def _revealed_of(self, owner: str) -> dict[int, bytes]:
         """Return the revealed shares of one client's needed secret, by their points; no more than the threshold."""

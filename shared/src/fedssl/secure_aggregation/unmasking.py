@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedssl.secure_aggregation.context import RoundContext
 from fedssl.secure_aggregation.errors import InvalidMessage, NoSum
 from fedssl.secure_aggregation.mask_keys import MaskKeys
-from fedssl.secure_aggregation.masks import Words, apply_mask
+from fedssl.secure_aggregation.masks import Mask, Words, apply_masks
 from fedssl.secure_aggregation.messages import SealedShares, secret_commitment
 from fedssl.secure_aggregation.roster import CheckedRoster, self_mask_key
 from fedssl.secure_aggregation.shamir import combine
@@ -45,16 +45,18 @@ def removed_masks(
 
     Reference: Bonawitz et al. 2017, figure 4, round 4; Bell et al. 2020, algorithm 3.
     """
-    among, result = set(survivors), total.copy()
+    among, masks = set(survivors), list[Mask]()
     for owner, given in sorted(shares.items()):
         secret = _recovered(context.digest, roster, owner, given, is_lost=owner not in among)
         if owner in among:
-            apply_mask(result, self_mask_key(context.digest, secret, owner), is_negative=True)
+            masks.append(Mask(self_mask_key(context.digest, secret, owner), is_negative=True))
             continue
         keys = MaskKeys(context.digest, owner, secret)
         for other in sorted(among.intersection(roster.graph[owner])):
             key = _pair_key(keys, roster, owner, other, sent)
-            apply_mask(result, key, is_negative=owner > other)  # `other` has added it, if it is the first of the two
+            masks.append(Mask(key, is_negative=owner > other))  # `other` has added it, if it is the first of the two
+    result = total.copy()
+    apply_masks(result, masks)
     if int(result.words64[0]) != len(survivors):
         raise NoSum("masks_do_not_cancel: some client used other masks than those of this round")
     return UnmaskedSum(Words(result.words64[1:], result.words32), tuple(survivors))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Text, case, delete, func, literal, null, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.secure_work import SecurePhase
 from fedssl.protocol.states import AssignmentState
@@ -16,6 +16,7 @@ _CAN_ANSWER = or_(
     Assignment.state == AssignmentState.OFFERED,
     (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at > func.now()),
 )
+_EMPTY = func.jsonb_build_object()
 
 
 def add(session: Session, row: Round, num_words: int, facts: Json, clients: Sequence[str], seconds: float) -> None:
@@ -42,11 +43,8 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 
 
 class Messages(NamedTuple):
-    """The messages of a member as far as one client needs them.
-
-    `shares` has what is sealed for that client and its commitments only, and `reveals` are that client's own. Those of
-    all clients for all others are hundreds of megabytes at 1,000 clients.
-    """
+    """The messages of a member, as far as they are needed: those of all clients for all others are hundreds of
+    megabytes at 1,000 clients. Where no share is needed, messages that have shares are without them."""
 
     client_id: str
     keys: Json | None
@@ -56,17 +54,66 @@ class Messages(NamedTuple):
     reveals: Json | None
 
 
-def messages_for(session: Session, round_id: UUID, client_id: str) -> list[Messages]:
-    """Return the messages of all members as far as one client needs them, in name order."""
+_NO_SHARES = case(
+    (SecureMember.shares.is_(None), null()),
+    else_=func.jsonb_build_object("boxes", _EMPTY, "pairs", _EMPTY, "commitments", _EMPTY),
+)
+_NO_REVEALED_SHARES = case(
+    (SecureMember.reveals.is_(None), null()),
+    else_=func.jsonb_build_object(
+        "self_shares", _EMPTY, "mask_shares", _EMPTY, "unusable", SecureMember.reveals["unusable"]
+    ),
+)
+
+
+def messages(session: Session, round_id: UUID, *, with_revealed: bool = False) -> list[Messages]:
+    """Return the messages of all members as they are now, in name order: without shares, or with those that were
+    revealed and the pair secrets of lost clients."""
+    if not with_revealed:
+        return _messages(session, round_id, _NO_SHARES, _NO_REVEALED_SHARES)
+    return _messages(session, round_id, _lost_pairs(round_id), SecureMember.reveals)
+
+
+def _lost_pairs(round_id: UUID) -> Any:
+    """Return the column with the pair secrets that a lost client has sent or received, and without boxes."""
+    row, other = SecureMember, aliased(SecureMember)
+    lost = select(other.client_id).where(other.round_id == round_id, other.vectors.is_(None))
+    each = func.jsonb_each(row.shares["pairs"]).table_valued("key", "value")
+    found = func.coalesce(func.jsonb_object_agg(each.c.key, each.c.value), _EMPTY)
+    received = select(found).where(each.c.key.in_(lost))
+    pairs = case((row.vectors.is_(None), row.shares["pairs"]), else_=received.correlate(row).scalar_subquery())
+    return case(
+        (row.shares.is_(None), null()),
+        else_=func.jsonb_build_object("boxes", _EMPTY, "pairs", pairs, "commitments", _EMPTY),
+    )
+
+
+def messages_for(session: Session, round_id: UUID, client_id: str, *, with_shares: bool) -> list[Messages]:
+    """Return the messages of all members as far as one client needs them, in name order.
+
+    `with_shares`: the box and the commitments for that client. Postgres reads the shares for all others with them.
+    """
     row, its = SecureMember, literal(client_id, Text)
     parts: list[Any] = []
     for name in ("boxes", "pairs", "commitments"):
         parts += [name, func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares[name][client_id]))]
     shares = case((row.shares.is_(None), null()), else_=func.jsonb_build_object(*parts))
     reveals = case((row.client_id == client_id, row.reveals), else_=null())
+    return _messages(session, round_id, shares if with_shares else _NO_SHARES, reveals)
+
+
+def _messages(session: Session, round_id: UUID, shares: Any, reveals: Any) -> list[Messages]:
+    row = SecureMember
     statement = select(row.client_id, row.keys, shares, row.vectors, row.confirmations, reveals)
     found = session.execute(statement.where(row.round_id == round_id).order_by(row.client_id))
     return [Messages(*each) for each in found]
+
+
+def vectors(session: Session, round_id: UUID) -> dict[str, str]:
+    """Return the digests of the masked vectors that have arrived, by client."""
+    row = SecureMember
+    statement = select(row.client_id, row.vectors["update"].astext).where(row.round_id == round_id)
+    return dict(session.execute(statement.where(row.vectors.is_not(None))).all())
 
 
 class Present(NamedTuple):
@@ -101,12 +148,6 @@ def member(session: Session, round_id: UUID, client_id: str) -> SecureMember | N
     """Return one member as it is now."""
     statement = select(SecureMember).where(SecureMember.round_id == round_id, SecureMember.client_id == client_id)
     return session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
-
-
-def members(session: Session, round_id: UUID) -> Sequence[SecureMember]:
-    """Return the members as they are now, in name order. Lock the round before, to change one."""
-    statement = select(SecureMember).where(SecureMember.round_id == round_id).order_by(SecureMember.client_id)
-    return session.scalars(statement.execution_options(populate_existing=True)).all()
 
 
 def set_message(session: Session, round_id: UUID, client_id: str, phase: str, message: Json) -> None:

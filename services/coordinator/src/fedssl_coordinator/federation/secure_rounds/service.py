@@ -94,7 +94,7 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     needed: dict[str, Any] = {}
     if not is_member or received or phase == "keys":
         return SecureStatus(phase=phase, is_member=is_member, received=received)
-    rows = repository.messages_for(session, round_id, client_id)
+    rows = repository.messages_for(session, round_id, client_id, with_shares=phase == "vectors")
     if phase == "shares":
         needed["roster"] = {each.client_id: each.keys for each in rows if each.keys is not None}
     elif phase == "vectors":
@@ -156,7 +156,7 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
     stored = None if own is None else getattr(own, phase)
     if stored is not None and stored == message.model_dump(mode="json"):
         return
-    rows = repository.messages_for(session, current.id, client_id)
+    rows = repository.messages_for(session, current.id, client_id, with_shares=phase == "reveals")
     num_keys = sum(each.keys is not None for each in rows)
     try:
         if phase == "keys" and stored is None and num_keys == current.num_wanted:
@@ -174,11 +174,26 @@ def receive(session: Session, current: Round, assignment: Assignment, message: S
 def _may_advance(session: Session, row: SecureRound) -> bool:
     """Return whether the aggregator may have something to do after a message that was just stored."""
     rows = repository.present(session, row.round_id)
-    num_revealed = sum(each.reveals is not None for each in rows)
-    if row.phase == "reveals" and num_revealed >= _context_of(row).thresholds.threshold:
-        return True  # it decides whether the shares suffice
     missing = {each.client_id for each in rows if _is_awaited(each, row.phase)}
-    return not missing.intersection(repository.can_answer(session, row.round_id))
+    if not missing.intersection(repository.can_answer(session, row.round_id)):
+        return True
+    return row.phase == "reveals" and _may_suffice(_context_of(row), rows, len(missing))
+
+
+def _may_suffice(context: RoundContext, rows: Sequence[Present], num_missing: int) -> bool:
+    """Return whether the aggregator is to check if the revealed shares suffice.
+
+    Each client holds shares of its neighbours and of itself, and each survivor's secret needs as many as the threshold.
+    On a complete graph they suffice at once. Otherwise each check reads the whole cohort, so there is one whenever the
+    missing clients have become half as many; a phase's end checks as well.
+    """
+    limits, num_survivors = context.thresholds, sum(each.vectors is not None for each in rows)
+    num_neighbours = min(limits.degree, sum(each.keys is not None for each in rows) - 1)
+    num_revealed = num_survivors - num_missing
+    if num_revealed * (num_neighbours + 1) < limits.threshold * num_survivors:
+        return False
+    is_complete = num_neighbours >= num_survivors - 1
+    return is_complete or num_missing & (num_missing - 1) == 0
 
 
 def _is_awaited(member: MemberRow | Present, phase: str) -> bool:
@@ -216,21 +231,24 @@ def advance(session: Session, current: Round, seconds: float, *, is_overdue: boo
     can_answer = repository.can_answer(session, current.id)
     left_out: dict[str, str] = {}
     while True:
-        rows = repository.members(session, current.id)
-        server = _restored(row, rows)
+        before = row.phase
         if _is_foreign(row):
             why = "another version of fedssl, with another version of secure aggregation, has begun the round"
             return Advanced(left_out, is_over=True, why=why)
-        if server.phase not in _PHASES:
+        if before not in _PHASES:
             return Advanced(left_out, is_over=True, why="the protocol of the round has ended")
+        arrived = repository.present(session, current.id)
+        missing = {each.client_id for each in arrived if _is_awaited(each, before)}
+        is_full = before == "keys" and len(arrived) - len(missing) == current.num_wanted
+        is_early = bool(missing & can_answer) and not is_full and not is_overdue
+        is_waiting = is_early and not repository.is_overdue(session, current.id)
+        if is_waiting and before != "reveals":
+            return Advanced(left_out)
+        server = _restored(row, repository.messages(session, current.id))
         if server.is_complete:
             return Advanced(left_out, is_over=True, survivors=tuple(sorted(server.collected.vectors)))
-        missing = {each.client_id for each in rows if _is_awaited(each, server.phase)}
-        is_full = server.phase == "keys" and len(server.collected.keys) == current.num_wanted
-        is_early = bool(missing & can_answer) and not is_full and not is_overdue
-        if is_early and not repository.is_overdue(session, current.id):
+        if is_waiting:
             return Advanced(left_out)
-        before = server.phase
         try:
             phase = _freeze(server)
         except NoSum as error:
@@ -251,7 +269,7 @@ def _freeze(server: SecureServer) -> SecurePhase:
         case "keys":
             server.freeze_keys()
         case "shares":
-            server.freeze_shares()
+            server.end_shares()
         case "vectors":
             server.freeze_vectors()
         case "confirmations":
@@ -295,15 +313,14 @@ def _record_phase(
 def vectors(session: Session, round_id: UUID) -> dict[str, str]:
     """Return the digests of the masked vectors that have arrived, by client. If the client is lost later, its vector
     is in the sum nevertheless."""
-    rows = repository.members(session, round_id)
-    return {each.client_id: each.vectors["update"] for each in rows if each.vectors is not None}
+    return repository.vectors(session, round_id)
 
 
 def restored(session: Session, round_id: UUID) -> tuple[RoundContext, SecureServer]:
-    """Return a round's context, and its server as it was after the last message."""
+    """Return a round's context, and its server as it was after the last message, without the sealed shares."""
     row = repository.get(session, round_id)
     assert row is not None, "only of secure rounds"
-    return _context_of(row), _restored(row, repository.members(session, round_id))
+    return _context_of(row), _restored(row, repository.messages(session, round_id, with_revealed=True))
 
 
 def close(session: Session, current: Round, *, has_sum: bool) -> None:
@@ -312,9 +329,8 @@ def close(session: Session, current: Round, *, has_sum: bool) -> None:
     if row is None or row.phase not in _PHASES:
         return
     row = repository.locked(session, current.id)
-    server = _restored(row, repository.members(session, current.id))
-    collected = server.collected
-    revealed = {name for each in collected.reveals.values() for name in (*each.self_shares, *each.mask_shares)}
+    server = _restored(row, repository.messages(session, current.id))
+    collected, revealed = server.collected, set(server.num_revealed())
     facts = {
         **row.facts,
         "roster": None if server.roster_digest is None else server.roster_digest.hex(),
@@ -342,7 +358,7 @@ def _context_of(row: SecureRound) -> RoundContext:
     return _CONTEXT.validate_python(row.facts["context"])
 
 
-def _restored(row: SecureRound, rows: Sequence[MemberRow] | Sequence[Messages]) -> SecureServer:
+def _restored(row: SecureRound, rows: Sequence[Messages]) -> SecureServer:
     """Return the server of a round from its stored messages. That of another version has failed."""
     if _is_foreign(row):
         return SecureServer.restored(_context_of(row), "failed", Collected())
