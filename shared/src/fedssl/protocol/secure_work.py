@@ -45,7 +45,8 @@ def version_refusal(worker: int, coordinator: int) -> str | None:
 MOST_NEIGHBOURS = 10_000
 
 SECURE_BYTES = 2 << 20
-"""The largest message of a client. One of a round with 128 clients has up to 0.7 MB, and with 10,000 clients 0.9 MB."""
+"""The largest message of a client: up to 5 kB per neighbour, 0.7 MB with 128 clients and 0.9 MB with 10,000. With more
+than 200 neighbours, as for a `collusion` of a fifth of 1,000 clients, FEDSSL_MAX_BODY_BYTES must be raised."""
 
 SECURE_ANSWER_BYTES = 64 << 20
 """The largest answer about a phase. That with all keys has 5.2 kB per client."""
