@@ -8,9 +8,9 @@ the time is multiplied. Keys and shares are made while a client trains; the rest
 messages, which is not measured. Nor is the reading of the vectors: a plain round reads its updates as well.
 
 The columns: clients, bits of a word, threads, CPU seconds of a client while it trains, seconds of a client after it,
-masks that the coordinator removes, its seconds, those of the masks among them by the clock and of CPU time, the length
-of a round of 30 s with both, kilobytes that a client sends and receives besides the vector, and bytes as a multiple of
-a plain round's.
+masks that the coordinator removes, its seconds, the masks' CPU seconds and their seconds by the clock, the length of a
+round of 30 s with both, kilobytes that a client sends and receives besides the vector, and bytes as a multiple of a
+plain round's. Seconds are CPU time, that of masks divided by the threads: what the clock shows if the cores are free.
 """
 
 import argparse
@@ -153,12 +153,13 @@ def main() -> None:
         num_own, num_server, up, down = run(num_clients, clock)
         before, after, server = (clock.seconds[name] for name in ("client, while it trains", "client", "coordinator"))
         for bits, num_threads in product(options.bits, sorted({1, num_usable_cores()})):
-            client = encoding + after + masking(bits, num_own, num_threads, options.part)[0]
-            masks, masks_cpu = masking(bits, num_server, num_threads, options.part)
+            client = encoding + after + masking(bits, num_own, num_threads, options.part)[1] / num_threads
+            clock_seconds, cpu_seconds = masking(bits, num_server, num_threads, options.part)
+            masks = cpu_seconds / num_threads
             ratio = (bits // 8 * num_values + up + down + MODEL_BYTES) / (2 * MODEL_BYTES)
             sys.stdout.write(
                 f"| {num_clients:,} | {bits} | {num_threads} | {before:.2f} | {client:.2f} | {num_server:,} | "
-                f"{server + masks:.2f} | {masks:.2f} | {masks_cpu:.2f} | "
+                f"{server + masks:.2f} | {cpu_seconds:.2f} | {clock_seconds:.2f} | "
                 f"{(ROUND_SECONDS + client + server + masks) / ROUND_SECONDS:.3f} | "
                 f"{up / 1000:,.0f} | {down / 1000:,.0f} | {ratio:.3f} |\n"
             )

@@ -9,7 +9,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.secure_rounds import Phase, run_secure_round
-from fedssl.engine.secure_sums import NoSecureSum, run_secure_aggregation
+from fedssl.engine.secure_sums import NoSecureSum, client_words, run_secure_aggregation
 from fedssl.engine.summed_metrics import NUM_WORDS
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
@@ -151,6 +151,37 @@ def test_a_sum_of_another_size_is_refused() -> None:
             run_secure_aggregation(cohort.method, cohort.state, torch.ones(size, dtype=torch.int64), 6, cohort.ctx)
     with pytest.raises(MethodError, match="add up to 0: it must be positive"):
         run_secure_aggregation(cohort.method, cohort.state, torch.zeros(100_000, dtype=torch.int64), 6, cohort.ctx)
+
+
+def test_each_client_caps_its_own_weight_to_the_bits_of_a_plain_round() -> None:
+    cohort = Cohort(robustness={"max_examples": 20})  # of 10, 17, 24, 31, 38 and 45 images
+    found = cohort.secure({"f": "vectors"})
+    assert is_equal(found.result.state, cohort.plain(tuple("abcde")).state)
+    assert not is_equal(found.result.state, Cohort().plain(tuple("abcde")).state)
+
+
+@pytest.mark.parametrize(
+    ("weight", "why"),
+    [
+        (33, None),  # above the cap, which the sum does not show
+        (34, "the weights of 6 clients add up to 121, and robustness.max_examples allows 120"),
+        (-87, "add up to 0: it must be positive"),
+    ],
+)
+def test_a_weight_above_the_cap_is_found_once_the_sum_is_above_all_caps(weight: int, why: str | None) -> None:
+    cohort = Cohort(robustness={"max_examples": 20})  # the others have weights of 10, 17, and three times 20
+    vectors = {
+        update.client_id: client_words(cohort.method, cohort.broadcast, update, 6, cohort.ctx)
+        for update in cohort.updates()
+    }
+    assert int(vectors["f"][NUM_WORDS]) == 20
+    vectors["f"][NUM_WORDS] = weight
+    total = torch.stack(list(vectors.values())).sum(0)
+    if why is None:
+        run_secure_aggregation(cohort.method, cohort.state, total, 6, cohort.ctx)
+        return
+    with pytest.raises(NoSecureSum, match=why):
+        run_secure_aggregation(cohort.method, cohort.state, total, 6, cohort.ctx)
 
 
 def test_the_sum_has_the_mean_loss_and_how_many_clients_clipped_or_crossed_a_threshold() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, OutOfRange
-from fedssl.aggregation.fixed_point import Factor, FixedPointSum, NarrowWords, whole_weights
+from fedssl.aggregation.fixed_point import COUNTED_BITS, Factor, FixedPointSum, NarrowWords, whole_weights
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, split_state
 from fedssl.engine.encoder_average import next_average
@@ -89,25 +89,29 @@ def run_secure_aggregation(
         ctx: of the coordinator in this round.
         restart: all clients will start cold.
 
-    Raises MethodError if the words are not such a sum, or the result is not finite, and ValueOutOfRange if the total
-    weight is beyond the scales of words of 32 bits.
+    Raises NoSecureSum if the words are not such a sum, the weights are more than `robustness.max_examples` allows all
+    clients together, or the result is not finite: some client sent words of its own. Raises ValueOutOfRange if the
+    total weight is beyond the scales of words of 32 bits.
     """
     numbers, words = words[:NUM_WORDS], words[NUM_WORDS:]
     bound = method.bind(ctx.spec)
-    summed = _Summed(words, num_clients, narrow_words(bound, ctx))
+    summed = _Summed(words, num_clients, narrow_words(bound, ctx), ctx.spec.robustness.max_examples)
     known, kept = split_state(in_name_order(state))
     try:
         found, metrics = bound.server.aggregate(known, _any_updates(bound, num_clients), _with(ctx, summed))
     except OutOfRange as error:
         raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
     except AggregationError as error:
-        raise MethodError(f"the sum cannot be decoded: {error}") from error
+        raise NoSecureSum(f"the sum cannot be used: {error}") from error
     if summed.rest.numel():
         raise MethodError(f"the sum has {summed.rest.numel()} words more than the method's means")
     found = bound.server.restarted(found) if restart else found
     metrics = {**metrics, **summed_metrics(numbers, num_clients)}
     kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
-    return published(bound, found, kept, metrics, ctx)
+    try:
+        return published(bound, found, kept, metrics, ctx)
+    except MethodError as error:
+        raise NoSecureSum(f"the sum cannot be used: {error}") from error
 
 
 class _Recorded:
@@ -156,10 +160,14 @@ class _Counted:
 
 
 class _Summed:
-    """Reads each mean from the sum of all words. `rest`: what no mean was read from yet. `totals`: of all means."""
+    """Reads each mean from the sum of all words. `rest`: what no mean was read from yet. `totals`: of all means.
 
-    def __init__(self, words: Tensor, num_clients: int, narrow: NarrowWords | None) -> None:
+    `max_examples`: the largest weight of one client, or None.
+    """
+
+    def __init__(self, words: Tensor, num_clients: int, narrow: NarrowWords | None, max_examples: int | None) -> None:
         self.rest, self._num_clients, self._narrow = words, num_clients, narrow
+        self._most = None if max_examples is None else max_examples * num_clients
         self.totals = Totals(num_clients)
 
     def __call__(
@@ -173,6 +181,11 @@ class _Summed:
     ) -> Tensors:
         total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients, narrow=self._narrow)
         self.rest = total.take(self.rest, next(iter(updates)), self._num_clients)
+        if self._most is not None and fraction_bits == COUNTED_BITS and total.weight > self._most:
+            raise AggregationError(
+                f"the weights of {self._num_clients} clients add up to {total.weight}, and robustness.max_examples "
+                f"allows {self._most}: some client sent a larger weight than it may have"
+            )
         self.totals.add(total.weight, fraction_bits)
         return total.mean()
 

@@ -45,6 +45,14 @@ class RobustnessConfig(StrictModel):
         "proportion to their weights. With fewer clients than 1 / max_weight_share, all count equally. Null: no limit.",
         le=1,
     )
+    max_examples: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        exclude_if=_is_none,
+        description="Largest number of images with which one client's update counts. In a secure round each client "
+        "applies it, and a sum whose weights are more than all clients may have together is not used. Null: no limit.",
+    )
     max_examples_ratio: float | None = Field(
         default=None,
         ge=1,

@@ -13,6 +13,7 @@ import torch
 from pydantic import RootModel
 
 from fedssl.client import Conflict, Gone, Rejected
+from fedssl.engine.summed_metrics import NUM_WORDS
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SECURE_BYTES, SECURE_PROTOCOL, SecureStatus
 from fedssl.secure_aggregation import Refused
@@ -26,7 +27,7 @@ from support.tables import Tables
 EXPIRE = "UPDATE assignments SET lease_expires_at = now() - interval '1 s' WHERE client_id = %s"
 
 
-def _spec(*, secure: bool = True) -> RunSpec:
+def _spec(*, secure: bool = True, **changes: Any) -> RunSpec:
     masks: dict[str, Any] = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_seconds": 60}}
     return method_spec(
         "fedbyol",
@@ -35,6 +36,7 @@ def _spec(*, secure: bool = True) -> RunSpec:
         partition={"dataset": "digits", "num_clients": 4, "alpha": 1.0, "max_images": 160},
         cohort={"min_clients": 4, "lease_seconds": 60},
         **(masks if secure else {}),
+        **changes,
     )
 
 
@@ -189,6 +191,33 @@ def test_a_worker_or_a_round_of_another_version_is_refused_with_which_to_upgrade
     assert closed.verdict == "skipped"
     assert closed.reason is not None
     assert "another version of fedssl, with another version of secure aggregation, has begun the round" in closed.reason
+
+
+@pytest.mark.parametrize(("weight", "why"), [(200, "robustness.max_examples allows 160"), (-500, "must be positive")])
+def test_a_weight_above_its_cap_or_below_zero_ends_in_a_skipped_round(
+    weight: int, why: str, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    members = SecureMembers(coordinator, tmp_path, _spec(robustness={"max_examples": 40}))
+    _until_vectors(members)
+    words, liar = members.words(min(members.items)), max(members.items)
+    assert 0 < int(words.words64[NUM_WORDS]) <= 40
+    lying = words.copy()
+    lying.words64[NUM_WORDS] = np.int64(weight).view(np.uint64)
+    for name in members.items:
+        members.send(name, members.masked(name, lying if name == liar else words))
+    members.advance()
+    for name in members.items:
+        members.confirm(name)
+    members.advance()
+    for name in members.items:
+        members.send(name, members.reveals(name))
+    members.advance()
+    [closed] = coordinator.client.rounds(members.workers.id)
+    assert closed.verdict == "skipped"
+    assert closed.reason is not None
+    assert closed.reason.startswith("no secure sum: the sum cannot be used: the weights of 4 clients add up to")
+    assert why in closed.reason
+    assert coordinator.client.run(members.workers.id).outcome == "completed"
 
 
 def test_a_message_beyond_the_limit_is_refused_before_it_is_read(coordinator: Coordinator) -> None:

@@ -130,7 +130,20 @@ def test_a_claim_of_images_counts_up_to_a_multiple_of_the_median() -> None:
             np.testing.assert_allclose(tensor.double().numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
+def test_a_claim_of_images_counts_up_to_the_largest_number() -> None:
+    spec = method_spec("fedsimclr", robustness={"max_examples": 60})
+    state = start(spec).state
+    updates = _updates(state)
+    found, expected = (
+        aggregate(each, state, list(zip(claims, updates, strict=True))).state
+        for each, claims in ((spec, (10, 20, 30, 60, 10**9)), (method_spec("fedsimclr"), (10, 20, 30, 60, 60)))
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
 def test_no_bound_leaves_specs_as_older_workers_read_them() -> None:
+    assert "max_examples" not in method_spec("fedsimclr").model_dump()["robustness"]
     assert "max_examples_ratio" not in method_spec("fedsimclr").model_dump()["robustness"]
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         method_spec("fedsimclr", robustness={"max_examples_ratio": 0.5})

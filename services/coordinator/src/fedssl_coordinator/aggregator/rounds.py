@@ -22,7 +22,7 @@ from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
-from fedssl.engine.secure_sums import run_secure_aggregation
+from fedssl.engine.secure_sums import NoSecureSum, run_secure_aggregation
 from fedssl.engine.summed_metrics import mean_loss
 from fedssl.errors import ArtifactDamaged, ArtifactNotFound, DataError, MethodError, SpecError
 from fedssl.methods import METHODS
@@ -183,8 +183,11 @@ def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **
         found = unmasked_sum(current.id, digests)
     except (ArtifactDamaged, ArtifactNotFound) as error:
         raise NoSum(f"the store lacks a masked vector: {error}") from error
-    method = METHODS[spec.method.name]
-    return run_secure_aggregation(method, previous, as_tensor(found), len(found.survivors), ctx, **training)
+    method, num_clients = METHODS[spec.method.name], len(found.survivors)
+    try:
+        return run_secure_aggregation(method, previous, as_tensor(found), num_clients, ctx, **training)
+    except NoSecureSum as error:  # no client can end the run with words of its own
+        raise NoSum(str(error)) from error
 
 
 def publish_first(session: Session, run: Run, weights: Weights) -> None:

@@ -19,6 +19,8 @@ def update_weights(
     """Return a weight for each update, from its number of images, within the spec's `robustness`."""
     robustness = ctx.spec.robustness
     numbers = [update.num_examples for update in updates]
+    if robustness.max_examples is not None:
+        numbers = [min(number, robustness.max_examples) for number in numbers]
     if robustness.max_examples_ratio is not None:
         numbers = capped_at_median(numbers, robustness.max_examples_ratio)
     weights = [weight_of(number) for number in numbers]
