@@ -44,7 +44,7 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 
 class Messages(NamedTuple):
     """The messages of a member, as far as they are needed: those of all clients for all others are hundreds of
-    megabytes at 1,000 clients. Where no share is needed, messages that have shares are without them."""
+    megabytes at 1,000 clients. If no share is needed, messages that have shares are without them."""
 
     client_id: str
     keys: Json | None
