@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedssl.secure_aggregation import NoSum, Thresholds, Words
+from fedssl.secure_aggregation.mask_keys import MaskKeys
 from fedssl.secure_aggregation.masks import Mask, apply_masks
-from fedssl.secure_aggregation.roster import pair_mask_key
+from fedssl.secure_aggregation.roster import check_roster
 from support.secure_rounds import NEVER, SecureRound
 
 quick = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -120,7 +121,8 @@ def test_a_late_vector_stays_uniform_without_the_masks_of_its_pairs() -> None:
     secure = until_shares_with_zeros()
     late = secure.names[0]
     vector = secure.clients[late].mask(secure.inboxes[late], secure.words[late]).words.copy()
-    for keys in secure.roster[1:]:
-        key = pair_mask_key(secure.context.digest, secure.clients[late]._secrets.mask, keys.mask_key, late, keys.client)
-        apply_masks(vector, [Mask(key, is_negative=True)])
+    sent, roster = secure.server.collected.shares[late].pairs, check_roster(secure.context, secure.roster)
+    keys = MaskKeys(secure.context.digest, late, secure.clients[late]._secrets.mask)
+    for other in secure.names[1:]:
+        apply_masks(vector, [Mask(keys.pair_key(roster, other, sent[other]), is_negative=True)])
     assert is_uniform(vector)

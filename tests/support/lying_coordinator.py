@@ -11,13 +11,13 @@ from typing import TypeVar
 from fedssl.secure_aggregation import PhaseClosed, Refused, Words
 from fedssl.secure_aggregation.agreement import sharers_statement, survivors_statement
 from fedssl.secure_aggregation.errors import InvalidMessage
+from fedssl.secure_aggregation.mask_keys import PAIR_BYTES, MaskKeys
 from fedssl.secure_aggregation.masks import Mask, apply_masks
 from fedssl.secure_aggregation.messages import (
     BOX_BYTES,
     Confirmation,
     Delivery,
     Inbox,
-    KeyAnnouncement,
     MaskedVector,
     Reveals,
     Roster,
@@ -27,8 +27,7 @@ from fedssl.secure_aggregation.messages import (
     Survivors,
     secret_commitment,
 )
-from fedssl.secure_aggregation.primitives import open_sealed, public_key
-from fedssl.secure_aggregation.roster import CheckedRoster, check_roster, pair_mask_key, sealing_key, self_mask_key
+from fedssl.secure_aggregation.roster import CheckedRoster, check_roster, self_mask_key
 from fedssl.secure_aggregation.shamir import SHARE_BYTES, combine
 from support.secure_rounds import SecureRound
 
@@ -79,8 +78,9 @@ class LyingCoordinator:
     def _delivery(self, sender: str, recipient: str) -> Delivery:
         sent = self._shares.get(sender)
         if sent is None or recipient not in sent.boxes:
-            return Delivery(sender, bytes(BOX_BYTES), ShareCommitments(bytes(32), bytes(32)))
-        return Delivery(sender, sent.boxes[recipient], sent.commitments[recipient])
+            pair = bytes(PAIR_BYTES) if sender < recipient else None
+            return Delivery(sender, bytes(BOX_BYTES), pair, ShareCommitments(bytes(32), bytes(32)))
+        return Delivery(sender, sent.boxes[recipient], sent.pairs.get(recipient), sent.commitments[recipient])
 
     def mask(self, name: str, sharers: Iterable[str]) -> MaskedVector | None:
         """Show a client the clients that sent shares, as the coordinator likes."""
@@ -132,7 +132,7 @@ class LyingCoordinator:
         return found
 
     def _unmasked(self, chosen: frozenset[str], secret: Callable[[str, SecretKind], bytes | None]) -> Words | None:
-        context, keys = self.secure.context, {name: self.clients[name].announcement for name in self.secure.names}
+        context = self.secure.context
         total = Words.zeros(context.num_words64 + 1, context.num_words32)
         for name in sorted(chosen):
             vector, inbox = self._vectors[name]
@@ -144,7 +144,7 @@ class LyingCoordinator:
             for other in (delivery.sender for delivery in inbox.deliveries):
                 if other in chosen and any(it.sender == name for it in self._vectors[other][1].deliveries):
                     continue  # the masks of these two cancel
-                key = _pair_key(context.digest, keys, secret, name, other)
+                key = self._pair_key(secret, name, other)
                 if key is None:
                     return None
                 apply_masks(total, [Mask(key, is_negative=name < other)])
@@ -168,7 +168,7 @@ class LyingCoordinator:
         found = combine(dict(list(shares.items())[:threshold]))
         announced = self.clients[owner].announcement
         if kind == "mask":
-            assert public_key(found) == announced.mask_key
+            assert MaskKeys(self.secure.context.digest, owner, found).public == announced.mask_key
         else:
             assert secret_commitment(self.secure.context.digest, found) == announced.commitment
         return found
@@ -183,26 +183,28 @@ class LyingCoordinator:
         return (reveals.mask_shares if kind == "mask" else reveals.self_shares).get(owner)
 
     def _opened(self, owner: str, colluding: str) -> bytes | None:
-        context, sent = self.secure.context.digest, self._shares.get(owner)
+        sent = self._shares.get(owner)
         if sent is None or colluding not in sent.boxes:
             return None
         private, public = self.clients[colluding]._secrets.encryption, self.clients[owner].announcement.encryption_key
-        key = sealing_key(context, private, public, owner, colluding)
+        info = self._rosters[owner].sealing_label("shares", owner, colluding)
         try:
-            return open_sealed(key, sent.boxes[colluding], self._rosters[owner].sealing_label(owner, colluding))
+            return private.open(public, sent.boxes[colluding], info)
         except InvalidMessage:
             return None
 
-
-def _pair_key(
-    context: bytes,
-    keys: dict[str, KeyAnnouncement],
-    secret: Callable[[str, SecretKind], bytes | None],
-    one: str,
-    other: str,
-) -> bytes | None:
-    for owner, peer in ((one, other), (other, one)):
-        private = secret(owner, "mask")
-        if private is not None:
-            return pair_mask_key(context, private, keys[peer].mask_key, one, other)
-    return None
+    def _pair_key(self, secret: Callable[[str, SecretKind], bytes | None], one: str, other: str) -> bytes | None:
+        """Return the key of the mask of two clients, if the mask secret of either is known."""
+        first, second = sorted((one, other))
+        sent = self._shares.get(first)
+        if sent is None or second not in sent.pairs:
+            return None
+        for owner, peer in ((one, other), (other, one)):
+            private = secret(owner, "mask")
+            if private is not None:
+                keys = MaskKeys(self.secure.context.digest, owner, private)
+                try:
+                    return keys.pair_key(self._rosters[first], peer, sent.pairs[second])
+                except InvalidMessage:
+                    pass
+        return None

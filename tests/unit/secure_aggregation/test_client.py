@@ -15,8 +15,11 @@ from fedssl.secure_aggregation import (
     SecureClient,
     Words,
 )
+from fedssl.secure_aggregation.errors import InvalidMessage
+from fedssl.secure_aggregation.hybrid_keys import HybridKey
+from fedssl.secure_aggregation.mask_keys import MaskKeys
 from fedssl.secure_aggregation.messages import Confirmation, KeyAnnouncement, SealedShares, Survivors
-from fedssl.secure_aggregation.primitives import public_key
+from fedssl.secure_aggregation.roster import CheckedRoster, check_roster
 from support.lying_coordinator import LyingCoordinator
 from support.secure_rounds import SecureRound
 
@@ -62,7 +65,7 @@ def test_keys_are_new_in_each_round(secure: SecureRound) -> None:
 
 
 def _low_order(keys: KeyAnnouncement, secure: SecureRound) -> KeyAnnouncement:
-    bad = replace(keys, mask_key=bytes(32))
+    bad = replace(keys, mask_key=bytes(32) + keys.mask_key[32:])
     return replace(bad, signature=secure.identities[keys.client].sign(bad.signed_bytes(secure.context.digest)))
 
 
@@ -71,7 +74,7 @@ def _of_an_older_round(keys: KeyAnnouncement, secure: SecureRound) -> KeyAnnounc
 
 
 def _invented(keys: KeyAnnouncement, secure: SecureRound) -> KeyAnnouncement:
-    bad = replace(keys, mask_key=public_key(bytes([5]) * 32))
+    bad = replace(keys, mask_key=HybridKey(secure.context.digest, bytes([5]) * 32).public)
     return replace(bad, signature=Ed25519PrivateKey.generate().sign(bad.signed_bytes(secure.context.digest)))
 
 
@@ -257,14 +260,82 @@ def test_different_rosters_for_different_clients_give_no_sum(secure: SecureRound
     liar.share(FIRST, liar.roster(secure.names[:-1]))
     for name in secure.names[1:]:
         liar.share(name, liar.roster(secure.names))
-    for name in secure.names:
-        assert liar.mask(name, secure.names[:-1] if name == FIRST else secure.names)
-    for name in secure.names:
-        liar.confirm(name, secure.names[:-1])
-    assert set(liar.refused) == set(secure.names)
+    # What the first client sealed for the others is bound to its roster. It is the first of each pair itself.
+    assert liar.mask(FIRST, secure.names[:-1])
+    for name in secure.names[1:]:
+        assert liar.mask(name, secure.names) is None
+        assert liar.refused[name] == f"c000 sealed a pair secret for {name} that {name} cannot open"
+    assert liar.confirm(FIRST, secure.names[:-1]) is None
     assert "c001 did not sign the same list of clients that sent shares" in liar.refused[FIRST]
-    assert "c000 did not sign the same list" in liar.refused[SECOND]
     assert not liar.disclosed()
+
+
+def _with_keys(secure: SecureRound, name: str) -> tuple[CheckedRoster, MaskKeys]:
+    """Return the checked roster, and a client's keys from its mask secret."""
+    return check_roster(secure.context, secure.roster), MaskKeys(
+        secure.context.digest, name, secure.clients[name]._secrets.mask
+    )
+
+
+def test_a_client_with_the_same_seed_and_its_stored_shares_continues_with_the_same_messages(
+    secure: SecureRound,
+) -> None:
+    # Encapsulation draws random numbers: without the stored shares, others would be sent.
+    survivors = secure.until_survivors()
+    old, sent = secure.clients[SECOND], secure.server.collected.shares[SECOND]
+    new = SecureClient(secure.context, SECOND, secure.identities[SECOND], OwnerLimits(), old._seed)
+    assert new.announcement == old.announcement
+    assert new.share(secure.roster, sent) == sent
+    inbox, words = secure.inboxes[SECOND], secure.words[SECOND]
+    assert new.mask(inbox, words).digest() == old.mask(inbox, words).digest()
+    confirmations = secure.confirm(survivors)
+    assert new.confirm(survivors) == old.confirm(survivors)
+    assert new.reveal(confirmations) == old.reveal(confirmations)
+    again = SecureClient(secure.context, SECOND, secure.identities[SECOND], OwnerLimits(), old._seed)
+    other = again.share(secure.roster)
+    assert other.commitments == sent.commitments
+    assert set(other.boxes.values()).isdisjoint(sent.boxes.values())
+    assert set(other.pairs.values()).isdisjoint(sent.pairs.values())
+
+
+def test_both_clients_of_a_pair_derive_its_key_and_only_from_what_the_first_one_sealed(secure: SecureRound) -> None:
+    secure.until_survivors()
+    sent = secure.server.collected.shares[FIRST].pairs
+    (roster, first), (_, second), (_, third) = (_with_keys(secure, name) for name in (FIRST, SECOND, THIRD))
+    key = first.pair_key(roster, SECOND, sent[SECOND])
+    assert second.pair_key(roster, FIRST, sent[SECOND]) == key
+    assert third.pair_key(roster, FIRST, sent[THIRD]) != key
+    ciphertext, rest = sent[SECOND][:1088], sent[SECOND][1088:]
+    for wrong in (
+        sent[THIRD],  # sealed for another client
+        bytes([ciphertext[0] ^ 1]) + ciphertext[1:] + rest,  # implicit rejection: decapsulation gives another secret
+        sent[THIRD][:1088] + rest,
+        bytes(1180),
+        b"",
+    ):
+        with pytest.raises(InvalidMessage, match="c000 sealed a pair secret for c001 that c001 cannot open"):
+            second.pair_key(roster, FIRST, wrong)
+    committed = sent[SECOND][:-32] + sent[THIRD][-32:]
+    for keys, other in ((first, SECOND), (second, FIRST)):
+        with pytest.raises(InvalidMessage, match="c000 sealed another pair secret for c001 than it committed to"):
+            keys.pair_key(roster, other, committed)
+
+
+def test_the_mask_secret_of_a_lost_client_opens_no_shares_and_no_pair_of_others(secure: SecureRound) -> None:
+    # The coordinator knows the mask secret of c001, and every message.
+    secure.lost_in[SECOND] = 2
+    secure.until_survivors()
+    roster, keys = _with_keys(secure, SECOND)
+    sent = secure.server.collected.shares
+    known = HybridKey(secure.context.digest, secure.clients[SECOND]._secrets.mask)
+    for name in (FIRST, THIRD):
+        for public in (roster.keys[name].encryption_key, roster.keys[name].mask_key):
+            with pytest.raises(InvalidMessage):
+                known.open(public, sent[name].boxes[SECOND], roster.sealing_label("shares", name, SECOND))
+    with pytest.raises(InvalidMessage, match="c000 sealed a pair secret for c001 that c001 cannot open"):
+        keys.pair_key(roster, FIRST, sent[FIRST].pairs[THIRD])
+    assert keys.public != roster.keys[THIRD].mask_key
+    assert keys.pair_key(roster, FIRST, sent[FIRST].pairs[SECOND])
 
 
 def _spoilt(shares: SealedShares, sender: str, recipient: str) -> SealedShares:

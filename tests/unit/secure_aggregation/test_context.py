@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedssl.secure_aggregation import Member, RoundContext, Thresholds, choose_thresholds
+from fedssl.secure_aggregation import Member, RoundContext, Thresholds, choose_thresholds, primitives
+from fedssl.secure_aggregation.errors import InvalidMessage
+from fedssl.secure_aggregation.roster import check_keys
 from support.secure_rounds import SecureRound
 
 CONTEXT = SecureRound(5).context
@@ -31,6 +33,16 @@ def test_every_part_changes_the_digest(change: dict[str, object]) -> None:
 
 def test_the_same_context_has_the_same_digest() -> None:
     assert replace(CONTEXT).digest == CONTEXT.digest
+
+
+def test_keys_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    secure, digest = SecureRound(5), CONTEXT.digest
+    with monkeypatch.context() as patch:
+        patch.setattr(primitives, "_DOMAIN", "fedssl/secagg/1|")
+        assert replace(CONTEXT).digest != digest
+        old = secure.client("c001").announcement
+    with pytest.raises(InvalidMessage, match="c001 did not sign these keys for this round"):
+        check_keys(replace(secure.context), old)
 
 
 def _with(**change: object) -> RoundContext:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedssl.secure_aggregation import Conflict, InvalidMessage, NoSum, PhaseClosed, Words
+from fedssl.secure_aggregation import Conflict, InvalidMessage, NoSum, PhaseClosed, Refused, Words
+from fedssl.secure_aggregation.mask_keys import MaskKeys
 from fedssl.secure_aggregation.messages import (
     Confirmation,
     MaskedVector,
@@ -14,8 +15,7 @@ from fedssl.secure_aggregation.messages import (
     ShareCommitments,
     share_commitment,
 )
-from fedssl.secure_aggregation.primitives import seal
-from fedssl.secure_aggregation.roster import check_roster, sealing_key
+from fedssl.secure_aggregation.roster import check_roster
 from fedssl.secure_aggregation.shamir import split
 from support.secure_rounds import SecureRound, random_coefficients, with_self_share
 
@@ -77,8 +77,10 @@ def test_keys_that_cannot_be_used_are_refused(secure: SecureRound) -> None:
     first = secure.client(FIRST).announcement
     secure.server.add_keys(first)
     for change, why in (
-        ({"mask_key": bytes(32)}, "c001: the X25519 public key has low order"),
+        ({"mask_key": bytes(32) + first.mask_key[32:]}, "c001: the X25519 public key has low order"),
+        ({"mask_key": first.mask_key[:32] + b"\xff" * 1184}, "c001: the ML-KEM-768 public key is not one"),
         ({"encryption_key": first.mask_key}, "already in use"),
+        ({"encryption_key": secure.client(LAST).announcement.mask_key[:32] + first.mask_key[32:]}, "already in use"),
         ({"encryption_key": b""}, "wrong size"),
     ):
         with pytest.raises(InvalidMessage, match=why):
@@ -118,8 +120,11 @@ def test_phases_out_of_order_and_late_messages_are_refused(secure: SecureRound) 
     ("alter", "why"),
     [
         (lambda s: replace(s, boxes=dict(list(s.boxes.items())[1:])), "one sealed share to each of its neighbours"),
-        (lambda s: replace(s, boxes={**s.boxes, "c900": bytes(94)}), "one sealed share to each of its neighbours"),
-        (lambda s: replace(s, boxes=dict.fromkeys(s.boxes, bytes(93))), "have the wrong size"),
+        (lambda s: replace(s, boxes={**s.boxes, "c900": bytes(1182)}), "one sealed share to each of its neighbours"),
+        (lambda s: replace(s, boxes=dict.fromkeys(s.boxes, bytes(1181))), "have the wrong size"),
+        (lambda s: replace(s, pairs=dict(list(s.pairs.items())[1:])), "a pair secret to each neighbour after it"),
+        (lambda s: replace(s, pairs=dict.fromkeys(s.boxes, bytes(1180))), "a pair secret to each neighbour after it"),
+        (lambda s: replace(s, pairs=dict.fromkeys(s.pairs, bytes(1179))), "have the wrong size"),
         (lambda s: replace(s, commitments={}), "one sealed share to each"),
         (
             lambda s: replace(s, commitments=dict.fromkeys(s.commitments, ShareCommitments(b"", b""))),
@@ -190,9 +195,9 @@ def _shares_of_another_secret(secure: SecureRound, shares: SealedShares, sender:
         )
         if holder != sender:
             public = roster.keys[holder].encryption_key
-            key = sealing_key(context, client._secrets.encryption, public, sender, holder)
-            boxes[holder] = seal(key, share + share, roster.sealing_label(sender, holder))
-    return SealedShares(sender, boxes, commitments)
+            info = roster.sealing_label("shares", sender, holder)
+            boxes[holder] = client._secrets.encryption.seal(public, share + share, info)
+    return SealedShares(sender, boxes, shares.pairs, commitments)
 
 
 @pytest.mark.parametrize("lost_in", [2, 4])
@@ -206,6 +211,78 @@ def test_shares_of_another_secret_name_their_owner(secure: SecureRound, lost_in:
         secure.reveal(confirmations)
     assert refused.value.clients == (LAST,)
     assert secure.server.phase == "failed"
+
+
+def _with_garbage(shares: SealedShares, sender: str, recipient: str) -> SealedShares:
+    if shares.client != sender:
+        return shares
+    return replace(shares, pairs={**shares.pairs, recipient: bytes(len(shares.pairs[recipient]))})
+
+
+def test_a_pair_secret_that_cannot_be_opened_ends_the_round_and_names_who_sealed_it(secure: SecureRound) -> None:
+    # c001 refuses, and is lost: its mask secret, which the others give back, shows what it has seen.
+    secure.announce()
+    secure.share(lambda shares: _with_garbage(shares, FIRST, SECOND))
+    with pytest.raises(Refused, match="c000 sealed a pair secret for c001 that c001 cannot open"):
+        secure.clients[SECOND].mask(secure.inboxes[SECOND], secure.words[SECOND])
+    secure.lost_in[SECOND] = 2
+    confirmations = secure.confirm(secure.mask())
+    with pytest.raises(NoSum, match="c000 sealed a pair secret for c001 that c001 cannot open") as refused:
+        secure.reveal(confirmations)
+    assert refused.value.clients == (FIRST,)
+    assert secure.server.phase == "failed"
+
+
+def test_garbage_of_a_client_that_is_lost_as_well_changes_nothing(secure: SecureRound) -> None:
+    secure.announce()
+    secure.share(lambda shares: _with_garbage(shares, FIRST, SECOND))
+    secure.lost_in |= {FIRST: 2, SECOND: 2}
+    survivors = secure.mask()
+    assert secure.reveal(secure.confirm(survivors)).words.is_equal(secure.expected(survivors.clients))
+
+
+def test_a_client_that_only_claims_to_have_received_garbage_leaves_the_sum_right(secure: SecureRound) -> None:
+    secure.announce()
+    secure.share()
+    secure.lost_in[SECOND] = 2  # it declines
+    survivors = secure.mask()
+    assert secure.reveal(secure.confirm(survivors)).words.is_equal(secure.expected(survivors.clients))
+
+
+def test_a_pair_secret_other_than_that_of_the_shared_mask_secret_names_its_owner(
+    secure: SecureRound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # c001 can open what c000 sealed, and it is what c000 committed to. Only the mask secret of c000 shows the lie.
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskKeys, "_chosen", lambda self, second: bytes(32))
+        secure.announce()
+        lie = secure.clients[FIRST].share(secure.roster)
+    secure.share(lambda shares: lie if shares.client == FIRST else shares)
+    secure.lost_in[FIRST] = 2
+    confirmations = secure.confirm(secure.mask())
+    with pytest.raises(NoSum, match="c000 sealed another pair secret for c001 than it committed to") as refused:
+        secure.reveal(confirmations)
+    assert refused.value.clients == (FIRST,)
+
+
+def test_an_ml_kem_key_that_is_not_that_of_the_shared_secret_names_its_owner(secure: SecureRound) -> None:
+    other = secure.client(LAST).announcement.mask_key[32:]
+    for name in secure.names:
+        secure.clients[name] = secure.client(name)
+        keys = secure.clients[name].announcement
+        if name == LAST:
+            keys = replace(keys, mask_key=keys.mask_key[:32] + other)
+            signature = secure.identities[LAST].sign(keys.signed_bytes(secure.context.digest))
+            keys = secure.clients[LAST].announcement = replace(keys, signature=signature)
+        secure.server.add_keys(keys)
+    secure.roster = secure.server.freeze_keys()
+    secure.share()
+    with pytest.raises(Refused, match="c000 sealed a pair secret for c005 that c005 cannot open"):
+        secure.clients[LAST].mask(secure.inboxes[LAST], secure.words[LAST])
+    secure.lost_in[LAST] = 2
+    with pytest.raises(NoSum, match="c005 sent shares of another secret than it committed to") as refused:
+        secure.reveal(secure.confirm(secure.mask()))
+    assert refused.value.clients == (LAST,)
 
 
 def test_words_of_another_mask_give_no_sum(secure: SecureRound) -> None:

@@ -16,6 +16,7 @@ from fedssl.data import ImageData
 from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
 from fedssl.protocol.data import DataConfig, WindowConfig
 from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker import data as data_module
@@ -55,6 +56,11 @@ def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any,
 def test_a_run_that_asks_for_masks_gets_no_update_without_them(setting: Setting) -> None:
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
     item = setting.item(make_spec(**secure), 1)
+    for version in (None, SECURE_PROTOCOL + 1):  # version 1 had no key
+        older = "coordinator" if version is None else "worker"
+        with pytest.raises(CannotTrain, match=f"coordinator version {version or 1}: upgrade the {older}"):
+            setting.executor().secure_context(item.model_copy(update={"secure_protocol": version}))
+    item = item.model_copy(update={"secure_protocol": SECURE_PROTOCOL})
     with pytest.raises(CannotTrain, match="cohort has no secure sum: secure aggregation needs at least 3") as refused:
         setting.executor().secure_context(item)
     assert refused.value.cause == Cause.COORDINATOR

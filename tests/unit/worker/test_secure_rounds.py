@@ -1,5 +1,6 @@
 """A worker in secure rounds of a coordinator that lies: it refuses, records why, and no share has left."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.protocol.secure_work import (
+    SECURE_PROTOCOL,
     SecureConfirmation,
     SecureKeys,
     SecureMember,
@@ -262,6 +264,50 @@ def test_a_second_roster_is_refused_after_a_restart(tmp_path: Path) -> None:
     with pytest.raises(NotPermitted, match="shares were already made for another roster"):
         cohort.take_part()
     assert cohort.kinds_sent() == ["keys", "shares"]
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "vectors", "confirmations", "reveals"])
+def test_a_worker_that_is_killed_while_a_message_leaves_sends_the_same_bytes_again(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The coordinator has received nothing: it asks for the message again.
+    cohort = Cohort(tmp_path)
+
+    def kill(assignment_id: UUID, message: Any) -> None:
+        if message.phase != phase:
+            Cohort.send_secure(cohort, assignment_id, message)
+            return
+        cohort.sent.append(message)
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cohort, "send_secure", kill)
+        with pytest.raises(_Killed):
+            cohort.take_part()
+    if phase == "reveals":
+        cohort.sent.pop()  # `secure_status` reports the end of the round once a message of this phase was sent
+    killed = [message for message in cohort.sent if message.phase == phase] or [None]
+    cohort.take_part()
+    again = [message for message in cohort.sent if message.phase == phase]
+    assert len({message.model_dump_json() for message in again}) == 1
+    assert killed in ([None], again[:1])
+    assert cohort.kinds_sent()[-1] == "reveals"
+
+
+def test_the_file_of_an_older_version_ends_its_round_and_the_next_one_begins(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    rounds = cohort.worker()
+    path = tmp_path / "secure" / f"{cohort.item.run_id}.json"
+    old = {"round": 3, "context": "ab" * 32, "seed": "cd" * 32, "roster": {OTHERS[0]: {"mask_key": "00" * 32}}}
+    path.write_text(json.dumps(old))
+    with pytest.raises(NotPermitted, match="has taken part in round 3 already"):
+        rounds.begin(cohort.item, cohort.context)
+    assert cohort.sent == []
+    item = cohort.item.model_copy(update={"round_number": 4})
+    rounds.begin(item, cohort.context_of(4))
+    stored = json.loads(path.read_text())
+    assert (stored["protocol"], stored["round"]) == (SECURE_PROTOCOL, 4)
+    assert stored["seed"] not in (None, "cd" * 32)
 
 
 def test_no_second_vector_leaves_if_the_update_was_trained_again_with_other_bits(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_work import OUT_OF_RANGE
+from fedssl.protocol.secure_work import OUT_OF_RANGE, SECURE_PROTOCOL, version_refusal
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, StateLost, WorkItem
@@ -149,6 +149,8 @@ class Executor:
 
     def secure_context(self, item: WorkItem) -> RoundContext:
         """Return the context of a secure round, from what this worker itself knows. Raises CannotTrain."""
+        if (why := version_refusal(SECURE_PROTOCOL, item.secure_protocol or 1)) is not None:
+            raise CannotTrain(why)
         method = self._method_of(item)
         try:
             return round_context(

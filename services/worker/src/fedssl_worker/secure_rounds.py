@@ -1,9 +1,9 @@
 """A worker's part in secure rounds: it answers each phase, and continues after it was killed.
 
-What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, and what the
-coordinator sent in each phase, written before the answer leaves. A client that is made again from these gives the same
-answers (`SecureClient`), so that no second vector is masked, and no second list is signed. The seed is deleted at the
-end of the round; the number of the round stays, so that no round is answered twice.
+What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, the shares that
+were made, and what the coordinator sent in each phase, written before the answer leaves. A client that is made again
+from these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed.
+The seed is deleted at the end of the round; the number of the round stays, so that no round is answered twice.
 """
 
 import contextvars
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import structlog
 import torch
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import read_tensors, save_tensors
@@ -30,11 +30,13 @@ from fedssl.errors import Cancelled
 from fedssl.files import write_private
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.secure_work import (
+    SECURE_PROTOCOL,
     VECTOR_NAME,
     Hex32,
     Hex64,
     SecureInbox,
     SecureKeys,
+    SecureShares,
     SecureStatus,
     SecureVector,
 )
@@ -72,15 +74,28 @@ class _Trained:
 
 
 class Record(StrictModel):
-    """The file of a run. `seed` is None once the round has ended. `words`: the digest of what was masked."""
+    """The file of a run. `seed` is None once the round has ended. `words`: the digest of what was masked.
 
+    A round of another version of the protocol has ended: only its number is kept, so that it is not answered again.
+    """
+
+    protocol: int
     round: int
     context: Hex32
     seed: Hex32 | None
     roster: dict[str, SecureKeys] | None = None
+    shares: SecureShares | None = None
     inbox: SecureInbox | None = None
     words: Digest | None = None
     survivors: dict[str, Hex64] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_version(cls, body: Any) -> Any:
+        if isinstance(body, dict) and body.get("protocol", 1) != SECURE_PROTOCOL:
+            kept = {name: body.get(name) for name in ("round", "context")}
+            return {**kept, "protocol": SECURE_PROTOCOL, "seed": None}
+        return body
 
 
 class SecureRounds:
@@ -104,8 +119,9 @@ class SecureRounds:
             record = self._record_for(path, item.round_number, context)
             seed = bytes.fromhex(record.seed or "")
             client = SecureClient(context, item.client_id, self._identity, self._egress.secure_limits, seed)
-            if record.roster is not None:
-                client.share(wire.roster_from_wire(record.roster))
+            if record.roster is not None and record.shares is not None:
+                before = wire.shares_from_wire(item.client_id, record.shares)
+                client.share(wire.roster_from_wire(record.roster), before)
         except Refused as error:
             raise self._egress.refuse_secure(item, str(error)) from error
         write_private(path, record.model_dump_json())
@@ -119,7 +135,9 @@ class SecureRounds:
         except ValidationError as error:
             raise CannotTrain(f"the file {path.name} of secure rounds is damaged: this run cannot continue") from error
         if known is None or known.round < number:
-            return Record(round=number, context=context.digest.hex(), seed=secrets.token_hex(32))
+            return Record(
+                protocol=SECURE_PROTOCOL, round=number, context=context.digest.hex(), seed=secrets.token_hex(32)
+            )
         if known.round > number or known.seed is None:
             raise Refused(f"this worker has taken part in round {known.round} already, and is asked for round {number}")
         if known.context != context.digest.hex():
@@ -237,9 +255,9 @@ class SecureRound:
 
     def _share(self, status: SecureStatus) -> None:
         roster = wire.roster_from_wire(status.roster or {})
-        shares = self._guarded(lambda: self._secure.share(roster))
-        self._store(roster=status.roster)
-        self._egress.send_secure(self._item, wire.shares_to_wire(shares))
+        shares = wire.shares_to_wire(self._guarded(lambda: self._secure.share(roster)))
+        self._store(roster=status.roster, shares=shares)
+        self._egress.send_secure(self._item, shares)
 
     def _send_vector(self, status: SecureStatus, trained: _Trained) -> None:
         inbox = status.inbox or SecureInbox(sharers=(), deliveries=())
@@ -292,4 +310,4 @@ class SecureRound:
 
     def _end(self) -> None:
         """Delete the secrets of the round. It is never answered again."""
-        self._store(seed=None, roster=None, inbox=None, words=None, survivors=None)
+        self._store(seed=None, roster=None, shares=None, inbox=None, words=None, survivors=None)

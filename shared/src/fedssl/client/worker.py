@@ -18,6 +18,7 @@ from fedssl.protocol.data_card import DataReport, DataReported
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.secure_work import (
     SECURE_ANSWER_BYTES,
+    SECURE_PROTOCOL,
     SecureMessage,
     SecureQuery,
     SecureStatus,
@@ -249,7 +250,8 @@ class WorkerClient(BaseClient):
 
         Raises Conflict if another message of this phase has arrived, and Gone if the phase is over.
         """
-        return self._call_secure("send", SecureSubmission(assignment_id=assignment_id, message=message))
+        body = SecureSubmission(assignment_id=assignment_id, protocol=SECURE_PROTOCOL, message=message)
+        return self._call_secure("send", body)
 
     def secure_status(self, assignment_id: UUID) -> SecureStatus:
         """Return the phase of a secure round, and what is needed for the next message. Raises LeaseLost."""

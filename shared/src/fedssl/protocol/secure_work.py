@@ -3,10 +3,10 @@
 Each phase has one message per client. `fedssl.secure_aggregation` has the protocol, and its `wire` converts messages.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from fedssl.protocol.base import ClientId, Digest, StrictModel
 from fedssl.protocol.plan import TensorSpec
@@ -14,16 +14,42 @@ from fedssl.protocol.plan import TensorSpec
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Hex33 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{66}$")]
 Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
-Box = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{188}$")]
-"""Two shares of 33 bytes, sealed: 94 bytes."""
+HybridKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2432}$")]
+"""An X25519 and an ML-KEM-768 public key: 32 and 1,184 bytes."""
+
+Box = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2364}$")]
+"""Two shares of 33 bytes, sealed: a ciphertext of ML-KEM-768, 1,088 bytes, and 94."""
+
+PairSecret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2360}$")]
+"""A pair secret of 32 bytes, sealed like shares: 1,148 bytes. And the commitment to it: 32 bytes."""
+
+SECURE_PROTOCOL = 2
+"""The version of secure aggregation. Workers and coordinators of different versions have no secure rounds together."""
+
+
+def version_refusal(worker: int, coordinator: int) -> str | None:
+    """Return why a worker and a coordinator have no secure round together, and which to upgrade, or None if they do.
+
+    >>> version_refusal(1, 2)
+    'the worker speaks version 1 of secure aggregation, and the coordinator version 2: upgrade the worker'
+    """
+    if worker == coordinator:
+        return None
+    older = "worker" if worker < coordinator else "coordinator"
+    return (
+        f"the worker speaks version {worker} of secure aggregation, and the coordinator version {coordinator}: "
+        f"upgrade the {older}"
+    )
+
 
 MOST_NEIGHBOURS = 10_000
 
-SECURE_BYTES = 1 << 20
-"""The largest message of a client. One of a round with 128 clients has 60 kB."""
+SECURE_BYTES = 2 << 20
+"""The largest message of a client: up to 5 kB per neighbour, 0.7 MB with 128 clients and 0.9 MB with 10,000. With more
+than 200 neighbours, as for a `collusion` of a fifth of 1,000 clients, FEDSSL_MAX_BODY_BYTES must be raised."""
 
-SECURE_ANSWER_BYTES = 8 << 20
-"""The largest answer about a phase."""
+SECURE_ANSWER_BYTES = 64 << 20
+"""The largest answer about a phase. That with all keys has 5.2 kB per client."""
 
 VECTOR_NAME = "masked"
 """The name of the masked tensor in the file of a masked vector: int64, one word that counts clients and then the words
@@ -53,8 +79,8 @@ class SecureKeys(StrictModel):
     """The public keys of one client in one round, signed by its identity key."""
 
     phase: Literal["keys"] = "keys"
-    encryption_key: Hex32
-    mask_key: Hex32
+    encryption_key: HybridKey
+    mask_key: HybridKey
     commitment: Hex32
     signature: Hex64
 
@@ -67,10 +93,12 @@ class SecureShareCommitments(StrictModel):
 
 
 class SecureShares(StrictModel):
-    """A client's shares for its neighbours, sealed, and the hashes of all its shares."""
+    """A client's shares for its neighbours, sealed, and the hashes of all its shares. `pairs`: the pair secrets for the
+    neighbours that are later in name order."""
 
     phase: Literal["shares"] = "shares"
     boxes: Annotated[dict[ClientId, Box], Field(max_length=MOST_NEIGHBOURS)]
+    pairs: Annotated[dict[ClientId, PairSecret], Field(max_length=MOST_NEIGHBOURS)]
     commitments: Annotated[dict[ClientId, SecureShareCommitments], Field(max_length=MOST_NEIGHBOURS)]
 
 
@@ -105,7 +133,17 @@ class SecureSubmission(StrictModel):
     """One message of a client about its assignment in a secure round. The same message again gets the same answer."""
 
     assignment_id: UUID
+    protocol: int = Field(description="The version of secure aggregation that the worker speaks. Version 1 had no key.")
     message: Annotated[SecureMessage, Field(discriminator="phase")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_this_version(cls, body: Any) -> Any:
+        # Before anything else: messages of other versions have other keys.
+        worker = body.get("protocol", 1) if isinstance(body, dict) else None
+        if isinstance(worker, int) and (why := version_refusal(worker, SECURE_PROTOCOL)) is not None:
+            raise ValueError(why)
+        return body
 
 
 class SecureQuery(StrictModel):
@@ -115,10 +153,11 @@ class SecureQuery(StrictModel):
 
 
 class SecureDelivery(StrictModel):
-    """The shares of a neighbour for the client that asks."""
+    """The shares of a neighbour for the client that asks. `pair`: null if the neighbour is later in name order."""
 
     sender: ClientId
     box: Box
+    pair: PairSecret | None = None
     commitments: SecureShareCommitments
 
 

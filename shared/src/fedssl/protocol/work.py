@@ -176,6 +176,12 @@ class WorkItem(StrictModel):
         exclude_if=lambda it: it is None,
         description="All clients of a secure round, with their identity keys. Null: the run has no secure aggregation.",
     )
+    secure_protocol: Count | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The version of secure aggregation that the coordinator speaks, if the round has it. Version 1 had "
+        "no key.",
+    )
     total_bits: tuple[TotalBits, TotalBits] | None = Field(
         default=None,
         exclude_if=lambda it: it is None,

@@ -15,7 +15,9 @@ from fedssl.secure_aggregation.agreement import (
 )
 from fedssl.secure_aggregation.context import RoundContext
 from fedssl.secure_aggregation.errors import InvalidMessage, PhaseClosed, Refused
+from fedssl.secure_aggregation.hybrid_keys import HybridKey
 from fedssl.secure_aggregation.limits import OwnerLimits, check_limits
+from fedssl.secure_aggregation.mask_keys import MaskKeys
 from fedssl.secure_aggregation.masks import Mask, Words, apply_masks
 from fedssl.secure_aggregation.messages import (
     Confirmation,
@@ -31,21 +33,11 @@ from fedssl.secure_aggregation.messages import (
     secret_commitment,
     share_commitment,
 )
-from fedssl.secure_aggregation.primitives import (
-    NONCE_BYTES,
-    derive,
-    label,
-    open_sealed,
-    public_key,
-    random_secret,
-    seal,
-)
+from fedssl.secure_aggregation.primitives import derive, label, random_secret
 from fedssl.secure_aggregation.roster import (
     CheckedRoster,
     check_keys,
     check_roster,
-    pair_mask_key,
-    sealing_key,
     self_mask_key,
 )
 from fedssl.secure_aggregation.shamir import SHARE_BYTES, split
@@ -61,7 +53,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Secrets:
-    encryption: bytes
+    encryption: HybridKey
     mask: bytes
     own: bytes
 
@@ -89,10 +81,11 @@ class SecureClient:
     A phase called again with the same input returns the same message, made once. With another input it raises Refused:
     two vectors under one mask would give their difference, and two lists of survivors the masks of one client.
 
-    All that is random derives from `seed`. A client that was made again with the same seed and then gets the same
-    inputs returns the same messages. So a worker that stores the seed, and each input before it sends the answer, can
-    continue after it was killed. A worker that has sent keys and lost the seed must decline the round: another client
-    would mask the same update again, and the difference of two sums could be one update.
+    All that is random derives from `seed`, except in what is sealed: encapsulation draws its own random numbers. A
+    client that was made again with the same seed, and then gets the same inputs and the shares that it made before,
+    returns the same messages. So a worker that stores the seed, and each input and the shares before it sends the
+    answer, can continue after it was killed. A worker that has sent keys and lost the seed must decline the round:
+    another client would mask the same update again, and the difference of two sums could be one update.
 
     Args:
         context: computed by the worker itself. client, identity: its name and its Ed25519 key. limits: its owner's.
@@ -108,7 +101,9 @@ class SecureClient:
         self._context, self._client, self._identity = context, client, identity
         self._digest = context.digest
         self._seed = random_secret() if seed is None else seed
-        self._secrets = _Secrets(*(self._random("secret", name) for name in ("encryption", "mask", "self")))
+        encryption, mask, own = (self._random("secret", name) for name in ("encryption", "mask", "self"))
+        self._secrets = _Secrets(HybridKey(self._digest, encryption), mask, own)
+        self._mask_keys = MaskKeys(self._digest, client, mask)
         self._roster: CheckedRoster | None = None
         self._shares: SealedShares | None = None
         self._held: dict[str, _Held] = {}
@@ -127,8 +122,8 @@ class SecureClient:
         secrets = self._secrets
         unsigned = KeyAnnouncement(
             self._client,
-            public_key(secrets.encryption),
-            public_key(secrets.mask),
+            secrets.encryption.public,
+            self._mask_keys.public,
             secret_commitment(self._digest, secrets.own),
             b"",
         )
@@ -145,8 +140,10 @@ class SecureClient:
         """The digest of the keys for which shares were made: with whom a sum is made. None before the shares."""
         return None if self._roster is None else self._roster.digest
 
-    def share(self, roster: Roster) -> SealedShares:
-        """Return sealed shares of both secrets for each neighbour.
+    def share(self, roster: Roster, before: SealedShares | None = None) -> SealedShares:
+        """Return sealed shares of both secrets for each neighbour, and the pair secrets for those after this client.
+
+        `before`: what a client with the same seed returned for this roster; it is returned again.
 
         Raises Refused if the roster has a key that its owner did not sign for this round, lacks this client's own, is
         too small, or differs from the one answered before.
@@ -161,27 +158,31 @@ class SecureClient:
             if checked.digest != self._roster.digest:
                 raise Refused("shares were already made for another roster of this round")
             return self._shares
-        self._roster, self._shares = checked, self._split(checked)
+        self._roster, self._shares = checked, self._split(checked, before)
         return self._shares
 
-    def _split(self, roster: CheckedRoster) -> SealedShares:
+    def _split(self, roster: CheckedRoster, before: SealedShares | None) -> SealedShares:
         holders, threshold = roster.holders(self._client), self._context.thresholds.threshold
         secrets = {"mask": self._secrets.mask, "self": self._secrets.own}
         mask, own = (
             split(secret, len(holders), self._coefficients(kind, threshold, roster)) for kind, secret in secrets.items()
         )
-        boxes, commitments = {}, {}
-        for holder, share, own_share in zip(holders, mask, own, strict=True):
-            commitments[holder] = self._commitments(self._client, holder, _Held(share, own_share))
-            if holder == self._client:
-                self._held[holder] = _Held(share, own_share)
-                continue
-            key = sealing_key(
-                self._digest, self._secrets.encryption, roster.keys[holder].encryption_key, self._client, holder
-            )
-            nonce = self._random("nonce", holder, of=roster.digest)[:NONCE_BYTES]
-            boxes[holder] = seal(key, share + own_share, roster.sealing_label(self._client, holder), nonce)
-        return SealedShares(self._client, boxes, commitments)
+        held = {holder: _Held(*both) for holder, *both in zip(holders, mask, own, strict=True)}
+        self._held[self._client] = held[self._client]
+        return before or SealedShares(
+            self._client,
+            {holder: self._sealed(roster, holder, held[holder]) for holder in roster.graph[self._client]},
+            {
+                second: self._mask_keys.seal_for(roster, second)
+                for second in roster.graph[self._client]
+                if second > self._client
+            },
+            {holder: self._commitments(self._client, holder, each) for holder, each in held.items()},
+        )
+
+    def _sealed(self, roster: CheckedRoster, holder: str, held: _Held) -> bytes:
+        public, info = roster.keys[holder].encryption_key, roster.sealing_label("shares", self._client, holder)
+        return self._secrets.encryption.seal(public, held.mask + held.own, info)
 
     def _coefficients(self, kind: str, threshold: int, roster: CheckedRoster) -> list[int]:
         """Return the coefficients of a secret's polynomial: 256 random bits each, of a field with 297 more elements."""
@@ -198,14 +199,17 @@ class SecureClient:
         """Return the words plus the client's own mask and those that it shares with the senders of the inbox.
 
         A sealed share that cannot be opened, or is not what its sender committed to, is left out and later reported in
-        `Reveals.unusable`; the sum is right without it as long as enough others can be opened.
+        `Reveals.unusable`; the sum is right without it as long as enough others can be opened. Without a pair secret
+        there can be no sum that has both clients. So this one refuses: it is lost, its mask secret is given back, and
+        the coordinator sees what this client saw, and names the sender (`removed_masks`).
 
         Args:
             inbox: who sent shares, and one delivery of each neighbour among them.
             words: `num_words64` and `num_words32` of the context. They are not changed.
 
         Raises Refused if the clients that sent shares could not be summed up, the deliveries are not those of the
-        neighbours among them, or another vector or inbox was masked before; ValueError if the words have other sizes.
+        neighbours among them, a pair secret cannot be opened, or another vector or inbox was masked before; ValueError
+        if the words have other sizes.
         """
         roster = self._require_roster()
         if words.sizes != (self._context.num_words64, self._context.num_words32):
@@ -239,25 +243,33 @@ class SecureClient:
 
     def _opened(self, roster: CheckedRoster, delivery: Delivery) -> _Held | None:
         sender = delivery.sender
-        key = sealing_key(
-            self._digest, self._secrets.encryption, roster.keys[sender].encryption_key, sender, self._client
-        )
+        public, info = roster.keys[sender].encryption_key, roster.sealing_label("shares", sender, self._client)
         try:
-            text = open_sealed(key, delivery.box, roster.sealing_label(sender, self._client))
+            text = self._secrets.encryption.open(public, delivery.box, info)
         except InvalidMessage:
             return None
         held = _Held(text[:SHARE_BYTES], text[SHARE_BYTES:])
         return held if self._commitments(sender, self._client, held) == delivery.commitments else None
 
     def _with_masks(self, roster: CheckedRoster, inbox: Inbox, words: Words) -> Words:
+        pair_keys = self._pair_keys(roster, inbox)
         total = Words(np.concatenate([np.ones(1, np.uint64), words.words64]), words.words32.copy())
         masks = [Mask(self_mask_key(self._digest, self._secrets.own, self._client))]
-        for other in (delivery.sender for delivery in inbox.deliveries):
-            public = roster.keys[other].mask_key
-            key = pair_mask_key(self._digest, self._secrets.mask, public, self._client, other)
-            masks.append(Mask(key, is_negative=other < self._client))
+        masks += [Mask(key, is_negative=other < self._client) for other, key in pair_keys.items()]
         apply_masks(total, masks)
         return total
+
+    def _pair_keys(self, roster: CheckedRoster, inbox: Inbox) -> dict[str, bytes]:
+        """Return the keys of the masks that are shared with the senders. Raises Refused if one has no such key."""
+        sent, keys = self._shares.pairs if self._shares else {}, dict[str, bytes]()
+        for delivery in inbox.deliveries:
+            other = delivery.sender
+            message = sent[other] if other > self._client else delivery.pair or b""
+            try:
+                keys[other] = self._mask_keys.pair_key(roster, other, message)
+            except InvalidMessage as error:
+                raise Refused(str(error)) from None
+        return keys
 
     def confirm(self, survivors: Survivors) -> Confirmation:
         """Return this client's signature of the list of survivors. It signs one list per round.

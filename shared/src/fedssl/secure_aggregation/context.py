@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedssl.protocol.base import ClientId
 from fedssl.protocol.ledger import canonical
-from fedssl.secure_aggregation.primitives import PROTOCOL, label
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
+from fedssl.secure_aggregation.primitives import label
 from fedssl.secure_aggregation.thresholds import SMALLEST_COHORT, Thresholds, require_private, share_threshold
 
 MAX_COHORT = 10_000
@@ -80,7 +81,7 @@ class RoundContext:
             "degree": limits.degree,
             "min_survivors": limits.min_survivors,
             "plan": self.plan,
-            "protocol": PROTOCOL,
+            "protocol": SECURE_PROTOCOL,
             "round": self.round,
             "run": self.run,
             "threshold": limits.threshold,

@@ -28,7 +28,8 @@ class PhaseClosed(SecureAggregationError):
 
 
 class Refused(SecureAggregationError):
-    """A client does not do what the coordinator asked, because it could disclose an update. Nothing has left."""
+    """A client does not do what the coordinator asked, because it could disclose an update or gives no sum. Nothing has
+    left."""
 
 
 class NoSum(SecureAggregationError):

@@ -5,16 +5,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fedssl.secure_aggregation.hybrid_keys import PUBLIC_KEY_BYTES, SEALING_BYTES
 from fedssl.secure_aggregation.masks import Words
-from fedssl.secure_aggregation.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES, label
+from fedssl.secure_aggregation.primitives import KEY_BYTES, label
 from fedssl.secure_aggregation.shamir import SHARE_BYTES
 
 SIGNATURE_BYTES = 64
-BOX_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
+BOX_BYTES = SEALING_BYTES + 2 * SHARE_BYTES
 DIGEST_BYTES = 32
 
 SecretKind = Literal["mask", "self"]
-"""mask: the private key of the pairwise masks, given back if the client is lost. self: the secret of the client's own
+"""mask: the secret of the pairwise masks' keys, given back if the client is lost. self: the secret of the client's own
 mask, given back if its vector is in the sum. No client gives both of one owner."""
 
 
@@ -22,8 +23,8 @@ mask, given back if its vector is in the sum. No client gives both of one owner.
 class KeyAnnouncement:
     """Phase 1, client to all: its keys of this round.
 
-    encryption_key, mask_key: X25519 public keys, for sealed shares and for pairwise masks. commitment: to the secret of
-    its own mask. signature: Ed25519 by its identity key, of `signed_bytes`.
+    encryption_key, mask_key: public keys (`HybridKey`), for sealed shares and for pairwise masks. commitment: to the
+    secret of its own mask. signature: Ed25519 by its identity key, of `signed_bytes`.
     """
 
     client: str
@@ -36,10 +37,15 @@ class KeyAnnouncement:
         """Return what the identity key signs."""
         return label("keys", self.client, "") + context + self.encryption_key + self.mask_key + self.commitment
 
+    def public_keys(self) -> tuple[bytes, ...]:
+        """Return its X25519 and ML-KEM public keys: no two may be the same in a round."""
+        both = (self.encryption_key, self.mask_key)
+        return tuple(part for key in both for part in (key[:KEY_BYTES], key[KEY_BYTES:]))
+
     def is_well_formed(self) -> bool:
         """Return whether every part has its size."""
-        parts = (self.encryption_key, self.mask_key, self.commitment)
-        return all(len(part) == KEY_BYTES for part in parts) and len(self.signature) == SIGNATURE_BYTES
+        sizes = tuple(map(len, (self.encryption_key, self.mask_key, self.commitment, self.signature)))
+        return sizes == (PUBLIC_KEY_BYTES, PUBLIC_KEY_BYTES, DIGEST_BYTES, SIGNATURE_BYTES)
 
 
 Roster = tuple[KeyAnnouncement, ...]
@@ -66,20 +72,24 @@ class ShareCommitments:
 class SealedShares:
     """Phase 2, client to each neighbour through the coordinator: a share of both secrets, sealed for that neighbour.
 
-    boxes: by neighbour. commitments: by holder, the neighbours and the client itself.
+    boxes: by neighbour. pairs: by neighbour that is later in name order, the pair secret that is sealed for it
+    (`MaskKeys.seal_for`). commitments: by holder, the neighbours and the client itself.
     """
 
     client: str
     boxes: Mapping[str, bytes]
+    pairs: Mapping[str, bytes]
     commitments: Mapping[str, ShareCommitments]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A neighbour's shares for one client, as the coordinator delivers them after phase 2."""
+    """A neighbour's message for one client, as the coordinator delivers it after phase 2. pair: None if the neighbour
+    is later in name order, and so received the pair secret itself."""
 
     sender: str
     box: bytes
+    pair: bytes | None
     commitments: ShareCommitments
 
 

@@ -13,22 +13,22 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.secure_aggregation.errors import InvalidMessage
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
-PROTOCOL = 1
-"""Version of the protocol. It is part of every derived key and of everything that is signed."""
 
-_DOMAIN = f"fedssl/secagg/{PROTOCOL}|"
+_DOMAIN = f"fedssl/secagg/{SECURE_PROTOCOL}|"
+"""The version of the protocol is part of every derived key, and of everything that is hashed, signed and sealed."""
 
 
 def label(*parts: str) -> bytes:
     """Return the bytes that separate one use of a hash or a key from all others.
 
     >>> label("pair", "a", "b")
-    b'fedssl/secagg/1|pair|a|b'
+    b'fedssl/secagg/2|pair|a|b'
     """
     return (_DOMAIN + "|".join(parts)).encode()
 
@@ -54,17 +54,14 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def derive(secret: bytes, context: bytes, info: bytes) -> bytes:
-    """Return 32 bytes of HKDF-SHA256 (RFC 5869) of a secret, with the context as its salt."""
-    return HKDF(hashes.SHA256(), KEY_BYTES, context, info).derive(secret)
+def derive(secret: bytes, context: bytes, info: bytes, num_bytes: int = KEY_BYTES) -> bytes:
+    """Return bytes of HKDF-SHA256 (RFC 5869) of a secret, with the context as its salt."""
+    return HKDF(hashes.SHA256(), num_bytes, context, info).derive(secret)
 
 
-def seal(key: bytes, text: bytes, associated: bytes, nonce: bytes | None = None) -> bytes:
-    """Return nonce and AES-256-GCM ciphertext: 28 bytes more than the text.
-
-    The nonce is random, unless it is given: then it must never be used with this key for another text.
-    """
-    nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
+def seal(key: bytes, text: bytes, associated: bytes) -> bytes:
+    """Return a random nonce and the AES-256-GCM ciphertext: 28 bytes more than the text."""
+    nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, text, associated)
 
 

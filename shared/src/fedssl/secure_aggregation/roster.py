@@ -6,8 +6,9 @@ from itertools import pairwise
 from fedssl.secure_aggregation.context import RoundContext
 from fedssl.secure_aggregation.errors import InvalidMessage
 from fedssl.secure_aggregation.graph import neighbours
+from fedssl.secure_aggregation.hybrid_keys import require_usable
 from fedssl.secure_aggregation.messages import KeyAnnouncement, Roster, roster_digest
-from fedssl.secure_aggregation.primitives import agree, derive, is_signed_by, label, random_secret
+from fedssl.secure_aggregation.primitives import derive, is_signed_by, label
 from fedssl.secure_aggregation.thresholds import require_private
 
 
@@ -24,9 +25,9 @@ class CheckedRoster:
         """Return who holds shares of a client, in the order of the points 1, 2, ... of its polynomials."""
         return sorted((owner, *self.graph[owner]))
 
-    def sealing_label(self, sender: str, recipient: str) -> bytes:
-        """Return the associated data of what one client seals for another."""
-        return label("shares", sender, recipient, "") + self.context + self.digest
+    def sealing_label(self, kind: str, sender: str, recipient: str) -> bytes:
+        """Return to what a message is bound that one client seals for another."""
+        return label(kind, sender, recipient, "") + self.context + self.digest
 
 
 def check_keys(context: RoundContext, keys: KeyAnnouncement) -> None:
@@ -40,7 +41,7 @@ def check_keys(context: RoundContext, keys: KeyAnnouncement) -> None:
         raise InvalidMessage(f"{keys.client} did not sign these keys for this round with the identity in the cohort")
     for key in (keys.encryption_key, keys.mask_key):
         try:
-            agree(random_secret(), key)
+            require_usable(key)
         except InvalidMessage as error:
             raise InvalidMessage(f"{keys.client}: {error}") from None
 
@@ -51,7 +52,7 @@ def check_roster(context: RoundContext, roster: Roster) -> CheckedRoster:
         check_keys(context, keys)
     if any(first.client >= second.client for first, second in pairwise(roster)):
         raise InvalidMessage("the roster must be in name order, with each client once")
-    used = [key for keys in roster for key in (keys.encryption_key, keys.mask_key)]
+    used = [key for keys in roster for key in keys.public_keys()]
     if len(set(used)) != len(used) or len({keys.commitment for keys in roster}) != len(roster):
         raise InvalidMessage("two clients of the roster have the same key or commitment")
     try:
@@ -69,17 +70,6 @@ def with_graph(context: RoundContext, roster: Roster) -> CheckedRoster:
     return CheckedRoster(context.digest, digest, {keys.client: keys for keys in roster}, graph)
 
 
-def pair_mask_key(context: bytes, private: bytes, public: bytes, one: str, other: str) -> bytes:
-    """Return the AES key of the mask that two clients share, from either's private and the other's public key."""
-    first, second = sorted((one, other))
-    return derive(agree(private, public), context, label("pair", first, second))
-
-
 def self_mask_key(context: bytes, secret: bytes, client: str) -> bytes:
     """Return the AES key of a client's own mask."""
     return derive(secret, context, label("self", client))
-
-
-def sealing_key(context: bytes, private: bytes, public: bytes, sender: str, recipient: str) -> bytes:
-    """Return the AES key with which one client seals shares for another: one per direction."""
-    return derive(agree(private, public), context, label("seal", sender, recipient))

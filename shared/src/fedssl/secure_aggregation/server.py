@@ -8,6 +8,7 @@ from typing import Literal, Self
 from fedssl.secure_aggregation.agreement import check_confirmation, check_list, check_sharers
 from fedssl.secure_aggregation.context import RoundContext
 from fedssl.secure_aggregation.errors import Conflict, InvalidMessage, NoSum, PhaseClosed
+from fedssl.secure_aggregation.mask_keys import PAIR_BYTES
 from fedssl.secure_aggregation.masks import Words
 from fedssl.secure_aggregation.messages import (
     BOX_BYTES,
@@ -94,8 +95,9 @@ class SecureServer:
             return
         self._require("keys")
         check_keys(self._context, keys)
-        used = {key for other in self._collected.keys.values() for key in (other.encryption_key, other.mask_key)}
-        if keys.encryption_key == keys.mask_key or used.intersection((keys.encryption_key, keys.mask_key)):
+        own = keys.public_keys()
+        used = {key for other in self._collected.keys.values() for key in other.public_keys()}
+        if len(set(own)) != len(own) or used.intersection(own):
             raise InvalidMessage(f"{keys.client} sent a key that is already in use: send new keys")
         self._collected.keys[keys.client] = keys
 
@@ -119,9 +121,12 @@ class SecureServer:
         neighbours, holders = set(roster.graph[shares.client]), set(roster.holders(shares.client))
         if set(shares.boxes) != neighbours or set(shares.commitments) != holders:
             raise InvalidMessage(f"{shares.client} must send one sealed share to each of its neighbours")
+        if set(shares.pairs) != {neighbour for neighbour in neighbours if neighbour > shares.client}:
+            raise InvalidMessage(f"{shares.client} must send a pair secret to each neighbour after it in name order")
         digests = [digest for both in shares.commitments.values() for digest in (both.mask, both.self)]
-        sizes = {len(box) for box in shares.boxes.values()}
-        if sizes != {BOX_BYTES} or any(len(digest) != DIGEST_BYTES for digest in digests):
+        pairs, boxes = shares.pairs.values(), shares.boxes.values()
+        sizes = [(boxes, BOX_BYTES), (pairs, PAIR_BYTES), (digests, DIGEST_BYTES)]
+        if any(len(part) != size for parts, size in sizes for part in parts):
             raise InvalidMessage(f"the sealed shares of {shares.client} have the wrong size")
         self._collected.shares[shares.client] = shares
 
@@ -144,7 +149,9 @@ class SecureServer:
     def _deliveries(self, roster: CheckedRoster, client: str) -> tuple[Delivery, ...]:
         sent = self._collected.shares
         return tuple(
-            Delivery(sender, sent[sender].boxes[client], sent[sender].commitments[client])
+            Delivery(
+                sender, sent[sender].boxes[client], sent[sender].pairs.get(client), sent[sender].commitments[client]
+            )
             for sender in roster.graph[client]
             if sender in sent
         )
@@ -230,7 +237,8 @@ class SecureServer:
         `total`: the sum of the survivors' masked vectors, if the caller has added them up.
 
         Raises NoSum if fewer shares of a needed secret were revealed than the threshold (the phase stays open for
-        more), if a client shared another secret than it committed to, or if the masks do not cancel.
+        more), if a client shared another secret than it committed to or sealed a pair secret that its neighbour cannot
+        open, or if the masks do not cancel.
         """
         self._require("reveals")
         if (few := self._too_few()) is not None:
@@ -242,7 +250,8 @@ class SecureServer:
         needed = {owner: self._revealed_of(owner) for owner in self._needed()}
         masked = self._total if total is None else total
         try:
-            result = removed_masks(self._context, self._frozen(), masked, self._survivors, needed)
+            sent = self._collected.shares
+            result = removed_masks(self._context, self._frozen(), masked, self._survivors, sent, needed)
         except NoSum:
             self.phase = "failed"
             raise

@@ -54,18 +54,24 @@ def _commitments_from_wire(wire: SecureShareCommitments) -> ShareCommitments:
 def shares_to_wire(shares: SealedShares) -> SecureShares:
     return SecureShares(
         boxes=_hexadecimal(shares.boxes),
+        pairs=_hexadecimal(shares.pairs),
         commitments={holder: _commitments_to_wire(both) for holder, both in shares.commitments.items()},
     )
 
 
 def shares_from_wire(client: str, wire: SecureShares) -> SealedShares:
     commitments = {holder: _commitments_from_wire(both) for holder, both in wire.commitments.items()}
-    return SealedShares(client, _binary(wire.boxes), commitments)
+    return SealedShares(client, _binary(wire.boxes), _binary(wire.pairs), commitments)
 
 
 def inbox_to_wire(inbox: Inbox) -> SecureInbox:
     deliveries = (
-        SecureDelivery(sender=each.sender, box=each.box.hex(), commitments=_commitments_to_wire(each.commitments))
+        SecureDelivery(
+            sender=each.sender,
+            box=each.box.hex(),
+            pair=None if each.pair is None else each.pair.hex(),
+            commitments=_commitments_to_wire(each.commitments),
+        )
         for each in inbox.deliveries
     )
     return SecureInbox(sharers=inbox.sharers, deliveries=tuple(deliveries))
@@ -73,7 +79,12 @@ def inbox_to_wire(inbox: Inbox) -> SecureInbox:
 
 def inbox_from_wire(wire: SecureInbox) -> Inbox:
     deliveries = (
-        Delivery(each.sender, bytes.fromhex(each.box), _commitments_from_wire(each.commitments))
+        Delivery(
+            each.sender,
+            bytes.fromhex(each.box),
+            None if each.pair is None else bytes.fromhex(each.pair),
+            _commitments_from_wire(each.commitments),
+        )
         for each in wire.deliveries
     )
     return Inbox(wire.sharers, tuple(deliveries))

@@ -10,11 +10,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from pydantic import RootModel
 
 from fedssl.client import Conflict, Gone, Rejected
 from fedssl.engine.summed_metrics import NUM_WORDS
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_work import SECURE_BYTES
+from fedssl.protocol.secure_work import SECURE_BYTES, SECURE_PROTOCOL, SecureStatus
+from fedssl.secure_aggregation import Refused
 from fedssl.secure_aggregation.messages import KeyAnnouncement
 from fedssl.simulation import simulate
 from support.coordinator import Coordinator
@@ -42,13 +44,14 @@ def _with_low_order(members: SecureMembers, name: str) -> Any:
     """Return keys with which everyone would share the secret 0, signed by their owner."""
     secure = members.secure[name]
     good = secure.announcement
-    keys = KeyAnnouncement(name, good.encryption_key, bytes(32), good.commitment, b"")
+    mask_key = bytes(32) + good.mask_key[32:]
+    keys = KeyAnnouncement(name, good.encryption_key, mask_key, good.commitment, b"")
     signature = members.workers.identities[name].sign(keys.signed_bytes(secure._digest))
-    return members.keys(name).model_copy(update={"mask_key": "00" * 32, "signature": signature.hex()})
+    return members.keys(name).model_copy(update={"mask_key": mask_key.hex(), "signature": signature.hex()})
 
 
-def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = None) -> None:
-    """Go through the first two phases. `unusable`: whose share for whom is garbage."""
+def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = None, kind: str = "boxes") -> None:
+    """Go through the first two phases. `unusable`: whose share for whom, or pair secret (`pairs`), is garbage."""
     for name in members.items:
         assert not members.needs_attention()
         members.send(name, members.keys(name))
@@ -58,7 +61,8 @@ def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = No
         assert not members.needs_attention()
         shares = members.share(name)
         if unusable is not None and name == unusable[0]:
-            shares = shares.model_copy(update={"boxes": {**shares.boxes, unusable[1]: "00" * 94}})
+            changed = {**getattr(shares, kind), unusable[1]: "00" * {"boxes": 1182, "pairs": 1180}[kind]}
+            shares = shares.model_copy(update={kind: changed})
         members.send(name, shares)
     assert members.needs_attention()
     members.advance()
@@ -133,6 +137,60 @@ def test_words_of_its_own_and_a_late_vector_end_in_a_skipped_round(
     assert closed.verdict == "skipped"
     assert closed.reason == "no secure sum: masks_do_not_cancel: some client used other masks than those of this round"
     assert coordinator.client.run(members.workers.id).outcome == "completed"
+
+
+def test_a_pair_secret_of_garbage_skips_the_round_and_names_who_sealed_it(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    members = SecureMembers(coordinator, tmp_path, _spec())
+    first, second, third, last = names = sorted(members.items)
+    _until_vectors(members, unusable=(first, second), kind="pairs")
+    words = members.words(first)
+    vectors = {name: members.masked(name, words) for name in (first, third, last)}
+    why = f"{first} sealed a pair secret for {second} that {second} cannot open"
+    with pytest.raises(Refused, match=why):
+        members.masked(second, words)
+    members.workers.clients[second].decline(members.items[second].assignment_id, why)
+    for name, vector in vectors.items():
+        members.send(name, vector)
+    members.advance()
+    for name in vectors:
+        members.confirm(name)
+    members.advance()
+    for name in vectors:
+        members.send(name, members.reveals(name))
+    members.advance()
+    [closed] = coordinator.client.rounds(members.workers.id)
+    assert (closed.verdict, closed.reason) == ("skipped", f"no secure sum: {why}")
+    assert len(names) == 4
+
+
+def test_a_worker_or_a_round_of_another_version_is_refused_with_which_to_upgrade(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    members = SecureMembers(coordinator, tmp_path, _spec())
+    first, second = sorted(members.items)[:2]
+    assert members.items[first].secure_protocol == SECURE_PROTOCOL
+    client = members.workers.clients[first]
+    for version, older in ((None, "worker"), (1, "worker"), (SECURE_PROTOCOL + 1, "coordinator")):
+        body: dict[str, Any] = {"assignment_id": str(members.items[first].assignment_id), "message": {"phase": "keys"}}
+        body |= {} if version is None else {"protocol": version}
+        speaks = f"the worker speaks version {version or 1} of secure aggregation, and the coordinator version"
+        with pytest.raises(Rejected, match=f"{speaks} {SECURE_PROTOCOL}: upgrade the {older}"):
+            client._connection.call("POST", "/v1/work/secure/send", SecureStatus, body=RootModel[dict[str, Any]](body))
+    # The coordinator was upgraded in the middle of a round: the older version's messages cannot be read.
+    members.send(first, members.keys(first))
+    tables.execute("UPDATE secure_rounds SET facts = facts - 'protocol'")
+    tables.execute("""UPDATE secure_members SET keys = '{"phase": "keys", "mask_key": "00"}' WHERE keys IS NOT NULL""")
+    with pytest.raises(Gone, match="belongs to the phase keys, and the round is in the phase failed"):
+        members.send(second, members.keys(second))
+    assert members.status(first).phase == "done"
+    assert members.shown().phase == "keys"
+    members.advance()
+    [closed] = coordinator.client.rounds(members.workers.id)
+    assert closed.verdict == "skipped"
+    assert closed.reason is not None
+    assert "another version of fedssl, with another version of secure aggregation, has begun the round" in closed.reason
 
 
 @pytest.mark.parametrize(("weight", "why"), [(200, "robustness.max_examples allows 160"), (-500, "must be positive")])

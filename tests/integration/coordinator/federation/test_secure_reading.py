@@ -18,7 +18,7 @@ from support.secure_rounds import SecureRound
 from support.tables import Tables
 
 PAD = 500_000
-LARGEST = 60_000
+LARGEST = 250_000
 """Bytes that all statements of a step may return. The rest of a round of four clients is much smaller."""
 
 

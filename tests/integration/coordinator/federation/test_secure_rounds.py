@@ -194,11 +194,13 @@ def test_backups_of_each_phase_have_its_secrets_and_those_of_a_closed_round_have
     workers.train(before_advance=back_up)
     back_up()
     assert list(backups) == ["keys", "shares", "vectors", "confirmations", "reveals", "done"]
-    sealed = set(re.findall(r'"([0-9a-f]{188})"', backups["shares"]))
+    sealed = set(re.findall(r'"([0-9a-f]{2364})"', backups["shares"]))
     revealed = set(re.findall(r'"([0-9a-f]{66})"', backups["reveals"]))
-    assert len(sealed) == 4 * 3
+    pairs = set(re.findall(r'"([0-9a-f]{2360})"', backups["shares"]))
+    assert (len(sealed), len(pairs)) == (4 * 3, 6)
+    sealed |= pairs
     assert len(revealed) >= 3 * 4
-    keys = set(re.findall(r'"mask_key": "([0-9a-f]{64})"', backups["keys"]))
+    keys = set(re.findall(r'"mask_key": "([0-9a-f]{2432})"', backups["keys"]))
     found = {phase: _found(backup, sealed, revealed, keys) for phase, backup in backups.items()}
     assert found == {
         "keys": (False, False, True),
@@ -258,7 +260,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
         members.workers.clients[second].send_secure(item.assignment_id, members.keys(first))
     with pytest.raises(Gone, match="belongs to the phase confirmations, and the round is in the phase keys"):
         members.send(first, SecureConfirmation(signature="00" * 64))
-    low_order = members.keys(first).model_copy(update={"mask_key": "00" * 32})
+    low_order = members.keys(first).model_copy(update={"mask_key": "00" * 1216})
     with pytest.raises(Rejected, match="did not sign these keys"):
         members.send(first, low_order)
     with pytest.raises(Rejected, match="did not sign these keys"):  # the keys of another client

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Text, case, delete, func, literal, null, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.secure_work import SecurePhase
 from fedssl.protocol.states import AssignmentState
@@ -43,8 +43,8 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 
 
 class Messages(NamedTuple):
-    """The messages of a member, as far as they are needed: those of all clients for all others are tens of megabytes at
-    1,000 clients. If no share is needed, messages that have shares are without them."""
+    """The messages of a member, as far as they are needed: those of all clients for all others are hundreds of
+    megabytes at 1,000 clients. If no share is needed, messages that have shares are without them."""
 
     client_id: str
     keys: Json | None
@@ -55,7 +55,8 @@ class Messages(NamedTuple):
 
 
 _NO_SHARES = case(
-    (SecureMember.shares.is_(None), null()), else_=func.jsonb_build_object("boxes", _EMPTY, "commitments", _EMPTY)
+    (SecureMember.shares.is_(None), null()),
+    else_=func.jsonb_build_object("boxes", _EMPTY, "pairs", _EMPTY, "commitments", _EMPTY),
 )
 _NO_REVEALED_SHARES = case(
     (SecureMember.reveals.is_(None), null()),
@@ -67,9 +68,24 @@ _NO_REVEALED_SHARES = case(
 
 def messages(session: Session, round_id: UUID, *, with_revealed: bool = False) -> list[Messages]:
     """Return the messages of all members as they are now, in name order: without shares, or with those that were
-    revealed."""
-    reveals = SecureMember.reveals if with_revealed else _NO_REVEALED_SHARES
-    return _messages(session, round_id, _NO_SHARES, reveals)
+    revealed and the pair secrets of lost clients."""
+    if not with_revealed:
+        return _messages(session, round_id, _NO_SHARES, _NO_REVEALED_SHARES)
+    return _messages(session, round_id, _lost_pairs(round_id), SecureMember.reveals)
+
+
+def _lost_pairs(round_id: UUID) -> Any:
+    """Return the column with the pair secrets that a lost client has sent or received, and without boxes."""
+    row, other = SecureMember, aliased(SecureMember)
+    lost = select(other.client_id).where(other.round_id == round_id, other.vectors.is_(None))
+    each = func.jsonb_each(row.shares["pairs"]).table_valued("key", "value")
+    found = func.coalesce(func.jsonb_object_agg(each.c.key, each.c.value), _EMPTY)
+    received = select(found).where(each.c.key.in_(lost))
+    pairs = case((row.vectors.is_(None), row.shares["pairs"]), else_=received.correlate(row).scalar_subquery())
+    return case(
+        (row.shares.is_(None), null()),
+        else_=func.jsonb_build_object("boxes", _EMPTY, "pairs", pairs, "commitments", _EMPTY),
+    )
 
 
 def messages_for(session: Session, round_id: UUID, client_id: str, *, with_shares: bool) -> list[Messages]:
@@ -78,15 +94,10 @@ def messages_for(session: Session, round_id: UUID, client_id: str, *, with_share
     `with_shares`: the box and the commitments for that client. Postgres reads the shares for all others with them.
     """
     row, its = SecureMember, literal(client_id, Text)
-    shares = case(
-        (row.shares.is_(None), null()),
-        else_=func.jsonb_build_object(
-            "boxes",
-            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["boxes"][client_id])),
-            "commitments",
-            func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares["commitments"][client_id])),
-        ),
-    )
+    parts: list[Any] = []
+    for name in ("boxes", "pairs", "commitments"):
+        parts += [name, func.jsonb_strip_nulls(func.jsonb_build_object(its, row.shares[name][client_id]))]
+    shares = case((row.shares.is_(None), null()), else_=func.jsonb_build_object(*parts))
     reveals = case((row.client_id == client_id, row.reveals), else_=null())
     return _messages(session, round_id, shares if with_shares else _NO_SHARES, reveals)
 

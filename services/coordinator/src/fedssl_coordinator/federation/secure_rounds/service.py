@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.secure_work import (
+    SECURE_PROTOCOL,
     SecureConfirmation,
     SecureKeys,
     SecureMember,
@@ -65,7 +66,7 @@ class Advanced:
 
 def begin(session: Session, current: Round, context: RoundContext, seconds: float) -> None:
     """Begin the protocol of a round that was just opened. Each of the two first phases lasts at most `seconds`."""
-    facts = {"context": asdict(context)}
+    facts = {"context": asdict(context), "protocol": SECURE_PROTOCOL}
     clients = [member.client for member in context.cohort]
     repository.add(session, current, context.num_words64, facts, clients, seconds)
 
@@ -85,7 +86,7 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     row = repository.get(session, round_id)
     assert row is not None, "only of secure rounds"
     phase: SecurePhase = row.phase  # type: ignore[assignment]
-    if not is_open or phase not in _PHASES:
+    if not is_open or phase not in _PHASES or _is_foreign(row):
         return SecureStatus(phase="failed" if phase == "failed" else "done", is_member=True, received=True)
     mine = repository.member(session, round_id, client_id)
     is_member = mine is not None and _takes_part(mine, phase)
@@ -231,6 +232,9 @@ def advance(session: Session, current: Round, seconds: float, *, is_overdue: boo
     left_out: dict[str, str] = {}
     while True:
         before = row.phase
+        if _is_foreign(row):
+            why = "another version of fedssl, with another version of secure aggregation, has begun the round"
+            return Advanced(left_out, is_over=True, why=why)
         if before not in _PHASES:
             return Advanced(left_out, is_over=True, why="the protocol of the round has ended")
         arrived = repository.present(session, current.id)
@@ -345,12 +349,19 @@ def close(session: Session, current: Round, *, has_sum: bool) -> None:
     record(session, "secure_round.ended", message, run_id=current.run_id, round_number=current.number, data=data)
 
 
+def _is_foreign(row: SecureRound) -> bool:
+    """Return whether the round was begun with another version of the protocol, whose messages cannot be read."""
+    return bool(row.facts.get("protocol", 1) != SECURE_PROTOCOL)
+
+
 def _context_of(row: SecureRound) -> RoundContext:
     return _CONTEXT.validate_python(row.facts["context"])
 
 
 def _restored(row: SecureRound, rows: Sequence[Messages]) -> SecureServer:
-    """Return the server of a round from its stored messages."""
+    """Return the server of a round from its stored messages. That of another version has failed."""
+    if _is_foreign(row):
+        return SecureServer.restored(_context_of(row), "failed", Collected())
 
     def of(phase: str) -> Mapping[str, Any]:
         return {each.client_id: getattr(each, phase) for each in rows if getattr(each, phase) is not None}

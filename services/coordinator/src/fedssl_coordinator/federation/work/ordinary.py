@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import SentBroadcast
 from fedssl.protocol.measures import MEASURES
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Heartbeat, Submit, Submitted, WorkItem
 from fedssl_coordinator.core import enqueue
@@ -172,6 +173,7 @@ def _work_item(client_id: str, offer: Offer) -> WorkItem | None:
         last_accepted=newest,
         dimensions=own_dimensions,
         secure_cohort=None if context is None else secure_rounds.cohort(context),
+        secure_protocol=None if context is None else SECURE_PROTOCOL,
         total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=offer.deadline,

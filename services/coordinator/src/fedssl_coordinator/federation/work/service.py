@@ -11,6 +11,7 @@ from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl.protocol.work import (
     Decline,
@@ -334,6 +335,7 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         if spec.method.dimensions_wanted(spec.model) is not None
         else None,
         secure_cohort=None if context is None else secure_rounds.cohort(context),
+        secure_protocol=None if context is None else SECURE_PROTOCOL,
         total_bits=None if context is None else context.total_bits,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=current.deadline,
