@@ -51,7 +51,7 @@ VARIANTS = [
             "moco=fedmoco:temperature=0.1,key_momentum=0.9",
             "align-uniform=fedalignuniform",
             "vicreg=fedvicreg",
-            "barlow=fedbarlow",
+            f"barlow=fedbarlow:training.optimizer.learning_rate=0.01,{STEPS},{EPOCH}",
             "batch-256=fedsimclr:training.batch_size=256,training.optimizer.learning_rate=0.2",
             "batch-64=fedsimclr:training.batch_size=64",
             "batch-32=fedsimclr:training.batch_size=32",
@@ -77,6 +77,17 @@ VARIANTS = [
             f"no-decay-steps-epochs=fedsimclr:{NO_DECAY},{STEPS},{EPOCH}",
             f"all-crops=fedsimclr:{NO_DECAY},{STEPS},{EPOCH},{CROPS}",
             f"adam=fedsimclr:{ADAM},{EPOCH}",
+            f"dsr-steps-epochs=fedsimclr+dsr:{STEPS},{EPOCH}",
+            f"fur-steps-epochs=fedsimclr+fur:{STEPS},{EPOCH}",
+            # As many epochs of all clients together, with the traffic of epochs-1.
+            *(
+                f"{name}=fedsimclr:{STEPS},{EPOCH},num_rounds={rounds},evaluation.every={rounds},cohort.fraction={share}"
+                for name, rounds, share in (
+                    ("three-clients", 20, 0.6),
+                    ("two-clients", 30, 0.4),
+                    ("one-client", 60, 0.2),
+                )
+            ),
             # Not candidates, but reasons for the gap.
             "iid=fedsimclr:partition.scheme=iid",
         ),

@@ -1,9 +1,10 @@
 """Ladders: their settings and rungs."""
 
 import pytest
+from pydantic import ValidationError
 
 from fedssl.errors import SpecError
-from fedssl.experiments.ladders import Ladder, read_ladder
+from fedssl.experiments.ladders import Ladder, Rung, read_ladder
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, build_spec, values_of
 
 
@@ -31,22 +32,40 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
             "title": "t",
             "seeds": [0],
             "bounds": "a",
-            "settings": {"s": {"num_rounds": 3, "training": {"local_epochs": 5}}},
+            "settings": {
+                "s": {
+                    "num_rounds": 4,
+                    "training": {"local_epochs": 5},
+                    "partition": {"num_clients": 5},
+                    "evaluation": {"every": 2},
+                }
+            },
             "rungs": [
                 {"name": "a", "method": "fedsimclr", "changes": {"temperature": 0.5}},
                 {"name": "b", "changes": {"dsr": {}, "training": {"batch_size": 8}}},
                 {"name": "c", "changes": {"training": {"local_epochs": 3}}},
                 {"name": "d", "method": "fedbyol", "one_epoch": True},
+                {"name": "e", "method": "fedbyol", "clients_per_round": 2, "changes": {"target_momentum": 0.9}},
             ],
         }
     )
 
-    a, b, c, d, *_ = ladder.variants(ladder.setting(None))
+    a, b, c, d, e, *_ = ladder.variants(ladder.setting(None))
 
     assert a.changes == {"temperature": 0.5}
     assert (b.method, b.changes) == ("fedsimclr", {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8}})
     assert c.changes == {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8, "local_epochs": 3}}
-    assert (d.method, d.changes) == ("fedbyol", {"num_rounds": 15, "training": {"local_epochs": 1}})
+    single = {"num_rounds": 20, "evaluation": {"every": 10}, "training": {"local_epochs": 1}}
+    assert (d.method, d.changes) == ("fedbyol", single)
+    fewer = {"num_rounds": 10, "evaluation": {"every": 5}, "cohort": {"fraction": 0.4}, "target_momentum": 0.9}
+    assert (e.method, e.changes) == ("fedbyol", fewer)
+    with pytest.raises(SpecError, match="rung e: 3 rounds of 5 clients cannot become rounds of 2: set num_rounds"):
+        ladder.variants({**ladder.setting(None), "num_rounds": 3})
+
+
+def test_rounds_belong_to_a_rung_with_a_method() -> None:
+    with pytest.raises(ValidationError, match="rung e: one_epoch and clients_per_round belong to a rung that names"):
+        Rung(name="e", clients_per_round=2)
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, model_validator
 
+from fedssl.errors import SpecError
 from fedssl.experiments.overlays import Values, overlay
 from fedssl.experiments.variants import Variant, baselines_of, known
 from fedssl.protocol.base import StrictModel
@@ -23,6 +24,38 @@ class Rung(StrictModel):
     one_epoch: bool = Field(
         default=False, description="Rounds of one local epoch, as many as the setting has epochs in all rounds."
     )
+    clients_per_round: int | None = Field(
+        default=None,
+        ge=1,
+        description="Each round samples this many of the partition's clients, and there are as many more rounds.",
+    )
+
+    @model_validator(mode="after")
+    def _rounds_are_the_settings(self) -> Self:
+        if self.method is None and (self.one_epoch or self.clients_per_round is not None):
+            raise ValueError(f"rung {self.name}: one_epoch and clients_per_round belong to a rung that names a method")
+        return self
+
+    def same_work(self, base: Mapping[str, Any]) -> Values:
+        """Return the changes of the setting that give the rung its rounds, with as many epochs of all clients together.
+
+        Raises SpecError if no whole number of rounds has as many.
+        """
+        epochs, clients = base["training"]["local_epochs"] if self.one_epoch else 1, base["partition"]["num_clients"]
+        asked = self.clients_per_round or clients
+        rounds, rest = divmod(base["num_rounds"] * epochs * clients, asked)
+        if rest or asked > clients:
+            raise SpecError(
+                f"rung {self.name}: {base['num_rounds']} rounds of {clients} clients cannot become rounds of {asked}: "
+                "set num_rounds to a multiple"
+            )
+        changes: Values = {"training": {"local_epochs": 1}} if self.one_epoch else {}
+        if asked != clients:
+            changes["cohort"] = {"fraction": asked / clients}
+        if rounds != base["num_rounds"]:
+            changes["num_rounds"] = rounds
+            changes["evaluation"] = {"every": base["evaluation"]["every"] * epochs * clients // asked}
+        return changes
 
 
 class Ladder(StrictModel):
@@ -49,14 +82,11 @@ class Ladder(StrictModel):
 
     def variants(self, base: Mapping[str, Any]) -> list[Variant]:
         """Return the rungs as variants of the setting `base`, and after them the baselines without a federation."""
-        epochs = base["num_rounds"] * base["training"]["local_epochs"]
-        single = {"num_rounds": epochs, "training": {"local_epochs": 1}}
         found: list[Variant] = []
         for rung in self.rungs:
             method = rung.method or found[-1].method
-            changes = overlay(rung.changes, single) if rung.one_epoch else rung.changes
-            before = {} if rung.method is not None else found[-1].changes
-            found.append(Variant(rung.name, method, changes=overlay(before, changes)))
+            before = rung.same_work(base) if rung.method is not None else found[-1].changes
+            found.append(Variant(rung.name, method, changes=overlay(before, rung.changes)))
         return found + baselines_of(next(each for each in found if each.name == self.bounds))
 
 
