@@ -64,7 +64,7 @@ def masking(bits: int, num_masks: int, num_threads: int, part: float) -> tuple[f
         began, began_cpu = time.perf_counter(), time.process_time()
         apply_masks(vector, masks, num_threads=num_threads)
         trials.append((time.perf_counter() - began, time.process_time() - began_cpu))
-    return tuple(min(seconds) / part for seconds in zip(*trials, strict=True))  # type: ignore[return-value]
+    return tuple(min(seconds) / part for seconds in zip(*trials, strict=True))
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def test_no_step_reads_the_shares_of_all_clients(coordinator: Coordinator, table
         members.send(name, shares[name])
     # The row of a client itself is read when it sends something.
     pad = "UPDATE secure_members SET {0} = jsonb_set({0}, '{{{1},pad}}', %s) WHERE {0} IS NOT NULL AND client_id <> %s"
-    tables.execute(pad.format("shares", "boxes"), Jsonb("0" * PAD), names[2])  # type: ignore[arg-type]
+    tables.execute(pad.format("shares", "boxes"), Jsonb("0" * PAD), names[2])
     with counted_bytes() as while_waiting:
         members.advance()
     with counted_bytes() as of_last_shares:
@@ -76,7 +76,7 @@ def test_no_step_reads_the_shares_of_all_clients(coordinator: Coordinator, table
     answers = {name: members.reveals(name) for name in names}
     for name in names[:2]:
         members.send(name, answers[name])
-    tables.execute(pad.format("reveals", "self_shares"), Jsonb("0" * PAD), names[2])  # type: ignore[arg-type]
+    tables.execute(pad.format("reveals", "self_shares"), Jsonb("0" * PAD), names[2])
     with counted_bytes() as while_revealing:
         members.advance()
     with counted_bytes() as of_reveals:
