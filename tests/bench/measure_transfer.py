@@ -4,7 +4,7 @@
 
 Each server is a process of its own, and one client, which is the same for all, sends and receives without checking
 the bytes. The turns alternate. Prints the median speed of each server and direction, and the API's as a share of the
-others'.
+others', the processor time of the server, and its peak memory after the first transfer and after the last one.
 
 - raw TCP: one connection to a process that receives into one buffer and sends from memory.
 - nginx: one process, `sendfile`, and PUT into a folder. It neither hashes, nor checks, nor syncs what it stores.
@@ -36,12 +36,14 @@ from urllib.parse import urlsplit
 from fedssl.artifacts.header import header_bytes
 from fedssl.client import Client, ClientError, Retry
 from fedssl.protocol.plan import TensorSpec
+from support.census import peak_megabytes
 from support.environment import coordinator_environment
 from support.processes import free_port
 from support.servers import Servers, unwind_when_terminated
 
 _IMAGE_BYTES = 3 * 224 * 224
 _CHUNK = 1 << 20
+_WARM_UP_MEGABYTES = 45.0  # at most, in the turn that is not counted
 _NGINX = """
 daemon off; master_process off; worker_processes 1; pid {folder}/pid; error_log {folder}/errors;
 events {{ worker_connections 64; }}
@@ -76,18 +78,22 @@ def main() -> int:
     options = parser.parse_args()
     unwind_when_terminated()
     speeds: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    peaks: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as running:
         folder = Path(name)
-        servers: dict[str, Callable[[File], dict[str, float]]] = {"raw TCP": running.enter_context(_raw_tcp())}
+        servers: dict[str, Exchange] = {"raw TCP": running.enter_context(_raw_tcp())}
         if options.nginx:
             servers["nginx"] = running.enter_context(_nginx(options.nginx, folder / "nginx"))
         servers["API"] = running.enter_context(_api(folder / "api"))
         for turn in range(options.turns + 1):
             for server, exchange in servers.items():
-                file = File.make(options.megabytes)
-                for way, seconds in exchange(file).items():
+                file = File.make(options.megabytes if turn else min(options.megabytes, _WARM_UP_MEGABYTES))
+                for way, cost in exchange(file).items():
+                    peaks.setdefault(server, []).append(round(cost.server_peak_mb))
                     if turn:
-                        speeds.setdefault(f"{server} {way}", []).append(len(file.content) / seconds / 1e6)
+                        speeds.setdefault(f"{server} {way}", []).append(len(file.content) / cost.seconds / 1e6)
+                        cpu.setdefault(f"{server} {way}", []).append(1000 * cost.cpu_seconds)
     medians = {name: round(statistics.median(found)) for name, found in speeds.items()}
     shares = {
         f"{name} / {floor} {name.split()[-1]}": round(speed / medians[f"{floor} {name.split()[-1]}"], 2)
@@ -96,23 +102,41 @@ def main() -> int:
         if name.startswith("API") and floor != "API"
     }
     report = {"megabytes": options.megabytes, "turns": options.turns, "megabytes_per_second": medians,
-              "shares": shares, "load": os.getloadavg()[0]}  # fmt: skip
+              "shares": shares,
+              "server_cpu_milliseconds": {name: round(statistics.median(found)) for name, found in cpu.items()},
+              "server_peak_megabytes": {name: [found[0], found[-1]] for name, found in peaks.items()},
+              "load": os.getloadavg()[0]}  # fmt: skip
     sys.stdout.write(json.dumps(report, indent=2) + "\n")
     return 0
 
 
+@dataclass(frozen=True)
+class Cost:
+    """The duration of one transfer, the processor time of its server meanwhile, and the server's peak memory so far."""
+
+    seconds: float
+    cpu_seconds: float
+    server_peak_mb: float
+
+
+Exchange = Callable[[File], dict[str, Cost]]
+"""Sends a file to a server and fetches it. Returns the cost of each way."""
+
+
 @contextlib.contextmanager
-def _raw_tcp() -> Iterator[Callable[[File], dict[str, float]]]:
+def _raw_tcp() -> Iterator[Exchange]:
     line, other = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=_serve_raw, args=(other,), daemon=True)
     server.start()
     port = line.recv()
 
-    def exchange(file: File) -> dict[str, float]:
+    pid = server.pid or 0
+
+    def exchange(file: File) -> dict[str, Cost]:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(len(file.content).to_bytes(8, "little"))
-            up = _timed(lambda: (connection.sendall(file.content), connection.recv(1)))
-            down = _timed(lambda: _receive(connection, len(file.content)))
+            up = _timed(pid, lambda: (connection.sendall(file.content), connection.recv(1)))
+            down = _timed(pid, lambda: _receive(connection, len(file.content)))
         return {"up": up, "down": down}
 
     try:
@@ -136,7 +160,7 @@ def _serve_raw(line: "multiprocessing.connection.Connection") -> None:
 
 
 @contextlib.contextmanager
-def _nginx(program: str, folder: Path) -> Iterator[Callable[[File], dict[str, float]]]:
+def _nginx(program: str, folder: Path) -> Iterator[Exchange]:
     (folder / "files").mkdir(parents=True)
     port = free_port()
     configuration = folder / "nginx.conf"
@@ -144,10 +168,10 @@ def _nginx(program: str, folder: Path) -> Iterator[Callable[[File], dict[str, fl
     configuration.write_text(user + _NGINX.format(folder=folder, port=port))
     with subprocess.Popen([program, "-p", str(folder), "-c", str(configuration)], stderr=subprocess.DEVNULL) as server:
 
-        def exchange(file: File) -> dict[str, float]:
+        def exchange(file: File) -> dict[str, Cost]:
             connection = http.client.HTTPConnection("127.0.0.1", port)
-            up = _timed(lambda: _ask(connection, "PUT", f"/{file.digest}", file.content))
-            down = _timed(lambda: _get(connection, f"/{file.digest}", len(file.content)))
+            up = _timed(server.pid, lambda: _ask(connection, "PUT", f"/{file.digest}", file.content))
+            down = _timed(server.pid, lambda: _get(connection, f"/{file.digest}", len(file.content)))
             connection.close()
             (folder / "files" / file.digest).unlink()
             return {"up": up, "down": down}
@@ -160,7 +184,7 @@ def _nginx(program: str, folder: Path) -> Iterator[Callable[[File], dict[str, fl
 
 
 @contextlib.contextmanager
-def _api(folder: Path) -> Iterator[Callable[[File], dict[str, float]]]:
+def _api(folder: Path) -> Iterator[Exchange]:
     with Servers(folder / "servers") as servers, servers.database() as url:
         environment = coordinator_environment(url, servers.redis_url, folder / "store")
         created = [sys.executable, "-m", "fedssl_coordinator", "token", "create", "--role", "admin"]
@@ -171,18 +195,18 @@ def _api(folder: Path) -> Iterator[Callable[[File], dict[str, float]]]:
             try:
                 with Client(f"http://127.0.0.1:{port}", token, retry=Retry(seconds=60)) as client:
                     _await(client.ready, ClientError)
-                yield lambda file: _exchange_with_api(port, token, file, folder / "store")
+                yield lambda file: _exchange_with_api(server.pid, port, token, file, folder / "store")
             finally:
                 server.terminate()
 
 
-def _exchange_with_api(port: int, token: str, file: File, store: Path) -> dict[str, float]:
+def _exchange_with_api(pid: int, port: int, token: str, file: File, store: Path) -> dict[str, Cost]:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     own = {"Authorization": f"Bearer {token}"}
     path = f"/v1/artifacts/{file.digest}"
-    put = _timed(lambda: _ask(connection, "PUT", path, file.content, own))
-    first = _timed(lambda: _get(connection, path, len(file.content), own))  # it is hashed, and the next one is not
-    down = _timed(lambda: _get(connection, path, len(file.content), own))
+    put = _timed(pid, lambda: _ask(connection, "PUT", path, file.content, own))
+    first = _timed(pid, lambda: _get(connection, path, len(file.content), own))  # it is hashed, and the next one is not
+    down = _timed(pid, lambda: _get(connection, path, len(file.content), own))
     (store / file.digest[:2] / file.digest[2:4] / file.digest).unlink()
     other = File(file.content[:-1] + b"\x01", "")
     other = File(other.content, hashlib.sha256(other.content).hexdigest())
@@ -190,7 +214,7 @@ def _exchange_with_api(port: int, token: str, file: File, store: Path) -> dict[s
     about = {**own, "Tus-Resumable": "1.0.0", "Upload-Length": str(len(other.content)), "Upload-Metadata": metadata}
     place = urlsplit(_ask(connection, "POST", "/v1/uploads", b"", about)["location"]).path
     part = {**own, "Tus-Resumable": "1.0.0", "Upload-Offset": "0", "Content-Type": "application/offset+octet-stream"}
-    tus = _timed(lambda: _ask(connection, "PATCH", place, other.content, part))
+    tus = _timed(pid, lambda: _ask(connection, "PATCH", place, other.content, part))
     connection.close()
     (store / other.digest[:2] / other.digest[2:4] / other.digest).unlink()
     return {"PUT up": put, "tus up": tus, "first down": first, "down": down}
@@ -226,10 +250,12 @@ def _receive(connection: socket.socket, num_bytes: int) -> None:
         num_bytes -= connection.recv_into(buffer, min(_CHUNK, num_bytes))
 
 
-def _timed(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _timed(pid: int, act: Callable[[], object]) -> Cost:
+    """Measure what `act` takes, and the processor time of the process `pid` meanwhile."""
+    clock = (~pid << 3) | 2  # Linux's clock of another process: see clock_getcpuclockid(3)
+    cpu, began = time.clock_gettime(clock), time.perf_counter()
     act()
-    return time.perf_counter() - began
+    return Cost(time.perf_counter() - began, time.clock_gettime(clock) - cpu, peak_megabytes(pid))
 
 
 def _await(attempt: Callable[[], object], error: type[Exception]) -> None:

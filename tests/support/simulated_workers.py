@@ -7,11 +7,12 @@ import functools
 import hashlib
 import json
 import random
+import socket
 import struct
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fedssl.artifacts.header import header_bytes, num_bytes
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
@@ -20,6 +21,10 @@ from fedssl_worker.lease import progress_interval
 
 _LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
 _CONNECT_SECONDS = 60.0
+T = TypeVar("T", int, bytes)
+
+_HEAD_BYTES = 1 << 16
+_dropped = memoryview(bytearray(1 << 20))  # bodies that are only counted, of all workers, which write over each other
 _HELD = {"claim"}  # answered when there is work: its duration is not a latency
 
 
@@ -44,13 +49,17 @@ class Answer:
 
 
 class Line:
-    """One worker's connection: HTTP/1.1 by hand, for a library's would cost more than the server's half."""
+    """One worker's connection: HTTP/1.1 by hand, because a library's would cost more than the server's half.
+
+    Large bodies pass without copies, as those of the floor (`tests/bench/http_floor.py`) do: asyncio's streams would
+    take more processor time for them than the coordinator.
+    """
 
     def __init__(self, host: str, port: int, token: str, tally: Tally) -> None:
         self._address = (host, port)
         self._head = f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
         self.tally = tally
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._socket: socket.socket | None = None
 
     async def ask(
         self, name: str, method: str, path: str, *parts: bytes, is_kept: bool = True, **headers: str
@@ -60,7 +69,7 @@ class Line:
             began = time.perf_counter()
             try:
                 answer = await self._exchange(method, path, parts, headers, is_kept=is_kept)
-            except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            except (OSError, TimeoutError) as error:
                 self.close()
                 self.tally.refusals[f"{name}: {type(error).__name__}"] += 1
                 await asyncio.sleep(random.uniform(0.1, 0.5))
@@ -76,38 +85,53 @@ class Line:
     async def _exchange(
         self, method: str, path: str, parts: tuple[bytes, ...], headers: dict[str, str], *, is_kept: bool
     ) -> Answer:
-        if self._streams is None:
-            self._streams = await asyncio.wait_for(asyncio.open_connection(*self._address), _CONNECT_SECONDS)
-        reader, writer = self._streams
+        if self._socket is None:
+            self._socket = await asyncio.wait_for(self._connected(), _CONNECT_SECONDS)
+        loop, line = asyncio.get_running_loop(), self._socket
         size = sum(map(len, parts))
         own = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in headers.items())
-        writer.write(f"{method} {path} HTTP/1.1\r\n{self._head}{own}Content-Length: {size}\r\n\r\n".encode())
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
+        head = f"{method} {path} HTTP/1.1\r\n{self._head}{own}Content-Length: {size}\r\n\r\n".encode()
+        for part in (head, *parts):
+            await loop.sock_sendall(line, part)
         self.tally.bytes_up += size
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        fields = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:])}
-        content = await self._body(reader, int(fields.get("content-length", 0)), is_kept=is_kept)
+        received = b""
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            received += _unless_closed(await loop.sock_recv(line, _HEAD_BYTES))
+        lines = received[:end].decode("latin-1").split("\r\n")
+        fields = {key.lower(): value.strip() for key, _, value in (text.partition(":") for text in lines[1:])}
+        content = received[end + 4 :]
+        left = int(fields.get("content-length", 0)) - len(content)
+        self.tally.bytes_down += len(content) + left
+        while left and is_kept:
+            content += _unless_closed(await loop.sock_recv(line, min(left, _HEAD_BYTES)))
+            left = int(fields["content-length"]) - len(content)
+        while left:
+            left -= _unless_closed(await loop.sock_recv_into(line, _dropped[:left]))
         if fields.get("connection") == "close":
             self.close()
-        return Answer(int(lines[0].split()[1]), fields, content)
+        return Answer(int(lines[0].split()[1]), fields, content if is_kept else b"")
 
-    async def _body(self, reader: asyncio.StreamReader, size: int, *, is_kept: bool) -> bytes:
-        self.tally.bytes_down += size
-        if is_kept:
-            return await reader.readexactly(size)
-        while size:
-            chunk = await reader.read(min(size, 1 << 18))
-            if not chunk:
-                raise ConnectionResetError("the connection broke in the middle of a file")
-            size -= len(chunk)
-        return b""
+    async def _connected(self) -> socket.socket:
+        line = socket.socket()
+        try:
+            line.setblocking(False)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(line, self._address)
+        except BaseException:
+            line.close()
+            raise
+        return line
 
     def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _unless_closed(received: T) -> T:
+    if not received:
+        raise ConnectionResetError("the coordinator closed the connection")
+    return received
 
 
 class _LeaseLost(Exception):
