@@ -187,9 +187,9 @@ def _nvflare(case: Case, folder: Path, recipe: str = "numpy") -> Turn:
     with (
         NVFlare(case.environments, folder, case.num_clients) as nvflare,
         Usage(nvflare.server_pids) as usage,
-        nvflare.job(case.num_rounds + 2, case.megabytes, recipe=recipe) as submitter,
+        nvflare.job(case.num_rounds + 2, case.megabytes, recipe=recipe),
     ):
-        submitter.wait(case.limit_seconds)
+        nvflare.wait_for_rounds(case.num_rounds + 2, case.limit_seconds)
     sites = nvflare.sites()
     for site in sites:  # what the last round sent out
         case.check(site["received"], case.num_rounds + 1)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from bench.peers.processes import kill, named, running
+from bench.peers.processes import kill, named, running, wait_for
 
 _JOB = Path(__file__).with_name("nvflare_job.py")
 
 
 class NVFlare:
-    """Server and sites in a folder. They start with the first job, and end with it."""
+    """Server and sites in a folder. They start with the job."""
 
     def __init__(self, environments: Path, folder: Path, num_clients: int) -> None:
         self._python = environments / "nvflare" / "bin" / "python"
@@ -36,7 +36,7 @@ class NVFlare:
     def job(
         self, num_rounds: int, megabytes: float, *options: str, recipe: str = "numpy", task: str = "add"
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start everything and submit a job; the process ends when the job has ended."""
+        """Start everything and submit a job. The process ends some time after the job, with its result."""
         command = [str(self._python), str(_JOB), "--clients", str(self._num_clients), "--megabytes", str(megabytes),
                    "--rounds", str(num_rounds), "--out", str(self.folder), "--recipe", recipe, "--task", task,
                    *options]  # fmt: skip
@@ -47,7 +47,21 @@ class NVFlare:
         """Return the server and its job's process."""
         return named(str(self.folder), "/server", "nvflare.private")
 
+    def wait_for_rounds(self, num_rounds: int, seconds: float) -> None:
+        """Wait until every site has received so many broadcasts and answered them."""
+        wait_for(lambda: min(map(self.num_answered, self._paths())) >= num_rounds, f"{num_rounds} broadcasts", seconds)
+
+    @staticmethod
+    def num_answered(path: Path) -> int:
+        """Return how many broadcasts a site has answered, as it has written down in its file so far."""
+        try:
+            return len(json.loads(path.read_text())["times"])
+        except (OSError, json.JSONDecodeError):  # it has not written, or is just writing
+            return 0
+
     def sites(self) -> list[dict[str, Any]]:
         """Return what each site has written down last."""
-        paths = (self.folder / f"site-{number}.json" for number in range(1, self._num_clients + 1))
-        return [json.loads(path.read_text()) for path in paths]
+        return [json.loads(path.read_text()) for path in self._paths()]
+
+    def _paths(self) -> list[Path]:
+        return [self.folder / f"site-{number}.json" for number in range(1, self._num_clients + 1)]
