@@ -77,10 +77,9 @@ def _fedssl(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 federation.start(name)
             run = federation.client.create_run(plan).id
             with Tables(postgres.url) as tables:
-                _wait_in_round(tables, run, 0)  # the second worker has started
                 wait_for(lambda: _num_closed(tables, run) == _ROUND, "two rounds", _LIMIT_SECONDS)
                 os.kill(federation.pid(second), signal.SIGSTOP)
-                _wait_in_round(tables, run, 1)
+                wait_for(lambda: len(_accepted(tables, run)) == 2 * _ROUND + 1, "one update", _LIMIT_SECONDS)
                 before = _accepted(tables, run)
             began = time.time()
             for name in _SERVICES:
@@ -111,18 +110,8 @@ def _num_closed(tables: Tables, run: object) -> int:
 
 
 def _accepted(tables: Tables, run: object) -> set[tuple[Any, ...]]:
-    query = "SELECT r.number, a.client_id, a.update FROM assignments a JOIN rounds r ON r.id = a.round_id "
-    return set(tables.query(query + "WHERE r.run_id = %s AND a.state = 'accepted'", run))
-
-
-def _wait_in_round(tables: Tables, run: object, num_accepted: int) -> None:
-    """Wait until the newest round has so many accepted updates and all of its other assignments are leased."""
-    query = (
-        "SELECT count(*) FILTER (WHERE a.state = 'accepted') = %s AND count(*) FILTER (WHERE a.state = 'leased') = %s "
-        "FROM assignments a JOIN rounds r ON r.id = a.round_id WHERE r.run_id = %s AND r.state = 'collecting'"
-    )
-    numbers = (num_accepted, 2 - num_accepted)
-    wait_for(lambda: tables.one(query, *numbers, run), f"{num_accepted} updates in a round", _LIMIT_SECONDS)
+    query = "SELECT round_number, client_id, update_digest FROM assignments WHERE run_id = %s AND state = 'accepted'"
+    return set(tables.query(query, run))
 
 
 def _flower(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -134,14 +123,16 @@ def _flower(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         began = time.time()
         flower.kill_server()
         flower.start_server()
-        continued = _happens(lambda: len(rounds_closed(out)) > _ROUND + 1, options.patience_seconds)
-        state = flower.statuses()[-1]
+        states, limit = [], began + options.patience_seconds
+        while not (continued := len(rounds_closed(out)) > _ROUND + 1) and time.time() < limit:
+            states += flower.statuses()
+            time.sleep(2)
         if not continued:
             began = time.time()
             flower.run(again, _ROUND + 2, _MEGABYTES, task="hold")
             wait_for(lambda: len(rounds_closed(again)) > 1, "a round of the new run", _LIMIT_SECONDS)
         closed = (rounds_closed(out) if continued else rounds_closed(again)[1:])[-1]
-    return {"continued": continued, "state": state, "seconds_to_next_closed_round": round(closed - began, 1),
+    return {"continued": continued, "states": list(dict.fromkeys(states)), "seconds_to_next_closed_round": round(closed - began, 1),
             "submitted_again": not continued}  # fmt: skip
 
 
@@ -170,14 +161,6 @@ def _nvflare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     given_up = any(state.startswith("FINISHED") for state in after)
     return {"continued": not given_up, "states": after, "seconds_to_next_closed_round": round(end - began, 1),
             "of_that_in_the_round": round(end - begin, 1), "submitted_again": given_up}  # fmt: skip
-
-
-def _happens(condition: Callable[[], bool], seconds: float) -> bool:
-    try:
-        wait_for(condition, "it", seconds)
-    except AssertionError:
-        return False
-    return True
 
 
 _SYSTEMS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {

@@ -90,9 +90,8 @@ def _if_finished(view: Any) -> Any:
 def _orders(tables: Tables, run: object) -> list[str]:
     """Return the numbers of the clients per round, in the order in which their updates were accepted."""
     rows = tables.query(
-        "SELECT string_agg(right(a.client_id, 1), '' ORDER BY a.closed_at) FROM assignments a "
-        "JOIN rounds r ON r.id = a.round_id WHERE r.run_id = %s AND a.state = 'accepted' GROUP BY r.number "
-        "ORDER BY r.number",
+        "SELECT string_agg(right(client_id, 1), '' ORDER BY closed_at) FROM assignments "
+        "WHERE run_id = %s AND state = 'accepted' GROUP BY round_number ORDER BY round_number",
         run,
     )
     return [str(order) for (order,) in rows]
