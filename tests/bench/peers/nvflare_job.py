@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipe", choices=("numpy", "torch"), default="numpy")
     parser.add_argument("--task", default="add", help="of the sites")
-    parser.add_argument("--watch", action="store_true", help="write states to OUT/states, and repeat a lost job")
+    parser.add_argument(
+        "--watch", action="store_true", help="write states to OUT/states; copy the job if OUT/again is made"
+    )
     options = parser.parse_args()
     common = {
         "name": "exchange",
@@ -36,24 +38,26 @@ def main() -> None:
     try:
         run = recipe.execute(env)
         if options.watch:
-            _watch(env, run.get_job_id(), options.out / "states")
+            _watch(env, run.get_job_id(), options.out)
         run.get_result(timeout=540)
     finally:
         env.stop(clean_up=True)
 
 
-def _watch(env: PocEnv, job: str, out: Path) -> None:
-    """Write a line with time and state per second; submit a copy of a job that has ended."""
+def _watch(env: PocEnv, job: str, folder: Path) -> None:
+    """Write a line with time and state per second, and submit a copy of the job once `again` lies in the folder."""
+    again = folder / "again"
     while True:
         try:
             state = env.get_job_status(job)
-            if state.startswith("FINISHED"):
+            if again.exists():
                 session = env._get_session_manager()._get_session()
                 job = session.clone_job(job)
                 session.close()
+                again.unlink()
         except Exception as error:  # noqa: BLE001  # the server does not answer, in one of many ways
             state = type(error).__name__
-        with out.open("a") as lines:
+        with (folder / "states").open("a") as lines:
             lines.write(f"{time.time()} {state}\n")
         time.sleep(1)
 
