@@ -55,7 +55,7 @@ class Case:
         return f"{self.num_clients} x {self.megabytes:g} MB"
 
     def check(self, weights: list[float], num_rounds: int) -> None:
-        """Raise AssertionError unless the weights are those after so many rounds in which client k added k."""
+        """Raise AssertionError unless the weights are those after `num_rounds` rounds in which client k added k."""
         expected = num_rounds * (self.num_clients + 1) / 2
         assert all(abs(value - expected) < 1e-3 for value in weights), f"the weights are {weights}, not {expected}"
 
@@ -71,7 +71,7 @@ class Turn:
 
     @classmethod
     def of(cls, case: Case, times: list[float], usage: Usage) -> "Turn":
-        """Return the turn whose rounds begin and end at these times, the first of which is not counted."""
+        """Return the turn whose rounds begin and end at these times. The first round is not counted."""
         times = times[1:]
         num_updates = (len(times) - 1) * case.num_clients
         cpu_seconds = usage.cpu_seconds(times[0], times[-1]) / num_updates

@@ -1,6 +1,6 @@
 """Kills the server of fedssl, Flower and NVFlare in the middle of a round, and reports what becomes of the run.
 
-    make bench-peers PEERS_SCRIPT=kill_server ARGS="--only fedssl flower nvflare"
+    make bench-peers SCRIPT=kill_server ARGS="--only fedssl flower nvflare"
 
 Two clients and weights of 0.4 MB. In the third round one client has sent its update and the other still works. Then
 every process of the server gets SIGKILL, and the server is started again with the same data; the clients live on.

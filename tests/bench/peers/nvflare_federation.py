@@ -48,7 +48,7 @@ class NVFlare:
         return named(str(self.folder), "/server", "nvflare.private")
 
     def wait_for_rounds(self, num_rounds: int, seconds: float) -> None:
-        """Wait until every site has received so many broadcasts and answered them."""
+        """Wait until every site has answered `num_rounds` broadcasts."""
         wait_for(lambda: min(map(self.num_answered, self._paths())) >= num_rounds, f"{num_rounds} broadcasts", seconds)
 
     @staticmethod

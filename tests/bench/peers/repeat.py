@@ -1,6 +1,6 @@
 """Runs the same spec several times with fedssl, Flower and NVFlare: are the final weights equal, bit for bit?
 
-    make bench-peers PEERS_SCRIPT=repeat ARGS="--only fedssl flower nvflare --times 3"
+    make bench-peers SCRIPT=repeat ARGS="--only fedssl flower nvflare --times 3"
 
 Updates are what clients compute without randomness, and they arrive in an order that differs between the executions.
 A system that adds them up in that order rounds in another way each time. Prints one JSON object per system with the
