@@ -4,7 +4,7 @@
 
 Updates are what clients compute without randomness, and they arrive in an order that differs between the executions.
 A system that adds them up in that order rounds in another way each time. Prints one JSON object per system with the
-digests of the final weights.
+digests of the final weights, and of the peers the smallest and the largest of these.
 
 - fedssl: six workers train a tiny network on their images. The orders in which updates were accepted are printed too.
 - Flower and NVFlare: six clients add pseudo-random numbers of their own, after a pause of random length, to weights of
@@ -98,18 +98,20 @@ def _orders(tables: Tables, run: object) -> list[str]:
 
 
 def _flower(options: argparse.Namespace) -> dict[str, Any]:
-    digests = []
+    digests, extremes = [], []
     with tempfile.TemporaryDirectory() as name, Flower(options.environments, Path(name), _NUM_CLIENTS) as flower:
         for number in range(options.times):
             out = Path(name) / f"result-{number}.json"
             flower.run(out, _NUM_ROUNDS, _MEGABYTES, task="noise")
             wait_for(lambda out=out: out.exists() and out.stat().st_size, "Flower's run", _LIMIT_SECONDS)
-            digests.append(json.loads(out.read_text())["digest"])
-    return {"digests": digests}
+            result = json.loads(out.read_text())
+            digests.append(result["digest"])
+            extremes.append(result["final"])
+    return {"digests": digests, "smallest_and_largest_weights": extremes}
 
 
 def _nvflare(options: argparse.Namespace) -> dict[str, Any]:
-    digests = []
+    digests, extremes = [], []
     for _ in range(options.times):
         with (
             tempfile.TemporaryDirectory() as name,
@@ -117,8 +119,10 @@ def _nvflare(options: argparse.Namespace) -> dict[str, Any]:
             nvflare.job(_NUM_ROUNDS + 1, _MEGABYTES, task="noise"),  # the last round sends out what is compared
         ):
             nvflare.wait_for_rounds(_NUM_ROUNDS + 1, _LIMIT_SECONDS)
-            digests.append(nvflare.sites()[0]["digest"])
-    return {"digests": digests}
+            site = nvflare.sites()[0]
+            digests.append(site["digest"])
+            extremes.append(site["received"])
+    return {"digests": digests, "smallest_and_largest_weights": extremes}
 
 
 _SYSTEMS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
