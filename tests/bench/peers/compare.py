@@ -32,7 +32,7 @@ from pathlib import Path
 
 from bench.peers.flower_federation import Flower
 from bench.peers.nvflare_federation import NVFlare
-from bench.peers.processes import Usage, descendants, named, wait_for
+from bench.peers.processes import Usage, command, descendants, wait_for
 from support.servers import unwind_when_terminated
 
 _BENCH = Path(__file__).parents[1]
@@ -141,19 +141,19 @@ def _median_cpu(turns: list[Turn]) -> float:
 
 
 def _floor(case: Case, folder: Path) -> Turn:
-    command = [sys.executable, str(_BENCH / "http_floor.py"), "--clients", str(case.num_clients),
+    floor = [sys.executable, str(_BENCH / "http_floor.py"), "--clients", str(case.num_clients),
                "--megabytes", str(case.megabytes), "--rounds", str(case.num_rounds + 1)]  # fmt: skip
-    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=case.limit_seconds).stdout
+    text = subprocess.run(floor, check=True, stdout=subprocess.PIPE, timeout=case.limit_seconds).stdout
     report = json.loads(text)
     cpu_seconds = report["server_cpu_seconds"] / case.num_rounds / case.num_clients
     return Turn(report["seconds"], report["server_peak_mb"], cpu_seconds, report["load"])
 
 
 def _fedssl(case: Case, folder: Path) -> Turn:
-    command = [sys.executable, str(_BENCH / "load_simulated_workers.py"), "--format", "json",
+    load_test = [sys.executable, str(_BENCH / "load_simulated_workers.py"), "--format", "json",
                "--clients", str(case.num_clients), "--model", MODELS[case.megabytes],
                "--rounds", str(case.num_rounds + 2), "--limit-seconds", str(case.limit_seconds)]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(load_test, stdout=subprocess.PIPE, text=True)
     try:
         with Usage(lambda: coordinator_pids(process.pid)) as usage:
             text, _ = process.communicate(timeout=case.limit_seconds + 60)
@@ -169,8 +169,8 @@ def _fedssl(case: Case, folder: Path) -> Turn:
 
 def coordinator_pids(root: int) -> list[int]:
     """Return the processes of a coordinator, Postgres and Valkey below a process."""
-    services = {pid for name in ("fedssl_coordinator", "postgres", "valkey") for pid in named(name)}
-    return [pid for pid in descendants(root) if pid in services]
+    services = ("fedssl_coordinator", "postgres", "valkey")
+    return [pid for pid in descendants(root) if any(name in command(pid) for name in services)]
 
 
 def _flower(case: Case, folder: Path) -> Turn:

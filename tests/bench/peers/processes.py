@@ -77,23 +77,30 @@ def descendants(root: int) -> list[int]:
 
 def named(*words: str) -> list[int]:
     """Return the processes whose command lines contain all of the words."""
-    return [pid for pid in _pids() if all(word in _command(pid) for word in words)]
+    return [pid for pid in _pids() if all(word in command(pid) for word in words)]
+
+
+def command(pid: int) -> str:
+    """Return a process's command line, or nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    return ""
 
 
 @contextlib.contextmanager
-def running(command: list[str], environment: dict[str, str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def running(arguments: list[str], environment: dict[str, str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a command in a session of its own, which is ended with it."""
-    process = start(command, environment, folder)
+    process = start(arguments, environment, folder)
     try:
         yield process
     finally:
         end(process)
 
 
-def start(command: list[str], environment: dict[str, str], folder: Path) -> "subprocess.Popen[bytes]":
+def start(arguments: list[str], environment: dict[str, str], folder: Path) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own. Its log is in the folder."""
-    with (folder / f"{Path(command[0]).name}.log").open("ab") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True)
+    with (folder / f"{Path(arguments[0]).name}.log").open("ab") as log:
+        return subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True)
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -144,9 +151,3 @@ def _process(pid: int) -> _Process | None:
     fields = rest.split()
     cpu_seconds, memory_mb = sum(map(int, fields[11:13])) / _TICKS, int(fields[21]) * _PAGE_BYTES / 1e6
     return _Process(pid, beginning.partition("(")[2], int(fields[1]), cpu_seconds, memory_mb)
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):  # it has ended
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-    return ""
