@@ -82,14 +82,15 @@ load-test: $(VENV)/.installed-dev ## Load the coordinator with simulated workers
 	@PYTHONPATH=tests $(BIN)/python tests/bench/load_simulated_workers.py $(ARGS)
 
 PEERS := .artifacts/peers
+SCRIPT ?= compare
 
 .PHONY: bench-peers
-bench-peers: $(VENV)/.installed-dev ## Compare rounds with Flower and NVFlare (ARGS="--clients 2 10 --megabytes 0.4 45")
+bench-peers: $(VENV)/.installed-dev ## Compare rounds with Flower and NVFlare (ARGS="--cases 2x0.4 10x45"; SCRIPT=kill_server or repeat)
 	@for peer in flower nvflare; do \
 	  test -x $(PEERS)/$$peer/bin/python || $(PYTHON) -m venv $(PEERS)/$$peer; \
 	  $(PEERS)/$$peer/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench/peers/$$peer.txt || exit 1; \
 	done
-	@PYTHONPATH=tests $(BIN)/python tests/bench/peers/compare.py --environments $(PEERS) $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python tests/bench/peers/$(SCRIPT).py --environments $(PEERS) $(ARGS)
 
 .PHONY: pooler-test
 pooler-test: $(VENV)/.installed-dev ## Test the coordinator behind PgBouncer, from PATH or PGBOUNCER=/path/to/pgbouncer

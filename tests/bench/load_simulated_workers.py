@@ -40,6 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "400kb": {"name": "convnet", "widths": [16, 32, 64, 128]},
     "small": {"name": "convnet", "widths": [32, 64, 128, 256]},
     "resnet18": {"name": "resnet18"},
+    "400mb": {"name": "convnet", "widths": [16, 2048, 5408]},
+    "2gb": {"name": "convnet", "widths": [16, 4096, 13504]},
 }
 _AT_ONCE = 100  # registrations
 _NO_LIMITS = {
@@ -133,6 +135,12 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
         "seconds": round(seconds, 1),
         "registering_seconds": round(registered, 1),
         "rounds": rounds,
+        "opened_at": [
+            float(at)
+            for (at,) in tables.query(
+                "SELECT extract(epoch FROM opened_at) FROM rounds WHERE run_id = %s ORDER BY number", run_id
+            )
+        ],
         "requests": {name: _spread(values, seconds) for name, values in sorted(tally.latencies.items())},
         "claims": tally.num_claims,
         "refusals": dict(sorted(tally.refusals.items())),

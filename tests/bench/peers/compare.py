@@ -1,11 +1,14 @@
 """Compares rounds without training (broadcast, upload, mean) of fedssl, Flower and NVFlare with a plain-HTTP floor.
 
-    make bench-peers ARGS="--clients 2 10 --megabytes 0.4 45 --rounds 5 --turns 1"
+    make bench-peers ARGS="--cases 2x0.4 10x45 --rounds 5 --turns 1"
 
-Each turn starts the server and its clients as real processes on this machine, runs one round that is not counted and
-then `--rounds` others, checks the final weights, and ends them. The turns of the systems alternate. Prints one line per
-turn, and then the medians as ratios to the floor of the same turns. Memory is the largest sum over the server's
-processes, sampled five times per second (fedssl: the sum of their peaks, without Postgres).
+A case is a number of clients and the size of the weights in MB. Each turn starts the server and its clients as real
+processes on this machine, runs one round that is not counted and then `--rounds` others, checks the final weights, and
+ends them. The turns of the systems alternate. Prints one line per turn, and at the end a table of medians in multiples
+of the floor of the same turns. A turn that fails or takes longer than `--limit-seconds` is printed and left out.
+
+Memory is the largest sum over the server's processes, sampled five times per second, without Postgres. Processor time
+is that of the server's processes, with Postgres, per update and without the start and the first round.
 
 - Flower: SuperLink, one SuperNode per client, both without TLS, and `flwr run`; ArrayRecords of NumPy arrays.
 - NVFlare: the FedAvg recipe for NumPy in POC mode, one process per site; `nvflare-torch`: the recipe for PyTorch, which
@@ -15,132 +18,185 @@ processes, sampled five times per second (fedssl: the sum of their peaks, withou
 """
 
 import argparse
-import contextlib
 import functools
 import itertools
 import json
 import os
-import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-MODELS = {0.4: "400kb", 45: "resnet18"}  # fedssl's networks of about this size
-_LONGEST_SECONDS = 540
+from bench.peers.flower_federation import Flower
+from bench.peers.nvflare_federation import NVFlare
+from bench.peers.processes import Usage, command, descendants, wait_for
+from support.servers import unwind_when_terminated
+
+_BENCH = Path(__file__).parents[1]
+MODELS = {0.4: "400kb", 45: "resnet18", 400: "400mb", 2000: "2gb"}  # fedssl's networks of about this size
+HEAD = """| clients x payload | system | rounds | time | memory | processor time per update | load |
+|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison. `num_rounds` are counted, after one that is not."""
+
+    num_clients: int
+    megabytes: float
+    num_rounds: int
+    limit_seconds: float
+    environments: Path
+
+    def __str__(self) -> str:
+        return f"{self.num_clients} x {self.megabytes:g} MB"
+
+    def check(self, weights: list[float], num_rounds: int) -> None:
+        """Raise AssertionError unless the weights are those after `num_rounds` rounds in which client k added k."""
+        expected = num_rounds * (self.num_clients + 1) / 2
+        assert all(abs(value - expected) < 1e-3 for value in weights), f"the weights are {weights}, not {expected}"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The rounds of one turn in seconds, and the server's memory in MB."""
+    """The rounds of one turn in seconds, the server's memory, and its processor time per update."""
 
     seconds: list[float]
     memory_mb: float
+    cpu_seconds: float
+    load: float
+
+    @classmethod
+    def of(cls, case: Case, times: list[float], usage: Usage) -> "Turn":
+        """Return the turn whose rounds begin and end at these times. The first round is not counted."""
+        times = times[1:]
+        num_updates = (len(times) - 1) * case.num_clients
+        cpu_seconds = usage.cpu_seconds(times[0], times[-1]) / num_updates
+        seconds = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return cls(seconds, usage.most_mb, cpu_seconds, os.getloadavg()[0])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
-    parser.add_argument("--megabytes", type=float, nargs="+", choices=sorted(MODELS), default=[0.4, 45])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--environments", type=Path, required=True, help="a folder with flower/ and nvflare/")
-    options = parser.parse_args()
-    options.environments = options.environments.absolute()  # the processes run in folders of their own
-    for megabytes in options.megabytes:
-        for num_clients in options.clients:
-            turns: dict[str, list[Turn]] = {name: [] for name in options.only}
-            for _ in range(options.turns):
-                for name, done in turns.items():
-                    with tempfile.TemporaryDirectory() as folder:
-                        done.append(SYSTEMS[name](num_clients, megabytes, options, Path(folder)))
-                    _say(f"{name:8} {num_clients} x {megabytes:g} MB", done[-1], f"load {os.getloadavg()[0]:.1f}")
-            floor = statistics.median(second for turn in turns.get("floor", []) for second in turn.seconds or [0])
-            for name, done in turns.items():
-                median = statistics.median(second for turn in done for second in turn.seconds)
-                memory = max(turn.memory_mb for turn in done)
-                _say(f"= {name}: median {median:.3f} s, {median / floor:.1f} times the floor, {memory:.0f} MB")
+    unwind_when_terminated()
+    options = _options()
+    rows = [HEAD]
+    for text in options.cases:
+        num_clients, _, megabytes = text.partition("x")
+        case = Case(int(num_clients), float(megabytes), options.rounds, options.limit_seconds,
+                    options.environments.absolute())  # fmt: skip
+        turns: dict[str, list[Turn]] = {name: [] for name in options.only}
+        for name in list(turns) * options.turns:
+            try:
+                turn = _turn(name, case)
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                _say(f"{name}, {case}: failed: {error}")
+                continue
+            turns[name].append(turn)
+            _say(f"{name}, {case}: {turn}")
+        rows += [row(name, case, own, turns.get("floor", [])) for name, own in turns.items()]
+    _say("\n".join(rows))
     return 0
 
 
-def _floor(num_clients: int, megabytes: float, options: argparse.Namespace, folder: Path) -> Turn:
-    size = ["--clients", str(num_clients), "--megabytes", str(megabytes), "--rounds", str(options.rounds + 1)]
-    report = json.loads(_output([sys.executable, str(HERE.parent / "http_floor.py"), *size]))
-    return Turn(report["seconds"], report["server_peak_mb"])
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["2x0.4", "10x0.4", "50x0.4", "2x45", "10x45"],
+                        help=f"clients x MB, of {', '.join(f'{size:g}' for size in MODELS)}")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--limit-seconds", type=float, default=540, help="of a turn")
+    parser.add_argument("--environments", type=Path, required=True, help="a folder with flower/ and nvflare/")
+    return parser.parse_args()
 
 
-def _fedssl(num_clients: int, megabytes: float, options: argparse.Namespace, folder: Path) -> Turn:
-    command = [sys.executable, str(HERE.parent / "load_simulated_workers.py"), "--format", "json",
-               "--clients", str(num_clients), "--model", MODELS[megabytes], "--rounds", str(options.rounds + 2),
-               "--limit-seconds", str(_LONGEST_SECONDS)]  # fmt: skip
-    text = _output(command)
+def _turn(name: str, case: Case) -> Turn:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return SYSTEMS[name](case, Path(folder))
+        except BaseException:
+            for path in sorted(Path(folder).glob("*.log")):
+                _say(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}")
+            raise
+
+
+def row(name: str, case: Case, turns: list[Turn], floors: list[Turn]) -> str:
+    """Return a row of the table in multiples of the floor."""
+    if not turns or not floors:
+        return f"| {case} | {name} | - | - | - | - | - |"
+    seconds = [second for turn in turns for second in turn.seconds]
+    time = statistics.median(seconds) / statistics.median(second for turn in floors for second in turn.seconds)
+    memory = max(turn.memory_mb for turn in turns) / max(turn.memory_mb for turn in floors)
+    cpu = _median_cpu(turns) / _median_cpu(floors)
+    loads = sorted(turn.load for turn in turns)
+    load = " to ".join(dict.fromkeys(f"{load:.1f}" for load in (loads[0], loads[-1])))
+    return f"| {case} | {name} | {len(seconds)} | {time:.3g} | {memory:.2g} | {cpu:.2g} | {load} |"
+
+
+def _median_cpu(turns: list[Turn]) -> float:
+    return statistics.median(turn.cpu_seconds for turn in turns)
+
+
+def _floor(case: Case, folder: Path) -> Turn:
+    floor = [sys.executable, str(_BENCH / "http_floor.py"), "--clients", str(case.num_clients),
+               "--megabytes", str(case.megabytes), "--rounds", str(case.num_rounds + 1)]  # fmt: skip
+    text = subprocess.run(floor, check=True, stdout=subprocess.PIPE, timeout=case.limit_seconds).stdout
+    report = json.loads(text)
+    cpu_seconds = report["server_cpu_seconds"] / case.num_rounds / case.num_clients
+    return Turn(report["seconds"], report["server_peak_mb"], cpu_seconds, report["load"])
+
+
+def _fedssl(case: Case, folder: Path) -> Turn:
+    load_test = [sys.executable, str(_BENCH / "load_simulated_workers.py"), "--format", "json",
+               "--clients", str(case.num_clients), "--model", MODELS[case.megabytes],
+               "--rounds", str(case.num_rounds + 2), "--limit-seconds", str(case.limit_seconds)]  # fmt: skip
+    process = subprocess.Popen(load_test, stdout=subprocess.PIPE, text=True)
+    try:
+        with Usage(lambda: coordinator_pids(process.pid)) as usage:
+            text, _ = process.communicate(timeout=case.limit_seconds + 60)
+    finally:
+        process.terminate()
+        process.wait()
     report = json.loads(text[text.index("{\n") :])
-    assert report["outcome"] == "completed", report["outcome"]
+    assert report["outcome"] == "completed", f"the outcome is {report['outcome']}"
     smallest, largest = report["weights"]
-    assert smallest == 0 < largest < 1 << 20, report["weights"]
-    parts = ("all_submitted", "noticed", "aggregated", "next_opened")
-    seconds = [sum(row[part] for part in parts) for row in report["rounds"] if row["next_opened"] is not None]
-    names = ("api", "aggregator", "beat", "distiller", "valkey")
-    return Turn(seconds[1:], sum(report["processes"][name]["peak_mb"] for name in names))
+    assert smallest == 0 < largest < 1 << 20, f"the weights are {report['weights']}"
+    return Turn.of(case, report["opened_at"], usage)
 
 
-def _flower(num_clients: int, megabytes: float, options: argparse.Namespace, folder: Path) -> Turn:
-    own = options.environments / "flower" / "bin"
-    port, out = _free_port(), folder / "result.json"
-    environment = {**os.environ, "HOME": str(folder), "FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1",
-                   "FLWR_TELEMETRY_ENABLED": "0", "PATH": f"{own}:{os.environ['PATH']}"}  # fmt: skip
-    (folder / ".flwr").mkdir()
-    (folder / ".flwr" / "config.toml").write_text(
-        f'[superlink]\ndefault = "bench"\n[superlink.bench]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    link = ["flower-superlink", "--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
-    with _process(link, environment, folder):
-        _await_port(port)
-        with contextlib.ExitStack() as nodes:
-            for number in range(1, num_clients + 1):
-                node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}",
-                        "--port", str(_free_port()), "--node-config", f"number={number}"]  # fmt: skip
-                nodes.enter_context(_process(node, environment, folder))
-            app = folder / "app"
-            shutil.copytree(HERE / "flower", app)
-            config = f"num-clients={num_clients} num-rounds={options.rounds + 1} megabytes={megabytes}"
-            with _Memory(lambda: _inside(folder, ("supernode", "clientapp"))) as memory:
-                subprocess.run(["flwr", "run", str(app), "bench", "--run-config", f'{config} out="{out}"'],
-                               env=environment, check=True, capture_output=True)  # fmt: skip
-                _await(out)
+def coordinator_pids(root: int) -> list[int]:
+    """Return the processes of a coordinator, Postgres and Valkey below a process."""
+    services = ("fedssl_coordinator", "postgres", "valkey")
+    return [pid for pid in descendants(root) if any(name in command(pid) for name in services)]
+
+
+def _flower(case: Case, folder: Path) -> Turn:
+    out = folder / "result.json"
+    with Flower(case.environments, folder, case.num_clients) as flower, Usage(flower.server_pids) as usage:
+        flower.run(out, case.num_rounds + 1, case.megabytes)
+        wait_for(lambda: out.exists() and out.stat().st_size, "Flower's run", case.limit_seconds)
     result = json.loads(out.read_text())
-    expected = (options.rounds + 1) * (num_clients + 1) / 2
-    assert all(abs(value - expected) < 1e-3 for value in result["final"]), result["final"]
-    return Turn(_differences(result["times"])[1:], memory.most_mb)
+    case.check(result["final"], case.num_rounds + 1)
+    return Turn.of(case, result["times"], usage)
 
 
-def _nvflare(
-    num_clients: int, megabytes: float, options: argparse.Namespace, folder: Path, recipe: str = "numpy"
-) -> Turn:
-    python = options.environments / "nvflare" / "bin" / "python"
-    environment = {**os.environ, "HOME": str(folder), "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
-                   "OMP_NUM_THREADS": "1", "PATH": f"{python.parent}:{os.environ['PATH']}"}  # fmt: skip
-    job = [str(python), str(HERE / "nvflare_job.py"), "--clients", str(num_clients), "--megabytes", str(megabytes),
-           "--rounds", str(options.rounds + 2), "--out", str(folder), "--recipe", recipe]  # fmt: skip
-    with _process(job, environment, folder) as submitter, _Memory(lambda: _named(str(folder), "/server")) as memory:
-        submitter.wait(_LONGEST_SECONDS)
-    sites = [json.loads((folder / f"site-{number}.json").read_text()) for number in range(1, num_clients + 1)]
-    expected = (options.rounds + 1) * (num_clients + 1) / 2  # what the last round sent out
-    assert all(abs(value - expected) < 1e-3 for site in sites for value in site["received"]), sites[0]["received"]
-    return Turn(_differences([min(times) for times in zip(*(site["times"] for site in sites), strict=True)])[1:],
-                memory.most_mb)  # fmt: skip
+def _nvflare(case: Case, folder: Path, recipe: str = "numpy") -> Turn:
+    with (
+        NVFlare(case.environments, folder, case.num_clients) as nvflare,
+        Usage(nvflare.server_pids) as usage,
+        nvflare.job(case.num_rounds + 2, case.megabytes, recipe=recipe),
+    ):
+        nvflare.wait_for_rounds(case.num_rounds + 2, case.limit_seconds)
+    sites = nvflare.sites()
+    for site in sites:  # what the last round sent out
+        case.check(site["received"], case.num_rounds + 1)
+    return Turn.of(case, [min(times) for times in zip(*(site["times"] for site in sites), strict=True)], usage)
 
 
-SYSTEMS: dict[str, Callable[..., Turn]] = {
+SYSTEMS: dict[str, Callable[[Case, Path], Turn]] = {
     "floor": _floor,
     "fedssl": _fedssl,
     "flower": _flower,
@@ -149,107 +205,8 @@ SYSTEMS: dict[str, Callable[..., Turn]] = {
 }
 
 
-class _Memory:
-    """Samples the sum of the resident memory of some processes. `find` returns which these are now."""
-
-    def __init__(self, find: Callable[[], list[int]]) -> None:
-        self._find = find
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self.most_mb = 0.0
-
-    def __enter__(self) -> "_Memory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(0.2):
-            self.most_mb = max(self.most_mb, sum(map(_resident_mb, self._find())))
-
-
-def _resident_mb(pid: int) -> float:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except OSError:  # it has ended
-        return 0.0
-
-
-def _inside(folder: Path, without: tuple[str, ...]) -> list[int]:
-    """Return the processes that run in a folder and whose command lines contain none of the words."""
-    return [pid for pid in _processes() if _is_in(pid, folder) and not any(word in _command(pid) for word in without)]
-
-
-def _named(*words: str) -> list[int]:
-    """Return the processes whose command lines contain all of the words."""
-    return [pid for pid in _processes() if all(word in _command(pid) for word in words)]
-
-
-def _processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def _is_in(pid: int, folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-        return Path(f"/proc/{pid}/cwd").readlink() == folder
-    return False
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):  # it has ended
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-    return ""
-
-
-@contextlib.contextmanager
-def _process(command: list[str], environment: dict[str, str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command in a session of its own, which is ended with it."""
-    with (folder / f"{Path(command[0]).name}.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True)
-    try:
-        yield process
-    finally:
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signum)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_LONGEST_SECONDS + 60).stdout
-
-
-def _await(path: Path) -> None:
-    end = time.monotonic() + _LONGEST_SECONDS
-    while not (path.exists() and path.stat().st_size):
-        assert time.monotonic() < end, f"{path} was not written"
-        time.sleep(0.2)
-
-
-def _await_port(port: int) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def _differences(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
-
-
-def _say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

@@ -4,6 +4,7 @@ python nvflare_job.py --clients 2 --rounds 6 --megabytes 0.4 --out FOLDER --reci
 """
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,46 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipe", choices=("numpy", "torch"), default="numpy")
+    parser.add_argument("--task", default="add", help="of the sites")
+    parser.add_argument(
+        "--watch", action="store_true", help="write states to OUT/states; copy the job if OUT/again is made"
+    )
     options = parser.parse_args()
     common = {
         "name": "exchange",
         "min_clients": options.clients,
         "num_rounds": options.rounds,
         "train_script": str(Path(__file__).with_name("nvflare_client.py")),
-        "train_args": f"--out {options.out}",
+        "train_args": f"--out {options.out} --task {options.task}",
     }
     num_floats = int(options.megabytes * 1e6 / 4)
     recipe = _torch(num_floats, common) if options.recipe == "torch" else _numpy(num_floats, options.out, common)
     env = PocEnv(num_clients=options.clients)
     try:
         run = recipe.execute(env)
+        if options.watch:
+            _watch(env, run.get_job_id(), options.out)
         run.get_result(timeout=540)
     finally:
         env.stop(clean_up=True)
+
+
+def _watch(env: PocEnv, job: str, folder: Path) -> None:
+    """Write a line with time and state per second, and submit a copy of the job once `again` lies in the folder."""
+    again = folder / "again"
+    while True:
+        try:
+            state = env.get_job_status(job)
+            if again.exists():
+                session = env._get_session_manager()._get_session()
+                job = session.clone_job(job)
+                session.close()
+                again.unlink()
+        except Exception as error:  # noqa: BLE001  # the server does not answer, in one of many ways
+            state = type(error).__name__
+        with (folder / "states").open("a") as lines:
+            lines.write(f"{time.time()} {state}\n")
+        time.sleep(1)
 
 
 def _numpy(num_floats: int, folder: Path, common: dict[str, Any]) -> NumpyFedAvgRecipe:
