@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--environments", type=Path, required=True, help="the folder of the peers' environments")
     options = parser.parse_args()
-    turns: dict[str, list[Turn]] = {name: [] for name in options.only}
+    turns: dict[str, list[Turn]] = {name: [] for name in dict.fromkeys(["bare", *options.only])}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_task(folder, options)
@@ -125,7 +125,7 @@ def take_turn(system: System, folder: Path, options: argparse.Namespace) -> Turn
     own = (
         Path(sys.executable) if system.environment is None else options.environments / system.environment / "bin/python"
     )
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     subprocess.run(
         [str(own.absolute()), *system.launcher, str(HERE / system.program), str(folder)],
         check=True, timeout=_LONGEST_SECONDS, env={**os.environ, **threads}, stdout=subprocess.DEVNULL,

@@ -1,6 +1,5 @@
 """BlazeFL's half of the comparison: its FedAvg in a pool of processes that exchange tensors in shared memory."""
 
-import functools
 import tempfile
 from pathlib import Path
 
@@ -10,8 +9,6 @@ from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgProcessPoolCli
 from blazefl.core import IPCMode
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-loaded = functools.lru_cache(task.load)
-
 
 class Users:
     """The users' images, which each process maps from the file. Batches are cut whole, not image by image."""
@@ -20,7 +17,7 @@ class Users:
         self.folder = folder
 
     def get_dataset(self, type_, cid):
-        return TensorDataset(*loaded(self.folder).user(cid))
+        return TensorDataset(*task.load(self.folder).user(cid))
 
     def set_dataset(self, type_, cid, dataset):
         pass
@@ -37,7 +34,9 @@ class Networks:
 
     def select_model(self, model_name):
         torch.set_num_threads(1)
-        return loaded(self.folder).network().to(memory_format=torch.contiguous_format)  # it cannot send other layouts
+        return (
+            task.load(self.folder).network().to(memory_format=torch.contiguous_format)
+        )  # it cannot send other layouts
 
 
 class Trainer(FedAvgProcessPoolClientTrainer):

@@ -1,6 +1,5 @@
 """Flower's half of the comparison: FedAvg in its simulation engine, whose clients Ray's actors run."""
 
-import functools
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 client, server = ClientApp(), ServerApp()
-loaded = functools.lru_cache(task.load)
 FOLDER = "SIMULATED_TASK"
 """The environment variable with the task's folder, for Ray's actors."""
 
@@ -21,7 +19,7 @@ FOLDER = "SIMULATED_TASK"
 @client.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    it = loaded(Path(os.environ[FOLDER]))
+    it = task.load(Path(os.environ[FOLDER]))
     network = it.network()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     task.train(network, *it.user(int(context.node_config["partition-id"])))
@@ -49,7 +47,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
+    import flower_rounds  # by its name the actors import it, in place of getting its code with each message
+
     it = task.from_command_line()
     os.environ |= {FOLDER: str(it.folder), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     resources = {"init_args": {"num_cpus": it.jobs}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, task.NUM_USERS, backend_config=resources)
+    run_simulation(flower_rounds.server, flower_rounds.client, task.NUM_USERS, backend_config=resources)

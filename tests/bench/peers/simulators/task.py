@@ -5,6 +5,7 @@ float32 values that are normalised beforehand, as pfl-research's benchmark does.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -77,6 +78,7 @@ class Task:
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+@functools.lru_cache(maxsize=1)
 def load(folder: Path) -> Task:
     """Return the task that `compare_simulators.py` wrote into a folder, whose images stay there until they are read."""
     config = json.loads((folder / "task.json").read_text())
