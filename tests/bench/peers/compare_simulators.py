@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,9 +103,8 @@ def main() -> int:
 def write_task(folder: Path, options: argparse.Namespace) -> None:
     """Write what every system reads: images as float32 for the peers and as they are for fedssl, and the weights."""
     with np.load(options.images) as arrays:
-        order = np.random.default_rng(0).permutation(len(arrays["images"]))[: task.NUM_USERS * task.IMAGES]
-        pixels, labels = arrays["images"][order], arrays["labels"][order].astype(np.int64)
-        test, test_labels = arrays["test_images"][:2000], arrays["test_labels"][:2000].astype(np.int64)
+        pixels, labels = _drawn(arrays, "", task.NUM_USERS * task.IMAGES)
+        test, test_labels = _drawn(arrays, "test_", 5000)
     for name, array in {
         "pixels": pixels,
         "images": _normalized(pixels),
@@ -134,6 +133,12 @@ def take_turn(system: System, folder: Path, options: argparse.Namespace) -> Turn
     result = json.loads((folder / "result.json").read_text())
     walls, processors = zip(*result["times"], strict=True)
     return Turn(_differences(walls), _differences(processors), result["accuracy"])
+
+
+def _drawn(arrays: Mapping[str, np.ndarray], prefix: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = arrays[f"{prefix}images"], arrays[f"{prefix}labels"].astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(images))[:number]  # files may be sorted by class
+    return images[order], labels[order]
 
 
 def _normalized(pixels: np.ndarray) -> np.ndarray:

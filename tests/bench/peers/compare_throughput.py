@@ -62,6 +62,9 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with np.load(options.images) as arrays:
             data = {name: arrays[name] for name in ("images", "labels", "test_images", "test_labels")}
+        for images, labels in (("images", "labels"), ("test_images", "test_labels")):  # they may be sorted by class
+            order = np.random.default_rng(0).permutation(len(data[images]))
+            data |= {name: data[name][order] for name in (images, labels)}
         np.save(folder / "images.npy", data["images"])
         torch.save(own.first_weights(), folder / "weights.pt")
         libraries = [_start(name, folder, options.environment, stack) for name in LIBRARIES]

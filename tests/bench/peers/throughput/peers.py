@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+SOURCES = Path(__file__).parents[4] / "shared/src"
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -46,7 +47,11 @@ def _solo_file(path: str) -> ModuleType:
     root = importlib.util.find_spec("solo")  # this does not run the package
     assert root is not None
     assert root.submodule_search_locations is not None
-    spec = importlib.util.spec_from_file_location(Path(path).stem, Path(root.submodule_search_locations[0]) / path)
+    return _run_file(Path(root.submodule_search_locations[0]) / path)
+
+
+def _run_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -67,6 +72,7 @@ class Images(Dataset):
 
 def main() -> None:
     folder, library = ssl_task.from_command_line()
+    _run_file(SOURCES / "fedssl/models/torchvision_guard.py").import_torchvision()  # torchvision with a CPU's torch
     transform, loss = {"lightly": lightly, "solo": solo}[library]()
     network = ssl_task.Network(folder)
     optimizer = torch.optim.SGD(
