@@ -29,7 +29,7 @@ import ssl_task  # noqa: E402
 
 from fedssl.evaluation import knn_accuracy  # noqa: E402
 
-BATCHES = {"step": 8, "augment": 8, "train": 8}
+BATCHES = {"step": 4, "augment": 4, "train": 4}
 LIBRARIES = ("fedssl", "lightly", "solo")
 
 
@@ -53,8 +53,9 @@ class Library:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="CIFAR-10 as .npz with images, labels, test_*")
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=7, help="0: only kNN")
     parser.add_argument("--seconds", type=int, default=150, help="processor time of each before kNN; 0: without kNN")
+    parser.add_argument("--only", nargs="+", choices=LIBRARIES, default=LIBRARIES, help="for kNN")
     parser.add_argument("--environment", type=Path, required=True, help="the peers' environment")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -68,10 +69,11 @@ def main() -> int:
         np.save(folder / "images.npy", data["images"])
         torch.save(own.first_weights(), folder / "weights.pt")
         libraries = [_start(name, folder, options.environment, stack) for name in LIBRARIES]
-        for what, number in BATCHES.items():
-            measure(libraries, what, number, options.turns)
+        if options.turns:
+            for what, number in BATCHES.items():
+                measure(libraries, what, number, options.turns)
         if options.seconds:
-            judge(libraries, folder, data, options.seconds)
+            judge([each for each in libraries if each.name in options.only], folder, data, options.seconds)
     return 0
 
 

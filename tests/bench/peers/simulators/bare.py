@@ -7,17 +7,22 @@ import torch
 def main() -> None:
     it = task.from_command_line()
     users = {number: it.user(number) for number in range(task.NUM_USERS)}
-    network, weights, times = it.network(), it.weights, []
+    network, times = it.network(), []
+    parameters = list(network.parameters())  # the network has no buffers
+    weights = [each.detach().clone() for each in parameters]
     for number in range(it.rounds):
-        sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
+        sums = [torch.zeros_like(each) for each in weights]
         for user in task.cohort(number):
-            network.load_state_dict(weights)
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, weights)
             task.train(network, *users[user])
-            for name, tensor in network.state_dict().items():
-                sums[name] += tensor
-        weights = {name: (tensor / task.COHORT).to(weights[name].dtype) for name, tensor in sums.items()}
+            with torch.no_grad():
+                torch._foreach_add_(sums, parameters)
+        weights = [each / task.COHORT for each in sums]
         times.append(task.now())
-    task.report(it, times, weights)
+    with torch.no_grad():
+        torch._foreach_copy_(parameters, weights)
+    task.report(it, times, network.state_dict())
 
 
 if __name__ == "__main__":
