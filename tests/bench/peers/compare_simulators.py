@@ -34,7 +34,7 @@ _LONGEST_SECONDS = 900
 
 @dataclass(frozen=True)
 class System:
-    """A simulator: the folder of its environment (None: this one), its program, and its processes that train."""
+    """A simulator: the folder of its environment (or None if it is this one), its program, and its processes."""
 
     environment: str | None
     program: str
@@ -43,7 +43,7 @@ class System:
 
     @property
     def counts_all(self) -> bool:
-        """Whether the main process's clock of processor time covers the training."""
+        """Return whether the main process's clock of processor time covers the training."""
         return self.environment != "flower-simulation" and (self.jobs == 1 or self.environment == "blazefl")
 
 

@@ -35,7 +35,7 @@ LIBRARIES = ("fedssl", "lightly", "solo")
 
 @dataclass(frozen=True)
 class Library:
-    """A process that trains when it is told to."""
+    """A process that trains on request."""
 
     name: str
     process: "subprocess.Popen[str]"

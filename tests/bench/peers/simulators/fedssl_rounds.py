@@ -40,7 +40,7 @@ def spec_of(widths: tuple[int, ...], rounds: int) -> RunSpec:
 
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Of CIFAR-10's training images, per channel."""
+"""The means and deviations of CIFAR-10's training images, per channel."""
 
 
 def first_weights(widths: tuple[int, ...]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What every simulator of the comparison trains: the users, the network, and one user's epoch.
+"""The task that every simulator of the comparison trains: the users, the network, and one user's epoch.
 
 It needs only torch and NumPy, because the peers' environments import it too. The users have 50 images each, held as
 float32 values that are normalised beforehand, as pfl-research's benchmark does.

@@ -1,4 +1,4 @@
-"""What every library of the comparison trains, and how the comparison talks to it.
+"""The training that every library of the comparison does, and how the comparison talks to it.
 
 It needs only torch and NumPy, because the peers' environment imports it too.
 """
