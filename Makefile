@@ -85,12 +85,24 @@ PEERS := .artifacts/peers
 SCRIPT ?= compare
 
 .PHONY: bench-peers
-bench-peers: $(VENV)/.installed-dev ## Compare rounds with Flower and NVFlare (ARGS="--cases 2x0.4 10x45"; SCRIPT=kill_server or repeat)
-	@for peer in flower nvflare; do \
-	  test -x $(PEERS)/$$peer/bin/python || $(PYTHON) -m venv $(PEERS)/$$peer; \
-	  $(PEERS)/$$peer/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench/peers/$$peer.txt || exit 1; \
-	done
+bench-peers: $(VENV)/.installed-dev $(addsuffix /.installed,$(addprefix $(PEERS)/,flower nvflare)) ## Compare rounds with Flower and NVFlare (ARGS="--cases 2x0.4 10x45"; SCRIPT=kill_server or repeat)
 	@PYTHONPATH=tests $(BIN)/python tests/bench/peers/$(SCRIPT).py --environments $(PEERS) $(ARGS)
+
+.PHONY: bench-simulators
+bench-simulators: $(VENV)/.installed-dev $(addsuffix /.installed,$(addprefix $(PEERS)/,pfl blazefl flower-simulation)) ## Compare simulations with pfl-research, BlazeFL and Flower (ARGS="--images cifar10.npz")
+	@$(BIN)/python tests/bench/peers/compare_simulators.py --environments $(PEERS) $(ARGS)
+
+.PHONY: bench-throughput
+bench-throughput: $(VENV)/.installed-dev $(PEERS)/throughput/.installed ## Compare SimCLR's throughput with lightly and solo-learn (ARGS="--images cifar10.npz")
+	@$(BIN)/python tests/bench/peers/compare_throughput.py --environment $(PEERS)/throughput $(ARGS)
+
+# Each peer's environment. Those in undeclared/ run with these versions, and declare others: Python 3.12 or torch 1.9.1.
+$(PEERS)/%/.installed: tests/bench/peers/%.txt
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@! test -e tests/bench/peers/undeclared/$*.txt || $(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --ignore-requires-python -r tests/bench/peers/undeclared/$*.txt
+	@touch $@
 
 .PHONY: pooler-test
 pooler-test: $(VENV)/.installed-dev ## Test the coordinator behind PgBouncer, from PATH or PGBOUNCER=/path/to/pgbouncer
