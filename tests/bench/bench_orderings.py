@@ -5,8 +5,8 @@
     make bench ARGS="-k orderings -s"                             the same, asserted
 
 `federation` and `objective` have the setting of `fedssl compare --ladder best --on cifar10-class`, 6 rounds and a
-smaller encoder; CIFAR-10 is an image folder or .npz file in the folder of data sets. `fedx` and `flesd` have Fashion-MNIST: in
-the other setting FedX is below its host. SSD's orderings are those of `measure_hard_separation.py`.
+smaller encoder; CIFAR-10 is an image folder or .npz file in the folder of data sets. `fedx` and `flesd` have
+Fashion-MNIST: in the other setting FedX is below its host. SSD's orderings are those of `measure_hard_separation.py`.
 
 What is kept from the papers: heterogeneous clients, local epochs, the losses and their weights. What is not: the
 encoder, the number of images and rounds. So signs are looked for, and no published accuracy.
