@@ -4,9 +4,9 @@
     python tests/bench/bench_orderings.py federation --seeds 0    one claim, one seed
     make bench ARGS="-k orderings -s"                             the same, asserted
 
-`federation` and `byol` have the setting of `fedssl compare --ladder best --on cifar10-class` with a smaller encoder and
-6 rounds; CIFAR-10 is an image folder or .npz file in the folder of data sets. `fedx` and `flesd` have Fashion-MNIST: in
-the other setting FedX is below its host. SSD's orderings are those of `measure_hard_separation.py`.
+`federation` and `objective` have the setting of `fedssl compare --ladder best --on cifar10-class`, 6 rounds and a
+smaller encoder; CIFAR-10 is an image folder or .npz file in the folder of data sets. `fedx` and `flesd` have
+Fashion-MNIST: in the other setting FedX is below its host. SSD's orderings are those of `measure_hard_separation.py`.
 
 What is kept from the papers: heterogeneous clients, local epochs, the losses and their weights. What is not: the
 encoder, the number of images and rounds. So signs are looked for, and no published accuracy.
@@ -158,11 +158,11 @@ def _own(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 _FEDERATION = ("local-only", "fedsimclr", "two-clients", "centralised")
-_BYOL = ("fedbyol", "fedema", "fedsimclr")
+_OBJECTIVE = ("fedbyol", "fedsimclr")
 
 CLAIMS: dict[str, tuple[Callable[[int], Scores], tuple[str, ...]]] = {
     "federation": (functools.partial(ladder, names=_FEDERATION), _FEDERATION),
-    "byol": (functools.partial(ladder, names=_BYOL), _BYOL),
+    "objective": (functools.partial(ladder, names=_OBJECTIVE), _OBJECTIVE),
     "fedx": (fedx, ("fedsimclr", "fedx")),
     "flesd": (flesd, ("min-local", "flesd-cc", "flesd")),
 }
