@@ -86,7 +86,9 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
         assert (record["round"], record["seed"]) == (len(points), None)
 
 
-@pytest.mark.parametrize(("at", "phase"), [(("write", 3), "vectors"), (("send", 3), "confirmations")])
+@pytest.mark.parametrize(
+    ("at", "phase"), [(("send", 1), "shares"), (("write", 3), "vectors"), (("send", 3), "confirmations")]
+)
 def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it(
     at: tuple[str, int],
     phase: Any,
@@ -102,15 +104,17 @@ def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it
         workers.train(gone=VICTIM, on_gone=lambda: tables.execute(EXPIRE, VICTIM))
         sent = b"".join(request.body for request in proxy.requests())
     others = sorted(set(shards(spec)) - {VICTIM})
-    cohort = {1: others} if phase == "vectors" else {}
+    is_in_sum = phase == "confirmations"
+    cohort = {} if is_in_sum else {1: others}
     _assert_simulated(workers, simulate(plain, shards(plain), cohorts=cohort))
     [ended] = workers.events("secure_round.ended")
-    assert ended.data["survivors"] == (others if phase == "vectors" else sorted(shards(spec)))
+    assert ended.data["survivors"] == (sorted(shards(spec)) if is_in_sum else others)
     assert ended.data["mask_keys"] == ([VICTIM] if phase == "vectors" else [])
     [closed] = coordinator.client.rounds(workers.id)
     assert closed.secure is not None
     assert (closed.secure.phase, closed.secure.roster) == ("done", ended.data["roster"])
-    assert closed.secure.lost == closed.secure.mask_keys == ([VICTIM] if phase == "vectors" else [])
+    assert closed.secure.lost == ([] if is_in_sum else [VICTIM])
+    assert closed.secure.mask_keys == ended.data["mask_keys"]
     assert closed.secure.own_masks == ended.data["survivors"]
     assert "No cryptographer outside this project has reviewed" in closed.secure.not_promised
     [update] = (tmp_path / "client-0").glob("runs/*/*/update.safetensors")
