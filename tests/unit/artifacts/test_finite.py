@@ -10,6 +10,7 @@ from safetensors.torch import save
 
 from fedssl.artifacts import finite
 from fedssl.artifacts.finite import InMemory, check_finite, check_finite_in
+from fedssl.artifacts.hashed import HashedFile
 from fedssl.artifacts.header import parse_header, read_header
 from fedssl.artifacts.tensors import DTYPES
 from fedssl.errors import ArtifactError, NotFinite
@@ -96,3 +97,13 @@ def test_bytes_in_memory_are_checked_as_a_file_is() -> None:
     data = save({"a": torch.ones(3), "b": whole, "c": torch.tensor([1.0, math.inf]), "d": torch.ones(4)})
     with pytest.raises(NotFinite, match="tensor c holds"):
         check_finite_in(InMemory(data), read_header(io.BytesIO(data)))
+
+
+def test_a_file_that_is_hashed_meanwhile_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(save({"a": torch.ones(3), "b": torch.tensor([1.0, math.nan]), "c": torch.ones(4)}))
+    with path.open("rb") as file:
+        header = read_header(file)
+        file.seek(0)
+        with pytest.raises(NotFinite, match="tensor b holds"):
+            check_finite_in(HashedFile(file), header)

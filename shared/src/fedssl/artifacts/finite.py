@@ -51,23 +51,28 @@ def check_finite(path: Path, header: Header | None = None) -> None:
 
 
 def check_finite_in(file: SeekableReader, header: Header) -> None:
-    """Do the same as `check_finite`, for a file that is open or in memory, and its header."""
+    """Do the same as `check_finite`, for a file that is open or in memory, and its header. Reads it once, in order."""
     for span in _spans(header):
-        # Most files have no bad value, and many small tensors: one by one, the calls take longer than the comparison.
-        if _is_finite(file, header, span[0].dtype, span[0].start, span[-1].stop):
-            continue
-        for entry in span:
-            if (is_finite := _is_finite(file, header, entry.dtype, entry.start, entry.stop)) is None:
-                raise ArtifactError(f"the file ends within tensor {entry.name}")
-            if not is_finite:
+        dtype, position, stop = _NUMPY[span[0].dtype], span[0].start, span[-1].stop
+        file.seek(header.data_start + position)
+        while position < stop:
+            wanted = min(stop - position, _CHUNK * dtype.itemsize)
+            data = file.read(wanted)
+            if len(data) < wanted:
+                raise ArtifactError(f"the file ends within tensor {_name_at(span, position + len(data))}")
+            is_finite = _are_finite(np.frombuffer(data, dtype=dtype), is_bfloat16=span[0].dtype == "BF16")
+            if not is_finite.all():
+                name = _name_at(span, position + int(is_finite.argmin()) * dtype.itemsize)
                 raise NotFinite(
-                    f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
+                    f"tensor {name} holds NaN or infinity: training diverged. Lower the learning rate, "
                     "and check the images for constant or corrupt ones"
                 )
+            position += wanted
 
 
 def _spans(header: Header) -> list[list[TensorEntry]]:
-    """Return the tensors of floating-point numbers, those together that lie behind one another and have one dtype."""
+    """Return the tensors of floating-point numbers, those together that lie behind one another and have one dtype: with
+    many small tensors, the calls take longer than the comparison."""
     spans: list[list[TensorEntry]] = []
     for entry in header.entries:
         if entry.dtype not in _NUMPY or entry.start == entry.stop:
@@ -79,21 +84,10 @@ def _spans(header: Header) -> list[list[TensorEntry]]:
     return spans
 
 
-def _is_finite(file: SeekableReader, header: Header, name: str, start: int, stop: int) -> bool | None:
-    """Return whether all numbers between two positions are finite, or None if the file ends before."""
-    dtype = _NUMPY[name]
-    count = (stop - start) // dtype.itemsize
-    file.seek(header.data_start + start)
-    while count:
-        wanted = min(count, _CHUNK) * dtype.itemsize
-        data = file.read(wanted)
-        if len(data) < wanted:
-            return None
-        chunk = np.frombuffer(data, dtype=dtype)
-        if name == "BF16":
-            if ((chunk & _BF16_EXPONENT) == _BF16_EXPONENT).any():
-                return False
-        elif not np.isfinite(chunk).all():
-            return False
-        count -= chunk.size
-    return True
+def _name_at(span: list[TensorEntry], position: int) -> str:
+    return next(entry.name for entry in span if position < entry.stop)
+
+
+def _are_finite(numbers: Any, *, is_bfloat16: bool) -> Any:
+    """Return a boolean per number. Those of bfloat16 are given as integers."""
+    return (numbers & _BF16_EXPONENT) != _BF16_EXPONENT if is_bfloat16 else np.isfinite(numbers)

@@ -112,7 +112,7 @@ def check_json(request: Request) -> BaseModel:
 
 
 def test_the_protocol_has_no_message_that_these_tests_do_not_know(coordinator: Coordinator) -> None:
-    paths = httpx.get(f"{coordinator.url}/openapi.json").json()["paths"]
+    paths = httpx.get(f"{coordinator.url}/openapi.json", timeout=60).json()["paths"]
     assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY, EVALUATION_CLAIM}
 
 
