@@ -131,7 +131,7 @@ def wait_for_answer(url: str, process: subprocess.Popen[bytes] | Forked) -> None
     while True:
         assert process.poll() is None, f"what was started for {url} has ended: another may have the port"
         try:
-            httpx.get(url, trust_env=False)
+            httpx.get(url, trust_env=False, timeout=60)
         except httpx.TransportError:
             assert time.monotonic() < end, f"{url} does not answer"
             time.sleep(0.02)

@@ -165,7 +165,7 @@ def store(bucket: Bucket, tmp_path: Path) -> S3Store:
 
 
 def _put(part: DirectPart, data: bytes) -> None:
-    assert httpx.put(part.url, content=data, trust_env=False).is_success
+    assert httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success
 
 
 def _stored(store: S3Store, data: bytes) -> str:
@@ -255,7 +255,7 @@ def test_the_essentials_on_a_second_server(bucket: Bucket, store: S3Store) -> No
     assert b"".join(store.read(digest, 100, 200)) == data[100:200]
     link = store.link(digest, 60)
     assert link is not None
-    assert httpx.get(link, headers={"Range": "bytes=5-"}, trust_env=False).content == data[5:]
+    assert httpx.get(link, headers={"Range": "bytes=5-"}, trust_env=False, timeout=60).content == data[5:]
     store.delete(digest)
     assert digest not in store
     store.partial("x").append(data[:3000], 0)
@@ -268,9 +268,9 @@ def test_the_essentials_on_a_second_server(bucket: Bucket, store: S3Store) -> No
     [part] = direct.missing(9)
     assert (part.offset, part.num_bytes) == (0, len(data))
     assert store.partials() == ["y"]
-    assert httpx.put(part.url, content=data, trust_env=False).is_success
+    assert httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success
     assert direct.missing(9) == []
-    assert not httpx.put(part.url, content=data, trust_env=False).is_success  # closed to senders
+    assert not httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success  # closed to senders
     assert store.partial("y").size == len(data)
     store.partial("y").discard()
     upload = bucket.begin(place_of(digest))

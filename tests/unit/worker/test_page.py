@@ -52,7 +52,7 @@ class Page:
         self._process = process
         self.address = process.stdout.readline().strip()
         self.url = self.address.partition("/?")[0]
-        self.http = httpx.Client(base_url=self.url, trust_env=False, follow_redirects=True)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60, follow_redirects=True)
 
     def next_address(self) -> str:
         assert self._process.stdout is not None
@@ -132,8 +132,8 @@ def test_each_address_opens_one_browser(state: Path) -> None:
         [cookie] = [part.headers["set-cookie"] for part in answer.history]
         assert "HttpOnly; SameSite=Strict" in cookie
         assert page.get().status_code == 200
-        assert httpx.get(page.address, trust_env=False).status_code == 403, "it was used"
-        assert httpx.get(page.next_address(), trust_env=False).status_code == 303
+        assert httpx.get(page.address, trust_env=False, timeout=60).status_code == 403, "it was used"
+        assert httpx.get(page.next_address(), trust_env=False, timeout=60).status_code == 303
 
 
 def test_a_foreign_name_that_leads_here_gets_nothing(state: Path) -> None:

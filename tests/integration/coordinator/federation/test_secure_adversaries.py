@@ -222,5 +222,7 @@ def test_a_weight_above_its_cap_or_below_zero_ends_in_a_skipped_round(
 
 def test_a_message_beyond_the_limit_is_refused_before_it_is_read(coordinator: Coordinator) -> None:
     headers = {"Authorization": f"Bearer {coordinator.operator_token}", "Content-Type": "application/json"}
-    answer = httpx.post(f"{coordinator.url}/v1/work/secure/send", content=b" " * (SECURE_BYTES + 1), headers=headers)
+    answer = httpx.post(
+        f"{coordinator.url}/v1/work/secure/send", content=b" " * (SECURE_BYTES + 1), headers=headers, timeout=60
+    )
     assert answer.status_code == 413

@@ -135,7 +135,7 @@ def test_mutual_tls(servers: Servers, authority: Authority, client_pair: Pair, t
                 pytest.raises(ClientError, match=r"if it asks for certificates.*FEDSSL_CLIENT_CERT"),
             ):
                 list(client.runs())
-        with httpx.Client(verify=mine.context(httpx.URL(running.url))) as bare:
+        with httpx.Client(verify=mine.context(httpx.URL(running.url)), timeout=60) as bare:
             assert bare.get(f"{running.url}/v1/runs").status_code == 401
 
 

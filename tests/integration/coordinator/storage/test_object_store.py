@@ -147,10 +147,10 @@ def test_what_came_directly_is_checked_like_everything_else(
             for announced, sent in ((good, good[:-1] + b"\x01"), (infinite, infinite), (DATA[: len(good)],) * 2):
                 location = tus.begun(len(announced), digest(announced), item.assignment_id)
                 [part] = tus.request("POST", f"{location}/parts").json()["parts"]
-                assert httpx.put(part["url"], content=sent + b"more", trust_env=False).status_code == 403
-                assert httpx.put(part["url"], content=sent, trust_env=False).status_code == 200
+                assert httpx.put(part["url"], content=sent + b"more", trust_env=False, timeout=60).status_code == 403
+                assert httpx.put(part["url"], content=sent, trust_env=False, timeout=60).status_code == 200
                 assert tus.request("POST", f"{location}/parts").status_code == 422
-                assert httpx.put(part["url"], content=sent, trust_env=False).status_code in (403, 404)
+                assert httpx.put(part["url"], content=sent, trust_env=False, timeout=60).status_code in (403, 404)
                 assert not any("/partial/" in name for name in object_store.objects(bucket))
             assert header
         cast.work("a")

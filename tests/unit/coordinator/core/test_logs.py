@@ -48,6 +48,6 @@ def test_prometheus_is_answered_only_where_that_is_asked_for(served: object) -> 
     port = choose_port()
     served.serve("127.0.0.1", None)  # type: ignore[attr-defined]
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60)
     served.serve("127.0.0.1", port)  # type: ignore[attr-defined]
-    assert "gpu_memory_bytes 0.0" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    assert "gpu_memory_bytes 0.0" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60).text
