@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.tokens import Role
 from fedssl.protocol.work import DELIVERY_HEADER
 from support.cast import Cast
@@ -180,6 +181,7 @@ TABLE: dict[str, Row] = {
         WORKERS, {409}, ("assignment",), "assignment",
         body=lambda ids: {
             "assignment_id": ids["assignment"],
+            "protocol": SECURE_PROTOCOL,
             "message": {"phase": "confirmations", "signature": "0" * 128},
         },
     ),
