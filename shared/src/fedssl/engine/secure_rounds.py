@@ -93,9 +93,7 @@ def run_secure_round(
     total = torch.from_numpy(found.words.words64.view(np.int64))
     names = [each.name for each in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
     apart = {client: {name: cohort[client].load()[name] for name in names} for client in found.survivors}
-    result = run_secure_aggregation(
-        method, state, total, len(found.survivors), ctx, apart=apart if names else None, restart=restart
-    )
+    result = run_secure_aggregation(method, state, total, len(found.survivors), ctx, apart=apart, restart=restart)
     return SecureResult(result, found.survivors, tuple(protocol.rejected))
 
 

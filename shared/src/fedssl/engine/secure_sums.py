@@ -100,7 +100,7 @@ def run_secure_aggregation(
         words: int64 (N,), the sum of what `client_words` returned for each client.
         num_clients: how many clients are in the sum.
         ctx: of the coordinator in this round.
-        apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; None if the spec has none.
+        apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; not needed if the spec has none.
         restart: all clients will start cold.
 
     Raises NoSecureSum if the words are not such a sum, the weights are more than `robustness.max_examples` allows all

@@ -186,9 +186,7 @@ def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **
         raise NoSum(f"the store lacks a masked vector: {error}") from error
     method, num_clients = METHODS[spec.method.name], len(found.survivors)
     try:
-        return run_secure_aggregation(
-            method, previous, as_tensor(found), num_clients, ctx, apart=apart or None, **training
-        )
+        return run_secure_aggregation(method, previous, as_tensor(found), num_clients, ctx, apart=apart, **training)
     except NoSecureSum as error:  # no client can end the run with words of its own
         raise NoSum(str(error)) from error
 
