@@ -240,9 +240,9 @@ def matmul_flops(device: torch.device, size: int = 8192, repeats: int = 20) -> f
     return repeats * 2 * size**3 / seconds(lambda: [a @ b for _ in range(repeats)], device)
 
 
-def flops_per_image(case: Case, device: torch.device) -> float:
+def flops_per_image(case: Case, device: torch.device, num_images: int = 64) -> float:
     """Of a training step: both views, forward and backward, as torch counts convolutions and matrix products."""
-    ctx, data = case.context(device), case.images(device, 64)
+    ctx, data = case.context(device), case.images(device, num_images)
     algorithm = case.method.bind(case.spec).client
     modules = algorithm.build(ctx).to(device).train()
     batch = next(iter(algorithm.batches(data, 0, ctx)))
