@@ -35,6 +35,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
 from bench.bench_training import (
     LEAST_OF_ROOF,
     Case,
@@ -45,10 +49,6 @@ from bench.bench_training import (
     spec_of,
 )
 from bench.loader_loops import Loss, lightly_parts, loaded_views, torchvision_views
-from torch import Tensor, nn
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
-
 from fedssl.engine import LocalProgress, release_trainer, run_local_round, start_run
 from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.optimization import autocast, total_loss
@@ -68,8 +68,13 @@ ENGINE, LOADERS, BARE = ("eager", "recorded", "compiled"), ("pil", "lightly"), "
 WAYS = ("eager", "recorded", "bare-eager", "bare-recorded", "compiled", "bare-compiled", *LOADERS)
 WARM_UP_STEPS, PROFILED_STEPS, TURNS = 6, 4, 3
 MOST_BYTES = {"cuda": 2_000_000_000, "cpu": 20_000_000}
-"""Of the images of a round."""
+"""The most memory that a round's images take."""
 Found = dict[str, Any]
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def case_of(name: str, batch_size: int | None, size: int | None, gpu_steps: str = "eager") -> Case:
@@ -154,9 +159,9 @@ def _part(name: str, work: Callable[[], object], device: torch.device) -> Found:
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
     rows = [row for row in profiler.key_averages() if row.device_type == kind and not row.is_user_annotation]
     spent = [row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in rows]
-    print(f"\nkernels of {name}: ms per step, times per step")
+    say(f"\nkernels of {name}: ms per step, times per step")
     for time_us, row in sorted(zip(spent, rows, strict=True), key=lambda pair: -pair[0])[:25]:
-        print(f"{time_us / 1e3 / PROFILED_STEPS:9.3f}{row.count / PROFILED_STEPS:8.1f}  {row.key[:150]}")
+        say(f"{time_us / 1e3 / PROFILED_STEPS:9.3f}{row.count / PROFILED_STEPS:8.1f}  {row.key[:150]}")
     return {
         "wall_ms": wall * 1e3 / PROFILED_STEPS,
         "kernels_ms": sum(spent) / 1e3 / PROFILED_STEPS,
@@ -266,7 +271,7 @@ def at_most(limit: float) -> Iterator[None]:
 def attempt(name: str, way: str, device: torch.device, options: argparse.Namespace, limit: float) -> Found:
     """Return what is found, with the warnings, or the error: no measurement may end the others."""
     started = time.perf_counter()
-    print(f"\n== {name} {way}", flush=True)
+    say(f"\n== {name} {way}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -280,7 +285,7 @@ def attempt(name: str, way: str, device: torch.device, options: argparse.Namespa
     found |= {"took_s": time.perf_counter() - started}
     if messages := sorted({str(each.message)[:300] for each in caught}):
         found["warnings"] = messages
-    print(json.dumps(found, indent=1), flush=True)
+    say(json.dumps(found, indent=1))
     return found
 
 
@@ -356,7 +361,7 @@ def test_a_gpu_comes_near_its_roof() -> None:
     options = arguments(["resnet18", "--ways", "recorded", "compiled"])
     roof = matmul_flops(device)
     results = measure_case("resnet18", device, options, roof, time.monotonic() + options.seconds)
-    print(table(results))
+    say(table(results))
     rates = [found["images_per_second"] for found in results["ways"].values()]
     assert max(rates) * results["gflop_per_image"] * 1e9 / roof >= LEAST_OF_ROOF
 
@@ -368,10 +373,8 @@ def main() -> None:
     tables = []
     for name in options.cases:
         tables.append(table(measure_case(name, device, options, roof, until)))
-        print(tables[-1], flush=True)
-    print(
-        "\n".join(["", f"{_device_name(device)}: bf16 matrix product {roof / 1e12:.0f} TFLOP/s", *tables]), flush=True
-    )
+        say(tables[-1])
+    say("\n".join(["", f"{_device_name(device)}: bf16 matrix product {roof / 1e12:.0f} TFLOP/s", *tables]))
 
 
 if __name__ == "__main__":
