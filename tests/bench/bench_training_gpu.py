@@ -6,8 +6,8 @@
 
 Per case, in the order of `--ways`:
 
-- `eager`, `recorded`, `compiled`: rounds of the engine with these `gpu_steps`. `images/s` counts whole rounds, with
-  their start and their end; `in steps` leaves these out. Then the time of the views, of the forward and the backward
+- `eager`, `recorded`, `compiled`: rounds of the engine with these `gpu_steps`. `images/s` counts whole rounds;
+  `in steps` leaves their start and their end out, which take the milliseconds `outside`. Then the time of the views, of the forward and the backward
   pass, and of a whole step: by the host's clock, and the sum over the GPU's kernels. Their difference is waiting.
 - `bare-eager`, `bare-recorded`, `bare-compiled`: the shortest loop that trains the same model by the same loss on
   tensors that are ready on the GPU, taking its steps in the same three ways.
@@ -22,9 +22,12 @@ a run of the same case and ways beforehand (`--turn-seconds 0`) shortens the fir
 
 import argparse
 import contextlib
+import cProfile
 import gc
+import io
 import json
 import os
+import pstats
 import signal
 import statistics
 import sys
@@ -116,9 +119,20 @@ def measure_engine(case: Case, device: torch.device, turn_seconds: float) -> Fou
 
     found = measure_loop(take, case, device, turn_seconds)
     found["in_steps"] = statistics.median(each.images_per_second for each in progress if each.step == found["steps"])
+    num_images = found["steps"] * case.spec.training.batch_size
+    found["outside_ms"] = 1e3 * num_images * (1 / found["images_per_second"] - 1 / found["in_steps"])
     if turn_seconds:
+        say(_calls_of(lambda: take(2)))
         found["parts"] = measure_parts(case, device)
     return found
+
+
+def _calls_of(work: Callable[[], object]) -> str:
+    """Return which functions take the host's time; one that reads a number also waits for the GPU."""
+    profiler, text = cProfile.Profile(), io.StringIO()
+    profiler.runcall(work)
+    pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(60)
+    return text.getvalue()
 
 
 def measure_parts(case: Case, device: torch.device) -> Found:
@@ -292,7 +306,9 @@ def table(results: Found) -> str:
     """For people: one line per measurement, and one per part of a step."""
     rates = {way: found["images_per_second"] for way, found in results["ways"].items() if "error" not in found}
     best = max((rates[way] for way in ENGINE if way in rates), default=float("nan"))
-    head = f"{'images/s':>27}{'in steps':>10}{'fedssl is':>11}{'of roof':>9}{'first, s':>10}{'took, s':>9}"
+    head = (
+        f"{'images/s':>27}{'in steps':>10}{'fedssl is':>11}{'of roof':>9}{'first, s':>10}{'took, s':>9}{'outside':>9}"
+    )
     lines = [f"{results['case']}: {results['gflop_per_image']:.2f} GFLOP per image", head]
     for way, found in results["ways"].items():
         if "error" in found:
@@ -304,6 +320,7 @@ def table(results: Found) -> str:
         lines.append(
             f"{way:<15}{rate:>12,.0f}{found.get('in_steps', rate):>10,.0f}{ratio:>11.3f}{share:>9.3f}"
             f"{found['first_s']:>10.1f}{found['took_s']:>9.1f}"
+            f"{found.get('outside_ms', 0):>9.1f}"
         )
         lines += [f"  {each}" for each in found.get("warnings", ()) if "the training step cannot" in each]
     lines.append(f"{'ms per step':>39}{'clock':>9}{'kernels':>9}{'number':>9}")
