@@ -7,8 +7,9 @@
 Per case, in the order of `--ways`:
 
 - `eager`, `recorded`, `compiled`: rounds of the engine with these `gpu_steps`. `images/s` counts whole rounds;
-  `in steps` leaves their start and their end out, which take the milliseconds `outside`. Then the time of the views, of the forward and the backward
-  pass, and of a whole step: by the host's clock, and the sum over the GPU's kernels. Their difference is waiting.
+  `in steps` leaves their start and their end out, which take the milliseconds `outside`. Then the time of the views,
+  of the forward and the backward pass, and of a whole step: by the host's clock, and the sum over the GPU's kernels.
+  Their difference is waiting.
 - `bare-eager`, `bare-recorded`, `bare-compiled`: the shortest loop that trains the same model by the same loss on
   tensors that are ready on the GPU, taking its steps in the same three ways.
 - `pil`, `lightly`: the bare loop, whose views come from a DataLoader with PIL (see `loader_loops.py`).
