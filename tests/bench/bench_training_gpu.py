@@ -358,8 +358,7 @@ def measure_case(name: str, device: torch.device, options: argparse.Namespace, r
     stored = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     results: Found = {"case": title, "device": _device_name(device), "roof": roof, "ways": {}}
     results["gflop_per_image"] = flops_per_image(case, device) / 1e9
-    if stored.get(name, {}).get("case") == title:
-        results["ways"].update(stored[name]["ways"])
+    results["ways"].update(stored.get(title, {}).get("ways", {}))
     for way in options.ways:
         left = until - time.monotonic()
         if left < 3:
@@ -367,7 +366,7 @@ def measure_case(name: str, device: torch.device, options: argparse.Namespace, r
             continue
         results["ways"][way] = attempt(name, way, device, options, min(left, options.limit))
         if options.json:
-            options.json.write_text(json.dumps(stored | {name: results}, indent=1))
+            options.json.write_text(json.dumps(stored | {title: results}, indent=1))
     return results
 
 
