@@ -168,7 +168,9 @@ def test_two_workers_share_a_gpu_and_train_the_bits_of_one_after_the_other(setti
         threading.Thread(target=second.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         other = dataclasses.replace(setting, coordinator=second, client=client)
         both = (setting, other)
-        processes = [_worker(each, setting.folder / name, _REPEATS_ITS_BITS) for each, name in zip(both, "ab", strict=True)]
+        processes = [
+            _worker(each, setting.folder / name, _REPEATS_ITS_BITS) for each, name in zip(both, "ab", strict=True)
+        ]
         try:
             wait_until(lambda: all(each.coordinator.introductions for each in both), 100)
             for each in both:
