@@ -30,7 +30,7 @@ from unit.worker.coordinator import TOKEN, FakeCoordinator, wait_until
 
 DEVICE = "cuda"
 LARGE = {"model": {"encoder": {"name": "resnet50"}}, "training": {"batch_size": 32}}
-"""Its weights, their first values, gradients and momentum alone take 4 x 100 MB."""
+"""Its weights, their first values, gradients and momentum take 4 x 100 MB without any activation."""
 
 
 @pytest.fixture
