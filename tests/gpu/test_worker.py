@@ -146,7 +146,7 @@ def test_a_worker_whose_gpu_fails_gives_the_work_back_and_ends(setting: Setting)
     assert "start the worker again" in output
 
 
-def test_a_worker_without_its_gpu_says_so_at_once(
+def test_a_worker_without_its_gpu_ends_at_once(
     setting: Setting,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
