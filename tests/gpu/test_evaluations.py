@@ -31,8 +31,8 @@ DATA = DataConfig(channels=1, image_size=16)
 CLASSES = tuple(str(number) for number in range(10))
 
 
-def _encoder() -> torch.nn.Module:
-    return initialised(lambda: build_encoder(EncoderConfig(widths=(8, 16)), 1, 16), 0)
+def _encoder(device: str = "cpu") -> torch.nn.Module:
+    return initialised(lambda: build_encoder(EncoderConfig(widths=(8, 16)), 1, 16), 0).to(device)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def test_representations_are_the_cpus_up_to_rounding(digits: Labelled) -> None:
     augmentation = AugmentationConfig(blur=0.5, rotation_degrees=10)
     for view in (None, augmentation):
         on_cpu, on_gpu = (
-            extract_features(_encoder(), digits.test, config, device, augmentation=view) for device in ("cpu", DEVICE)
+            extract_features(_encoder(device), digits.test, config, device, augmentation=view)
+            for device in ("cpu", DEVICE)
         )
         # Two layers of sums of at most 72 products, and a mean.
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
@@ -88,7 +89,7 @@ def _site(digits: Labelled, device: str) -> tuple[object, ...]:
             "sites": {"classes": CLASSES, "min_count": 1, "cross_site": "probe"},
         },
     )
-    return _encoder().to(device), take, SiteLabels(labels, CLASSES, CLASSES), spec, "client-0"
+    return _encoder(device), take, SiteLabels(labels, CLASSES, CLASSES), spec, "client-0"
 
 
 def test_a_sites_evaluation_gives_the_cpus_counts(digits: Labelled) -> None:
@@ -154,7 +155,7 @@ def test_a_distillation_on_the_gpu_continues_from_its_checkpoint(
 def test_a_probe_on_augmented_images(digits: Labelled) -> None:
     settings = dataclasses.replace(PROBES["flesd"], epochs=2)
     on_cpu, on_gpu = (
-        probe_encoder(_encoder(), digits.train, digits.test, DATA, settings=settings, device=device).accuracy
+        probe_encoder(_encoder(device), digits.train, digits.test, DATA, settings=settings, device=device).accuracy
         for device in ("cpu", DEVICE)
     )
     assert on_gpu == pytest.approx(on_cpu, abs=0.02)
