@@ -18,6 +18,7 @@ from fedssl.evaluation.suite import Labelled, detailed_evaluation
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
 from fedssl.models import build_encoder, initialised
+from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.model import EncoderConfig
@@ -51,6 +52,32 @@ def test_representations_are_the_cpus_up_to_rounding(digits: Labelled) -> None:
         )
         # Two layers of sums of at most 72 products, and a mean.
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EncoderConfig(name="resnet18"),
+        EncoderConfig(name="resnet50", stem="imagenet"),
+        EncoderConfig(name="resnet18", norm="group"),
+        EncoderConfig(name="convnext-tiny"),
+        EncoderConfig(name="vit-small", patch_size=8),
+    ],
+    ids=str,
+)
+def test_an_encoders_output_and_gradients_are_the_cpus_up_to_rounding(config: EncoderConfig) -> None:
+    x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for device in ("cpu", DEVICE):
+        encoder = initialised(lambda: build_encoder(config, 3, 64), 0).to(device).eval()
+        with exact_float32(device):
+            h = encoder(x.to(device).contiguous(memory_format=torch.channels_last))
+            h.square().mean().backward()  # type: ignore[no-untyped-call]
+        gradients = torch.cat([each.grad.flatten() for each in encoder.parameters() if each.grad is not None])
+        found.append((h.detach().cpu(), gradients.cpu()))
+    # BatchNorm with its own statistics: those of a small batch would enlarge rounding.
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 0.01 * one.norm()
 
 
 @pytest.mark.parametrize("settings", ["fast", "ssd", "flesd"])
