@@ -161,23 +161,13 @@ def test_a_worker_without_its_gpu_ends_at_once(
     assert setting.coordinator.calls == []
 
 
-_REPEATS_ITS_BITS = """
-import sys, torch
-torch.backends.cudnn.deterministic = True  # else cuDNN chooses algorithms by their speed in this process
-from fedssl_worker.main import app
-app(sys.argv[1:], prog_name="fedssl-worker")
-"""
-
-
 def test_two_workers_share_a_gpu_and_train_the_bits_of_one_after_the_other(setting: Setting) -> None:  # noqa: F811
-    spec = make_spec(training={"batch_size": 8, "local_epochs": 60, "gpu_steps": "recorded"})
+    spec = make_spec(training={"batch_size": 8, "local_epochs": 60, "gpu_steps": "recorded", "deterministic": True})
     with FakeCoordinator(CLIENT) as second, WorkerClient(second.url, TOKEN, retry=QUICK) as client:
         threading.Thread(target=second.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         other = dataclasses.replace(setting, coordinator=second, client=client)
         both = (setting, other)
-        processes = [
-            _worker(each, setting.folder / name, _REPEATS_ITS_BITS) for each, name in zip(both, "ab", strict=True)
-        ]
+        processes = [_worker(each, setting.folder / name) for each, name in zip(both, "ab", strict=True)]
         try:
             wait_until(lambda: all(each.coordinator.introductions for each in both), 100)
             for each in both:
