@@ -11,7 +11,6 @@ memory of the whole GPU was used.
 
 import argparse
 import json
-import math
 import statistics
 import time
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import Result, RoundRecord, simulate
+from support.weights import distance
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "convnet": {"name": "convnet", "widths": [32, 64, 128]},
@@ -33,15 +32,16 @@ NUM_JOBS = (1, 4, 8, 2)  # the most important first, if the time does not suffic
 NUM_ROUNDS = 4
 
 
-def spec_of(encoder: str) -> RunSpec:
+def spec_of(encoder: str, *, deterministic: bool) -> RunSpec:
     """Return the run that is measured."""
+    training = {"batch_size": 64, "local_epochs": 2, "precision": "bf16", "gpu_steps": "recorded"}
     return RunSpec.model_validate(
         {
             "num_rounds": NUM_ROUNDS,
             "method": {"name": "fedsimclr"},
             "model": {"encoder": ENCODERS[encoder], "projector": {"hidden_dims": [256], "out_dim": 128}},
             "data": {"channels": 3, "image_size": 32},
-            "training": {"batch_size": 64, "local_epochs": 2, "precision": "bf16", "gpu_steps": "recorded"},
+            "training": {**training, "deterministic": deterministic},
             "watch": {"num_images": 0},
         }
     )
@@ -54,7 +54,7 @@ def clients(number: int, num_images: int) -> dict[str, ImageData]:
     return {f"client-{n:02}": ImageData(rng.integers(0, 256, shape, np.uint8)) for n in range(number)}
 
 
-def measure(encoder: str, jobs: int, images: dict[str, ImageData], device: str) -> tuple[dict[str, Any], Result]:
+def measure(spec: RunSpec, jobs: int, images: dict[str, ImageData], device: str) -> tuple[dict[str, Any], Result]:
     """Run one simulation, and return a row of the table."""
     started, first = time.perf_counter(), 0.0
     used = 0
@@ -66,21 +66,16 @@ def measure(encoder: str, jobs: int, images: dict[str, ImageData], device: str) 
             free, total = torch.cuda.mem_get_info()
             used = max(used, total - free)
 
-    result = simulate(spec_of(encoder), images, device=device, jobs=jobs, on_round=note)
+    result = simulate(spec, images, device=device, jobs=jobs, on_round=note)
     seconds = [record.seconds for record in result.history[1:]]
     return {
-        "encoder": encoder,
+        "encoder": spec.model.encoder.name,
         "jobs": jobs,
         "clients_per_minute": 60 * len(images) / statistics.median(seconds),
         "seconds_of_rounds": seconds,
         "seconds_to_the_end_of_the_first": first,
         "used_bytes": used,
     }, result
-
-
-def distance(one: Tensors, other: Tensors) -> float:
-    """Return the Euclidean distance of two models."""
-    return math.sqrt(sum(float((one[name].double() - other[name].double()).square().sum()) for name in one))
 
 
 def show(row: dict[str, Any]) -> None:
@@ -100,6 +95,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512, help="per client")
     parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
     parser.add_argument("--jobs", nargs="+", type=int, default=list(NUM_JOBS))
+    parser.add_argument("--deterministic", action="store_true", help="training.deterministic")
     parser.add_argument("--seconds", type=float, default=600.0, help="begin no further simulation after that time")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     options = parser.parse_args()
@@ -107,7 +103,8 @@ def main() -> None:
     started = time.monotonic()
     images = clients(options.clients, options.images)
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
-    print(f"{name}, torch {torch.__version__}: {options.clients} clients x {options.images} images, bf16")  # noqa: T201
+    print(f"{name}, torch {torch.__version__}: {options.clients} clients x {options.images} images, bf16, "  # noqa: T201
+          f"deterministic: {options.deterministic}")  # fmt: skip
     print(f"{'encoder':<10}{'jobs':>5}{'clients/min':>13}{'gain':>7}{'first, s':>10}{'distance':>12}{'GiB':>10}")  # noqa: T201
     rows: list[dict[str, Any]] = []
     of_one: dict[str, tuple[float, Result]] = {}
@@ -116,10 +113,11 @@ def main() -> None:
             if time.monotonic() - started > options.seconds:
                 print(f"no time for {encoder} with {jobs}")  # noqa: T201
                 continue
-            row, result = measure(encoder, jobs, images, options.device)
+            spec = spec_of(encoder, deterministic=options.deterministic)
+            row, result = measure(spec, jobs, images, options.device)
             rate, one = of_one.setdefault(encoder, (row["clients_per_minute"], result))
             row["gain"] = row["clients_per_minute"] / rate
-            row["distance"] = distance(result.model, one.model) / distance(one.model, one.initial)
+            row["distance"] = distance(result.model, one.model, one.initial)
             rows.append(row)
             show(row)
             if options.json is not None:

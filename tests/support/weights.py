@@ -1,5 +1,6 @@
-"""Files of weights, ready to be registered."""
+"""Files of weights, ready to be registered, and how far two models are apart."""
 
+import math
 from pathlib import Path
 
 from fedssl.artifacts.tensors import Tensors, save_tensors
@@ -21,3 +22,22 @@ def encoder_file(folder: Path, config: EncoderConfig = TINY_ENCODER, channels: i
     path = folder / f"encoder-{seed}.safetensors"
     save_tensors(encoder_tensors(config, channels, seed), path)
     return path
+
+
+def distance(found: Tensors, expected: Tensors, initial: Tensors) -> float:
+    """Return how far two models' trained weights are apart, as a share of the way that the expected ones went."""
+    squares = [
+        [
+            float((one[name].double() - other[name].double()).square().sum())
+            for name in expected
+            if _is_trained(one, name)
+        ]
+        for one, other in ((found, expected), (expected, initial))
+    ]
+    apart, way = (math.sqrt(sum(column)) for column in squares)
+    return apart / way
+
+
+def _is_trained(tensors: Tensors, name: str) -> bool:
+    """Return whether a tensor is neither BatchNorm's statistics nor a count."""
+    return "running_" not in name and tensors[name].is_floating_point()

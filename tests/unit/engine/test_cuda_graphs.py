@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedssl import optimizers
-from fedssl.engine import cuda_graphs, release_trainer, steps
+from fedssl.engine import cuda_graphs, local, release_trainer, steps
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.cuda_graphs import COMPILE_FROM, NUM_EAGER_STEPS, CapturedSteps, compiled, wants_compiling
 from fedssl.engine.optimization import move, optimizer_for, restart, total_loss
@@ -26,6 +26,7 @@ from fedssl.errors import MethodError
 from fedssl.methods import METHODS
 from fedssl.methods.api import Batch
 from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.precision import exact_float32
 from fedssl.protocol.training import OptimizerConfig
 from support.combinations import ALL_COMBINATIONS
 from support.methods import method_spec, methods_of_this_run
@@ -263,21 +264,25 @@ def test_a_restarted_optimizer_is_as_new(name: str) -> None:
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
-    programs: list[_Program], monkeypatch: pytest.MonkeyPatch
+    programs: list[_Program], monkeypatch: pytest.MonkeyPatch, *, deterministic: bool
 ) -> None:
     seen, take_step = [], steps.take_step
 
     def look(optimizer: torch.optim.Optimizer, total: torch.Tensor, max_gradient_norm: float | None) -> None:
-        seen.append(torch.backends.cudnn.benchmark)
+        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
         take_step(optimizer, total, max_gradient_norm)
 
     monkeypatch.setattr(steps, "take_step", look)
+    monkeypatch.setattr(local, "exact_float32", lambda device, **given: exact_float32("cuda", **given))
     before = torch.backends.cudnn.benchmark
     spec = two_rounds_spec("fedsimclr", gpu_steps="eager")
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"deterministic": deterministic})})
     local_round(spec, start(spec).broadcast)
-    assert seen == [True] * (len(seen) - 1) + [before]
+    assert seen == [(not deterministic, deterministic)] * (len(seen) - 1) + [(before, deterministic)]
     assert torch.backends.cudnn.benchmark == before
+    assert not torch.backends.cudnn.deterministic
 
 
 @pytest.fixture
@@ -335,6 +340,8 @@ def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.Monke
     for wanted in ("eager", "recorded", "compiled"):
         changed = spec.model_copy(update={"training": spec.training.model_copy(update={"gpu_steps": wanted})})
         assert wants_compiling(algorithm, changed, 10**6) == (wanted == "compiled")
+    changed = spec.model_copy(update={"training": spec.training.model_copy(update={"deterministic": True})})
+    assert not wants_compiling(algorithm, changed, 10**6)
 
 
 def test_nothing_is_compiled_unasked_without_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

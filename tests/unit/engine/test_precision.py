@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +18,7 @@ from fedssl.methods import METHODS
 from fedssl.methods.api import Update
 from fedssl.models.encoders import Encoder
 from fedssl.precision import exact_float32
+from fedssl.protocol.training import TrainingConfig
 from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
 from support.methods import context, method_spec, methods_of_this_run, shards
@@ -145,12 +147,26 @@ def test_steps_report_float32() -> None:
     assert all(not torch.equal(old, new) for old, new in changed)
 
 
-def test_float32_is_exact_on_a_gpu_and_the_setting_is_put_back() -> None:
-    before = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled)
-    with exact_float32(torch.device("cuda")):
-        assert not torch.backends.cudnn.allow_tf32
-        assert torch.backends.cudnn.enabled == before[2]
-        torch.backends.cudnn.benchmark = True
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled) == before
-    with exact_float32(torch.device("cpu")):
-        assert torch.backends.cudnn.allow_tf32 == before[0]
+def test_float32_is_exact_on_a_gpu_and_the_settings_are_put_back() -> None:
+    def settings() -> tuple[object, ...]:
+        cudnn = torch.backends.cudnn
+        return cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled, torch.backends.cuda.matmul.allow_tf32
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        before = settings()
+        assert before[-1]
+        with exact_float32(torch.device("cuda")):
+            assert settings() == (False, *before[1:3], False)
+            torch.backends.cudnn.benchmark = True
+        assert settings() == before
+        with exact_float32(torch.device("cpu")):
+            assert settings() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_deterministic_training_is_left_out_of_older_specs_and_is_not_compiled() -> None:
+    assert "deterministic" not in TrainingConfig().model_dump()
+    with pytest.raises(ValidationError, match="set gpu_steps to recorded or eager"):
+        TrainingConfig(deterministic=True, gpu_steps="compiled")

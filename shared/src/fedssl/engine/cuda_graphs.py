@@ -181,7 +181,9 @@ def can_capture(device: torch.device) -> bool:
 
 def wants_compiling(algorithm: ClientAlgorithm, spec: RunSpec, num_steps: int) -> bool:
     """Return whether the run's steps are compiled. `num_steps` are this client's in this round."""
-    wanted, can_compile = spec.training.gpu_steps, algorithm.compiles and not spec.training.gradient_checkpointing
+    training = spec.training
+    wanted, can_compile = training.gpu_steps, algorithm.compiles and not training.gradient_checkpointing
+    can_compile &= not training.deterministic  # the compiler chooses kernels by their speed, too
     is_long = num_steps * spec.num_rounds >= COMPILE_FROM
     return wanted == "compiled" or (wanted == "auto" and is_long and can_compile and _has_c_compiler())
 

@@ -59,7 +59,7 @@ def run_distillation(
     saved = None if checkpoint is None else checkpoint.load()
     done, loss = (0, None) if saved is None else _resume(saved, modules, optimizer)
     for epoch in range(done, task.num_epochs):
-        with exact_float32(ctx.device):
+        with exact_float32(ctx.device, deterministic=ctx.spec.training.deterministic):
             loss = _train_epoch(task, modules, optimizer, epoch, ctx)
         if checkpoint is not None:
             checkpoint.save(_state(modules, optimizer, epoch + 1, loss))

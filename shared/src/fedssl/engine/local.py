@@ -68,7 +68,8 @@ def run_local_round(
     # A client that also trains on public images (FLESD with client_distillation) can be cancelled after each epoch.
     distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))
     ctx = dataclasses.replace(ctx, distil=distil)
-    with borrow_trainer(method, ctx) as trainer, exact_float32(ctx.device), on_own_stream(ctx.device):
+    exact = exact_float32(ctx.device, deterministic=ctx.spec.training.deterministic)
+    with borrow_trainer(method, ctx) as trainer, exact, on_own_stream(ctx.device):
         check_tensors(broadcast, trainer.plan.received, "broadcast")
         received = in_name_order(broadcast)
         kept = None if state is None else in_name_order(state)

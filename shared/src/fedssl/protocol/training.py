@@ -153,7 +153,22 @@ class TrainingConfig(StrictModel):
         "`compiled`: by torch.compile first, which takes about a minute; `auto`: compiled in long runs if a C "
         "compiler is installed and all clients share the result, otherwise recorded. A CPU's steps are eager.",
     )
+    deterministic: bool = Field(
+        default=False,
+        exclude_if=lambda it: not it,
+        description="On a GPU, choose no algorithm by its speed, and only convolutions that add up in a fixed order: "
+        "slower, and two runs on GPUs of the same kind have the same bits. Those of a CPU have them anyway.",
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _can_repeat(self) -> "TrainingConfig":
+        if self.deterministic and self.gpu_steps == "compiled":
+            raise ValueError(
+                "training.deterministic cannot be combined with compiled steps, whose kernels are chosen by their "
+                "speed: set gpu_steps to recorded or eager, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_recompute(self) -> "TrainingConfig":
