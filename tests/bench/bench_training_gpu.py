@@ -154,7 +154,9 @@ def measure_parts(case: Case, device: torch.device) -> Found:
                 modules.zero_grad(set_to_none=True)
                 forward()[0].backward()  # type: ignore[no-untyped-call]
 
-        parts: dict[str, Callable[[], object]] = {"views": lambda: list(algorithm.batches(data, 0, ctx))}
+        parts: dict[str, Callable[[], object]] = {
+            "views": lambda: list(algorithm.batches(data, 0, ctx, trainer.make_views))
+        }
         if case.spec.training.gpu_steps == "eager":
             parts["forward"] = lambda: [forward() for _ in batches]
             parts["forward and backward"] = forward_and_backward

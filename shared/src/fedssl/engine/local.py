@@ -110,7 +110,7 @@ def _train(
         sums = torch.zeros_like(sums)  # the metrics are the last epoch's means
         algorithm.begin_epoch(modules, data, epoch, ctx)
         broadcast_first(modules)
-        for batch in algorithm.batches(data, epoch, ctx):
+        for batch in algorithm.batches(data, epoch, ctx, trainer.make_views):
             names, values = take_step(batch)
             sums = sums + values
             first = values.clone() if first is None else first
