@@ -23,7 +23,7 @@ MOST_NUMBERS = 2**24
 
 
 class RecordedViews:
-    """Makes the views of one spec's batches: `each_view`, replayed where that is possible."""
+    """Makes the views of one spec's batches: `each_view`, replayed if that is possible."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
