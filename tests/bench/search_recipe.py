@@ -1,32 +1,35 @@
 """Search the settings of the method `best` on development images and seeds that no comparison uses.
 
     python tests/bench/search_recipe.py results.jsonl --data DIR [--candidates A,B] [--seeds 100,101] [--set KEY=VALUE]
+        [--device cuda] [--jobs 12]
 
 DIR is a folder of data sets with CIFAR-10 (`cifar10/`, or `cifar10.npz`). 10,000 of its training images, drawn
 once, become the development test split, and clients and probes get only the others: `cifar10-development.npz`. The test
 images are not read. The setting is that of `fedssl compare --ladder best --on cifar10-class`.
 
 Every finished run is a line of the results' file, and is not repeated: stop the search at any time, and continue it.
+Runs keep their checkpoints in a folder next to that file, by seed and changes, so that an interrupted one continues.
 """
 
 import argparse
+import hashlib
 import json
-import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedssl.cli.compare.arguments import read_variant
 from fedssl.cli.specs import apply_change
 from fedssl.data.datasets import load_dataset
-from fedssl.experiments.ladders import read_ladder
+from fedssl.experiments.jobs import run_in_processes
+from fedssl.experiments.ladders import Rung, read_ladder
 from fedssl.experiments.overlays import overlay
 from fedssl.experiments.reproduction import dataset_places
+from fedssl.experiments.runs import ComputeSettings, find_finished
 from fedssl.experiments.variants import Variant, baselines_of, build_spec, values_of
-from fedssl.simulation import simulate
 
 NUM_DEVELOPMENT = 10_000
 SEED = 2026
@@ -79,15 +82,6 @@ VARIANTS = [
             f"adam=fedsimclr:{ADAM},{EPOCH}",
             f"dsr-steps-epochs=fedsimclr+dsr:{STEPS},{EPOCH}",
             f"fur-steps-epochs=fedsimclr+fur:{STEPS},{EPOCH}",
-            # As many epochs of all clients together, with the traffic of epochs-1.
-            *(
-                f"{name}=fedsimclr:{STEPS},{EPOCH},num_rounds={rounds},evaluation.every={rounds},cohort.fraction={share}"
-                for name, rounds, share in (
-                    ("three-clients", 20, 0.6),
-                    ("two-clients", 30, 0.4),
-                    ("one-client", 60, 0.2),
-                )
-            ),
             # Not candidates, but reasons for the gap.
             "iid=fedsimclr:partition.scheme=iid",
         ),
@@ -100,7 +94,35 @@ VARIANTS = [
         )
     ),
 ]
-CANDIDATES = {each.name: each for each in VARIANTS}
+ON_RECIPE = [
+    read_variant(f"{name}=fedsimclr:{changes}")
+    for name, changes in (
+        ("two-clients", ""),
+        ("two-clients-per-step", STEPS),
+        ("two-clients-average", "aggregation.encoder_average.decay=0.8"),
+        ("two-clients-fedavgm-0.9", SERVER % ("1.0", "0.9")),
+        ("two-clients-recalibrate", "model.batch_norm=recalibrate"),
+    )
+] + [
+    read_variant(text)
+    for text in (
+        "two-clients-align-uniform=fedalignuniform",
+        "two-clients-ssd=ssd",
+        "two-clients-byol-kl=fedema+crossed_kl:target_momentum=0.97",
+    )
+]
+"""Changes of the ladder's rung `two-clients`: they get its rounds, whatever the setting's number of rounds is."""
+
+
+def candidates(base: Mapping[str, Any]) -> dict[str, Variant]:
+    """Return all candidates in the setting `base`, by name. Raises SpecError if it cannot have a rung's rounds."""
+
+    def work(clients: int) -> dict[str, Any]:
+        return Rung(name="", method="fedsimclr", one_epoch=True, clients_per_round=clients).same_work(base)
+
+    two = [replace(each, changes=overlay(work(2), each.changes)) for each in ON_RECIPE]
+    one = replace(SIMCLR, name="one-client", changes=work(1))
+    return {each.name: each for each in (*VARIANTS, *two, one)}
 
 
 def development_set(root: Path) -> Path:
@@ -117,43 +139,49 @@ def development_set(root: Path) -> Path:
     return path
 
 
-def measure(candidate: Variant, seed: int, base: dict[str, Any]) -> dict[str, Any]:
-    """Train one candidate, and return its measures."""
-    started = time.process_time()
-    result = simulate(build_spec(values_of(base, candidate, seed)))
-    evaluations = result.evaluations_by_round
-    return {
-        "candidate": candidate.name,
-        "seed": seed,
-        "untrained": evaluations[0],
-        "trained": evaluations[max(evaluations)],
-        "cpu_seconds": round(time.process_time() - started, 1),
-    }
-
-
 def main() -> None:
     """Run what is not finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--candidates", default=",".join(CANDIDATES))
+    parser.add_argument("--candidates", help="none: all of them")
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--set", action="append", default=[], dest="changes")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each in a process of its own")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     base = read_ladder("best").setting("cifar10-class")
     place = str(development_set(arguments.data))
     base = overlay(base, {"partition": {"dataset": place}, "evaluation": {"dataset": place}})
     for change in arguments.changes:
         apply_change(base, change)
+    known = candidates(base)
     lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
     done = [(each["candidate"], each["seed"], each["changes"]) for each in map(json.loads, lines)]
-    for seed in map(int, arguments.seeds.split(",")):
-        for name in arguments.candidates.split(","):
-            if (name, seed, arguments.changes) not in done:
-                line = {**measure(CANDIDATES[name], seed, base), "changes": arguments.changes}
-                with arguments.results.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+    folder = arguments.results.with_suffix(".runs") / hashlib.sha256(repr(arguments.changes).encode()).hexdigest()[:8]
+    tasks = {
+        (name, seed): (build_spec(values_of(base, known[name], seed)), folder / f"{name}-seed{seed}")
+        for seed in map(int, arguments.seeds.split(","))
+        for name in (arguments.candidates.split(",") if arguments.candidates else known)
+        if (name, seed, arguments.changes) not in done
+    }
+    machine = ComputeSettings(device=arguments.device)
+    for key, reason in run_in_processes([(key, *task) for key, task in tasks.items()], machine, arguments.jobs):
+        if reason is not None:
+            print(f"{key}: {reason}", flush=True)  # noqa: T201
+            continue
+        run = find_finished(*tasks[key])
+        assert run is not None, "the process ended with a result"
+        line = {
+            "candidate": key[0],
+            "seed": key[1],
+            "untrained": run.untrained,
+            "trained": run.last,
+            "seconds": round(run.seconds, 1),
+            "changes": arguments.changes,
+        }
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

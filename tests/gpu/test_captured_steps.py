@@ -10,12 +10,12 @@ import torch
 
 from fedssl.engine import cuda_graphs, release_trainer
 from fedssl.methods.composition.client import ClientAlgorithm
-from support.combinations import ALL_COMBINATIONS
+from support.combinations import ALL_COMBINATIONS, FEATURES
 from support.two_rounds import assert_same_course, two_epochs, two_rounds, two_rounds_spec
 
 # One of each kind that `auto` compiles: it takes a minute.
 COMPILED = ("fedsimclr", "ssd", "fedrlc", "orchestra")
-CASES = [(name, "recorded") for name in ALL_COMBINATIONS] + [(name, "compiled") for name in COMPILED]
+CASES = [(name, "recorded") for name in [*ALL_COMBINATIONS, *FEATURES]] + [(name, "compiled") for name in COMPILED]
 
 
 @pytest.mark.parametrize(("name", "wanted"), CASES)
@@ -31,6 +31,18 @@ def test_a_gpus_recorded_steps_are_its_eager_ones(name: str, wanted: str, monkey
     assert_same_course(eager, recorded)
 
 
+@pytest.mark.parametrize("name", ["fedbyol", "fedmae", "orchestra", "hsd, pd"])
+def test_recorded_steps_in_bf16_are_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    courses = []
+    for steps in ("eager", "recorded"):
+        spec = two_rounds_spec(name, gpu_steps=steps)
+        spec = spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})})
+        release_trainer()
+        courses.append(two_rounds(spec, "cuda", like=courses[0] if courses else None))
+    assert_same_course(*courses)
+
+
 @contextmanager
 def _no_waiting() -> Iterator[None]:
     """Inside, whatever waits for the GPU is an error."""
@@ -41,7 +53,7 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", [*ALL_COMBINATIONS, *FEATURES])
 def test_a_gpu_is_not_waited_for_inside_an_epoch(name: str) -> None:
     spec = two_rounds_spec(name, gpu_steps="recorded", local_epochs=2)
     release_trainer()

@@ -43,12 +43,43 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 """Sections of the spec, by what they are called here."""
 
+_VIT = {"encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}}
+_SMALL = {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 8}}
+_PER_STEP = {"schedule": "cosine_per_step", "warmup_rounds": 0.5, "final_weight_decay": 0.1}
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "rates per step": {"method": _SIMCLR, "training": {"optimizer": _PER_STEP}},
+    "lars, rates per step": {
+        "method": _SIMCLR,
+        "training": {"optimizer": {"name": "lars", "learning_rate": 0.5, **_PER_STEP}},
+    },
+    "micro-batches": {"method": {"name": "fedbyol"}, "training": {"num_micro_batches": 4}},
+    "checkpointed": {"method": _SIMCLR, "training": {"gradient_checkpointing": True}},
+    "vit, checkpointed": {
+        "method": {"name": "fedsimsiam"},
+        "model": _VIT,
+        "training": {"gradient_checkpointing": True, "optimizer": {"layer_decay": 0.75}},
+    },
+    "lora": {"method": _SIMCLR, "model": {**_VIT, "lora": {"rank": 2, "alpha": 4}}},
+    "local crops": {
+        "method": {"name": "feddino", "num_prototypes": 32},
+        "data": {"channels": 1, "image_size": 8, "local_crops": {"num_crops": 2, "image_size": 4}},
+    },
+    "recalibrated, partly frozen": {
+        "method": _SIMCLR,
+        "model": {**_SMALL, "batch_norm": "recalibrate", "trainable": ["blocks.1.*"]},
+    },
+    "own BatchNorm": {"method": _SIMCLR, "model": {**_SMALL, "batch_norm": "local"}},
+    "uploaded in half precision": {"method": _SIMCLR, "upload": {"dtype": "bfloat16"}},
+}
+"""What the engine does besides methods, each on one method: sections of the spec, by what they are called here."""
+
 ALL_COMBINATIONS = [*TRAINED_METHODS, *COMBINATIONS]
 
 
 def combined_spec(name: str, **changes: Any) -> RunSpec:
-    """A method's spec, or a combination's."""
+    """A method's spec, a combination's or a feature's."""
     if name in ALL_METHODS:
         return method_spec(name, **changes)
-    sections = COMBINATIONS[name]
+    sections = {**COMBINATIONS, **FEATURES}[name]
     return method_spec(sections["method"]["name"], **{**sections, **changes})

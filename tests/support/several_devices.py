@@ -26,13 +26,29 @@ def assert_close(found: LocalResult, expected: LocalResult, received: Tensors) -
     assert found.num_examples == expected.num_examples
     assert found.metrics == pytest.approx(expected.metrics, rel=1e-2, abs=1e-4)
     assert (found.update.keys(), found.state.keys()) == (expected.update.keys(), expected.state.keys())
-    weights = []
-    for name, wanted in (*expected.update.items(), *((f"kept {name}", each) for name, each in expected.state.items())):
-        tensor = found.state[name.removeprefix("kept ")] if name.startswith("kept ") else found.update[name]
-        if "running_" in name or not wanted.is_floating_point():
+    kept = ((f"kept {name}", tensor, found.state[name]) for name, tensor in expected.state.items())
+    for name, wanted, tensor in (*((name, each, found.update[name]) for name, each in expected.update.items()), *kept):
+        if _is_statistic(name, wanted):
             torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
-        else:  # what was not received, such as FLESD's similarities and kept queues, counts as a whole
-            before = received.get(name, torch.zeros_like(wanted))
-            weights.append((float((tensor - wanted).square().sum()), float((wanted - before).square().sum())))
-    differs, moved = (sum(column) ** 0.5 for column in zip(*weights, strict=True))
+    differs, moved = distance(found, expected, received)
     assert differs < 0.01 * moved
+
+
+def distance(found: LocalResult, expected: LocalResult, received: Tensors) -> tuple[float, float]:
+    """Return how far apart two clients' weights are, all together, and how far the expected ones moved.
+
+    What was not received, such as FLESD's similarities and kept queues, counts as a whole.
+    """
+    squares = []
+    for ours, theirs in ((found.update, expected.update), (found.state, expected.state)):
+        for name, wanted in theirs.items():
+            if not _is_statistic(name, wanted):
+                before = received.get(name, torch.zeros_like(wanted)) if theirs is expected.update else 0 * wanted
+                apart = ours[name].double() - wanted.double()
+                squares.append((float(apart.square().sum()), float((wanted - before).double().square().sum())))
+    differs, moved = (sum(column) ** 0.5 for column in zip(*squares, strict=True))
+    return differs, moved
+
+
+def _is_statistic(name: str, tensor: torch.Tensor) -> bool:
+    return "running_" in name or not tensor.is_floating_point()

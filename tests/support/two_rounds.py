@@ -14,7 +14,7 @@ from fedssl.engine.trainer import borrow_trainer
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
 from fedssl.protocol.runs import RunSpec
-from support.combinations import COMBINATIONS, combined_spec
+from support.combinations import COMBINATIONS, FEATURES, combined_spec
 from support.methods import context
 from support.rounds import aggregate, client_data, start
 
@@ -28,17 +28,18 @@ LEARNING_RATE = 0.005
 def two_rounds_spec(
     combination: str, /, *, gpu_steps: str = "auto", local_epochs: int = 1, **optimizer: Any
 ) -> RunSpec:
-    """A method's or a combination's spec with several whole batches a round and an incomplete one.
+    """The spec of a method, a combination or a feature with several whole batches a round and an incomplete one.
 
-    The combination keeps its optimiser, except for the settings in `optimizer`.
+    It keeps its own settings of the training, except for those given here.
     """
-    own = COMBINATIONS.get(combination, {}).get("training", {}).get("optimizer", {})
+    own = {**COMBINATIONS, **FEATURES}.get(combination, {}).get("training", {})
     training = {
+        **own,
         "batch_size": 16,
         "local_epochs": local_epochs,
         "drop_last": False,
         "gpu_steps": gpu_steps,
-        "optimizer": {"name": "sgd", "learning_rate": LEARNING_RATE, **own, **optimizer},
+        "optimizer": {"name": "sgd", "learning_rate": LEARNING_RATE, **own.get("optimizer", {}), **optimizer},
     }
     return combined_spec(combination, training=training)
 

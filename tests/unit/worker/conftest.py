@@ -86,6 +86,7 @@ class Setting:
     folder: Path
     images: OwnImages
     client: WorkerClient
+    device: torch.device = CPU
 
     def item(self, spec: RunSpec, round_number: int, broadcast: Tensors | None = None, **changes: Any) -> WorkItem:
         method = METHODS[spec.method.name]
@@ -109,7 +110,7 @@ class Setting:
     def executor(self, labels: OwnLabels | None = None) -> Executor:
         broadcasts = self.folder / "broadcasts"
         return Executor(
-            self.client, self.images, self.states(), broadcasts, client_id=CLIENT, device=CPU, labels=labels
+            self.client, self.images, self.states(), broadcasts, client_id=CLIENT, device=self.device, labels=labels
         )
 
     def egress(self, policy: Path | None = None) -> Egress:

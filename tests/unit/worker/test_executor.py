@@ -13,7 +13,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.client import NotFound
 from fedssl.data import ImageData
-from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
+from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DeviceError, DigestMismatch, MethodError, PlanMismatch
 from fedssl.protocol.data import DataConfig, WindowConfig
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.secure_work import SECURE_PROTOCOL
@@ -21,7 +21,7 @@ from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker import data as data_module
 from fedssl_worker import executor as executor_module
-from fedssl_worker.causes import CannotTrain
+from fedssl_worker.causes import CannotTrain, cause_of
 from fedssl_worker.data import load_images
 from fedssl_worker.disclosure.policy import NotPermitted
 from fedssl_worker.state import Finished
@@ -172,6 +172,8 @@ def test_divergence_is_a_method_error(setting: Setting) -> None:
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError(),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_out_of_memory_names_the_batch_size(
@@ -181,8 +183,9 @@ def test_out_of_memory_names_the_batch_size(
         raise error
 
     monkeypatch.setattr(executor_module, "run_local_round", fail)
-    with pytest.raises(CannotTrain, match=r"batch size 8: lower training\.batch_size"):
+    with pytest.raises(DeviceError, match=r"batch size 8: lower training\.batch_size") as refused:
         setting.executor().execute(setting.item(make_spec(), 1), silent)
+    assert cause_of(refused.value) == Cause.CLIENT_MACHINE
 
 
 def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:

@@ -200,9 +200,10 @@ class Agent:
                 return
             log.exception("work.failed")
             # The message may quote files of this machine, so the reason has only the error's type.
-            reason = f"the worker failed unexpectedly ({type(error).__name__}): see its log"
-            self._decline(item, reason, Cause.CLIENT_MACHINE)
-            if isinstance(error, torch.AcceleratorError):
+            has_lost_device = isinstance(error, torch.AcceleratorError)
+            what = "lost its GPU, and ends" if has_lost_device else "failed unexpectedly"
+            self._decline(item, f"the worker {what} ({type(error).__name__}): see its log", Cause.CLIENT_MACHINE)
+            if has_lost_device:
                 raise  # this process can no longer use the device; a new one can
 
     def _train_and_submit(self, item: WorkItem) -> None:

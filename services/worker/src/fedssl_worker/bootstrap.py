@@ -40,13 +40,14 @@ from fedssl_worker.state_gc import StateCollector
 
 log = structlog.get_logger()
 
+EXIT_DEVICE = 1
 EXIT_REFUSED = 3
 KEEP_TRAINER_SECONDS = 600.0
 """A run's next round rarely takes longer to begin. After that, other processes can use the device's memory."""
 
 
 def run_worker(settings: Settings) -> int:
-    """Work until a signal arrives. Returns the exit code if the coordinator refuses the worker.
+    """Work until a signal arrives. Returns the exit code if the coordinator refuses the worker, or the GPU is lost.
 
     Raises SettingsError, PolicyError (which is one) and DataError if the worker cannot start.
     """
@@ -82,6 +83,11 @@ def run_worker(settings: Settings) -> int:
                 log.error("worker.refused", reason=str(error))
                 report(Health.UNREADY, str(error))
                 return EXIT_REFUSED
+            except torch.AcceleratorError as error:
+                reason = str(error).partition("\n")[0]
+                log.error("device.lost", reason=reason, todo="a new process can use it: start the worker again")
+                report(Health.UNREADY, f"the GPU was lost: {reason}")
+                return EXIT_DEVICE
     return 0
 
 

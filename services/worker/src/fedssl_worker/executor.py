@@ -18,6 +18,7 @@ from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.aggregation import ValueOutOfRange
+from fedssl.engine.devices import memory_errors_explained
 from fedssl.engine.secure_sums import UnusableUpdate, client_words, num_client_words
 from fedssl.errors import ArtifactDamaged, Cancelled, DataError, MethodError, NotFinite
 from fedssl.evaluation.site import weights_at_site
@@ -87,8 +88,9 @@ class Executor:
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
         """Train, unless the same work has an update already that was not submitted.
 
-        `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
-        not the announced one) and ClientError. `causes.cause_of` returns whose problem each of them is.
+        `on_progress` may raise Cancelled. Raises CannotTrain, DeviceError (out of memory), DataError, MethodError,
+        ArtifactError (the broadcast is not the announced one) and ClientError. `causes.cause_of` returns whose problem
+        each of them is.
         """
         self._check_sizes(item)
         method = self._method_of(item)
@@ -109,15 +111,10 @@ class Executor:
             received = self._received(item, lambda _: on_progress(downloading))
         state, lost = self._state_of(item, keeps_state=method.bind(item.spec).client.keeps_state(context))
         try:
-            result = self._train(method, received, state, images.data, context, on_progress)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise self._out_of_memory(item) from error
+            with memory_errors_explained(self._device.type, item.spec.training.batch_size):
+                result = self._train(method, received, state, images.data, context, on_progress)
         except MethodError:
             self._require_finite_broadcast(item)
-            raise
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):  # raised by the CPU's allocator
-                raise self._out_of_memory(item) from error
             raise
         if images.unreadable:  # leaves only if the policy allows a metric of this name
             metrics = {**result.metrics, UNREADABLE: float(len(images.unreadable))}
@@ -363,14 +360,6 @@ class Executor:
         os.utime(path)
         check_file(path, tensors, "broadcast" if kept == 1 else "frozen tensors")
         return found
-
-    def _out_of_memory(self, item: WorkItem) -> CannotTrain:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        return CannotTrain(
-            f"out of memory on {self._device.type} with batch size {item.spec.training.batch_size}: "
-            "lower training.batch_size, or use a smaller encoder"
-        )
 
 
 def evaluates_states(spec: RunSpec) -> bool:

@@ -58,9 +58,10 @@ sent: `fedssl-worker ledger show` lists them.
 
 The process can be stopped or killed at any moment. Started again with the same STATE, it continues where it stopped.
 
-Exit codes: 0 stopped on request; 1 unexpected error; 2 unusable settings or images; 3 refused by the coordinator.
-Another start does not help after 2 and 3. With FEDSSL_STAY_UNHEALTHY=true the worker then stays until it is stopped, so
-that a container is unhealthy and is not restarted forever: `python -m fedssl.liveness --ready` prints the reason.
+Exit codes: 0 stopped on request; 1 unexpected error, or the GPU was lost; 2 unusable settings or images; 3 refused by
+the coordinator. Another start does not help after 2 and 3. With FEDSSL_STAY_UNHEALTHY=true the worker then stays until
+it is stopped, so that a container is unhealthy and is not restarted forever: `python -m fedssl.liveness --ready` prints
+the reason.
 
 Example: fedssl-worker run --coordinator http://127.0.0.1:8000 --data ~/images --state ~/.fedssl-worker
 """
@@ -83,7 +84,7 @@ def run(**options: Any) -> None:
         typer.echo(f"fedssl-worker: {error}", err=True)
         report(Health.UNREADY, str(error))
         code = EXIT_SETTINGS
-    if code and os.environ.get(STAY_VARIABLE, "").lower() in ("1", "true", "yes"):
+    if code >= EXIT_SETTINGS and os.environ.get(STAY_VARIABLE, "").lower() in ("1", "true", "yes"):
         _stay_until_stopped()
     raise typer.Exit(code)
 

@@ -150,9 +150,13 @@ def _abandon(pool: tuple[int, int]) -> None:
 
 @contextmanager
 def _benchmarking() -> Iterator[None]:
-    """Let cuDNN benchmark its algorithms inside: only for whole batches, not for each client's last one."""
+    """Let cuDNN benchmark its algorithms inside: only for whole batches, not for each client's last one.
+
+    Which of them is fastest may differ from process to process, and with it the last bits. So a process that asked for
+    deterministic algorithms gets none by their speed.
+    """
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """The device to compute on."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,18 +40,44 @@ def devices_of(wanted: str, num_processes: int) -> list[str]:
 
 @contextmanager
 def memory_errors_explained(device: str, batch_size: int) -> Iterator[None]:
-    """Raise DeviceError, with what to change, if the device's memory is exhausted inside the block."""
+    """Raise DeviceError, with what to change, if the device's memory is exhausted inside the block.
+
+    What the block held is then free again, on the device too.
+    """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _too_little_memory(device, batch_size) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # raised by the CPU's allocator
-            raise _too_little_memory(device, batch_size) from error
-        raise
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        free_after(error)
+        raise DeviceError(
+            f"out of memory on {device} with batch size {batch_size}: lower training.batch_size, or use a smaller "
+            "encoder"
+        ) from error
 
 
-def _too_little_memory(device: str, batch_size: int) -> DeviceError:
-    return DeviceError(
-        f"out of memory on {device} with batch size {batch_size}: lower training.batch_size, or use a smaller encoder"
-    )
+_OUT_OF_MEMORY = (
+    "can't allocate memory",  # the CPU's allocator
+    "CUDA error: out of memory",  # the driver, for example if other processes leave too little for a context
+    "STATUS_ALLOC_FAILED",  # cuBLAS and cuDNN
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of the device, or of the machine, is exhausted."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def free_after(error: BaseException) -> None:
+    """Release what the calls that an error ended still hold, and return the GPU memory that torch caches.
+
+    An error keeps the frames of these calls alive, and so every tensor in them, for as long as it is handled.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__context__
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
+from fedssl.engine.devices import devices_of
 from fedssl.errors import FedSSLError
 from fedssl.experiments.runs import Calls, ComputeSettings, run_in_folder
 from fedssl.protocol.runs import RunSpec
@@ -39,24 +40,28 @@ def run_in_processes(
 ) -> Iterator[tuple[E, str | None]]:
     """Run every task, at most `num_processes` at a time, and yield each when it ends, with the reason if it failed.
 
+    If the machine's device is `cuda`, the processes take turns on all GPUs; several on one GPU share it.
     If the loop is left early, also by Ctrl-C, the processes are ended; their checkpoints stay.
     """
     waiting = list(reversed(tasks))
     told: SimpleQueue[tuple[E, subprocess.Popen[str], int | None]] = SimpleQueue()
-    going: dict[subprocess.Popen[str], Path] = {}
+    going: dict[subprocess.Popen[str], tuple[Path, str]] = {}
+    free = devices_of(machine.device, num_processes)
     try:
         while waiting or going:
             while waiting and len(going) < num_processes:
                 entry, spec, folder = waiting.pop()
                 on_start(entry)
-                process = _start(spec, folder, machine)
-                going[process] = folder
+                device = free.pop(0)
+                process = _start(spec, folder, device, machine.data_root)
+                going[process] = folder, device
                 threading.Thread(target=_follow, args=(entry, process, told), daemon=True).start()
             entry, process, rounds_done = told.get()
             if rounds_done is not None:
                 on_round(entry, rounds_done)
                 continue
-            folder, code = going.pop(process), process.wait()
+            (folder, device), code = going.pop(process), process.wait()
+            free.append(device)
             yield entry, None if code == 0 else _reason(folder, code)
     finally:
         for process in going:
@@ -65,10 +70,10 @@ def run_in_processes(
             process.wait()
 
 
-def _start(spec: RunSpec, folder: Path, machine: ComputeSettings) -> "subprocess.Popen[str]":
+def _start(spec: RunSpec, folder: Path, device: str, data_root: Path | None) -> "subprocess.Popen[str]":
     folder.mkdir(parents=True, exist_ok=True)
-    root = None if machine.data_root is None else str(machine.data_root)
-    write_json(folder / JOB, {"spec": spec.model_dump(mode="json"), "device": machine.device, "data_root": root})
+    root = None if data_root is None else str(data_root)
+    write_json(folder / JOB, {"spec": spec.model_dump(mode="json"), "device": device, "data_root": root})
     with (folder / LOG).open("w", encoding="utf-8") as log:
         return subprocess.Popen(
             [sys.executable, "-m", __name__, str(folder)],

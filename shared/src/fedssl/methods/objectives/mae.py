@@ -66,7 +66,8 @@ class MAE(Objective):
     def online(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
         [images], encoder = batch.views, _encoder(modules)
         shape, generator = (len(images), encoder.num_patches), generator_of(modules, MASKS)
-        masking = random_masking(torch.rand(shape, generator=generator, device=images.device), self.config.mask_ratio)
+        noise = torch.rand(shape, generator=generator, device=generator.device).to(images.device)
+        masking = random_masking(noise, self.config.mask_ratio)
         tokens = split_rows(encoder.visible_tokens, images, masking.visible)
         h = encoder.pooled(tokens)
         return Online(h=(h,), z=(h,), projected=(h,), masked=MaskedTokens(tokens, masking.restore, masking.mask))

@@ -1,0 +1,7 @@
+"""Where the demonstration computes."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="device of all processes: cpu, cuda or cuda:N")
