@@ -1,12 +1,33 @@
 """The views of some batches, recorded and eager, on any device."""
 
 import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import ClassVar
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedssl.data.image_batches import MakeViews, each_view
 from fedssl.data.image_cache.images import ImageBatch
+from fedssl.engine import recorded_views
 from fedssl.protocol.data import DataConfig
+
+
+class ViewsProgram(recorded_views._Capture):
+    """A recording of views that needs no GPU: torch.fx stands in for the CUDA graph."""
+
+    made: ClassVar[list["ViewsProgram"]] = []
+
+    def __init__(self, batches: Sequence[ImageBatch], data: DataConfig) -> None:
+        self._pixels = [each.clone() for each in recorded_views._distinct(batches)]
+        self._generator = torch.Generator()
+        inside = [ImageBatch(self._pixels[place]) for place in recorded_views._places(batches)]
+        program = make_fx(lambda: each_view(inside, data, self._generator))()
+        self._views = tuple(torch.empty_like(view) for view in program())
+        self._graph = SimpleNamespace(replay=lambda: [*map(torch.Tensor.copy_, self._views, program())])
+        self.made.append(self)
+
 
 STRONG = {"blur": 0.5, "solarize": 0.2, "rotation_degrees": 10, "flip_vertical": 0.5, "stain": 0.1}
 DATA = {

@@ -6,9 +6,8 @@ which nothing is left of Python. tests/gpu has the real thing.
 
 import dataclasses
 import itertools
-import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,24 +17,22 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedssl import optimizers
-from fedssl.data.image_batches import each_view
-from fedssl.data.image_cache.images import ImageBatch
-from fedssl.engine import cuda_graphs, recorded_views, release_trainer, steps
+from fedssl.engine import cuda_graphs, release_trainer, steps
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.cuda_graphs import COMPILE_FROM, NUM_EAGER_STEPS, CapturedSteps, compiled, wants_compiling
 from fedssl.engine.optimization import move, optimizer_for, restart, total_loss
+from fedssl.engine.recorded_views import RecordedViews
 from fedssl.engine.steps import Step, StepValues
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
 from fedssl.methods.api import Batch
 from fedssl.methods.composition.client import ClientAlgorithm
-from fedssl.protocol.data import DataConfig
 from fedssl.protocol.training import OptimizerConfig
 from support.combinations import ALL_COMBINATIONS
 from support.methods import method_spec, methods_of_this_run
 from support.rounds import client_data, local_round, start, training
 from support.two_rounds import CLIENTS, assert_same_course, two_epochs, two_rounds, two_rounds_spec
-from support.views_twice import DATA, assert_equal_views
+from support.views_twice import DATA, ViewsProgram, assert_equal_views
 
 
 class _Steps(CapturedSteps):
@@ -97,21 +94,6 @@ class _Program:
         return StepValues(self._names, self._program())
 
 
-class _ViewsProgram(recorded_views._Capture):
-    """A recording of views that needs no GPU."""
-
-    made: list["_ViewsProgram"] = []
-
-    def __init__(self, batches: Sequence[ImageBatch], data: DataConfig) -> None:
-        self._pixels = [each.clone() for each in recorded_views._distinct(batches)]
-        self._generator = torch.Generator()
-        inside = [ImageBatch(self._pixels[place]) for place in recorded_views._places(batches)]
-        program = make_fx(lambda: each_view(inside, data, self._generator))()
-        self._views = tuple(torch.empty_like(view) for view in program())
-        self._graph = types.SimpleNamespace(replay=lambda: [*map(torch.Tensor.copy_, self._views, program())])
-        self.made.append(self)
-
-
 def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
 
@@ -120,11 +102,11 @@ def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     """Records on the CPU; the recordings made."""
     release_trainer()
-    _Program.made, _ViewsProgram.made = [], []
+    _Program.made, ViewsProgram.made = [], []
     monkeypatch.setattr(trainer_module, "can_capture", lambda device: True)
     monkeypatch.setattr(trainer_module, "CapturedSteps", _Steps)
     monkeypatch.setattr(cuda_graphs, "_Capture", _Program)
-    monkeypatch.setattr(recorded_views, "_Capture", _ViewsProgram)
+    monkeypatch.setattr("fedssl.engine.recorded_views._Capture", ViewsProgram)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     # As on a GPU: torch's plain Adam reads its number of steps back.
     adam = optimizers.Adam
@@ -136,8 +118,8 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", DATA)
 def test_recorded_views_have_the_bits_of_eager_ones(name: str) -> None:
-    assert_equal_views(recorded_views.RecordedViews(4), DATA[name], "cpu")
-    assert len(_ViewsProgram.made) == 1
+    assert_equal_views(RecordedViews(4), DATA[name], "cpu")
+    assert len(ViewsProgram.made) == 1
 
 
 @pytest.mark.full(but=2)
@@ -150,7 +132,7 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
     release_trainer()
     recorded = two_rounds(spec)
     assert programs
-    assert _ViewsProgram.made
+    assert ViewsProgram.made
     assert_same_course(eager, recorded)
     for one, two in zip(eager, recorded, strict=True):
         for part in ("update", "state"):
