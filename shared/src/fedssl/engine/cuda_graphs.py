@@ -36,7 +36,8 @@ from fedssl.protocol.runs import RunSpec
 
 NUM_EAGER_STEPS = 3
 COMPILE_FROM = 10_000
-"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about a minute."""
+"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about half a
+minute."""
 
 
 class CapturedSteps:
