@@ -19,7 +19,7 @@ import itertools
 import os
 import shutil
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
@@ -36,7 +36,8 @@ from fedssl.protocol.runs import RunSpec
 
 NUM_EAGER_STEPS = 3
 COMPILE_FROM = 10_000
-"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about a minute."""
+"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about half a
+minute."""
 
 
 class CapturedSteps:
@@ -113,22 +114,31 @@ class _Capture:
             local_views=tuple(view.clone() for view in batch.local_views),
         )
         self._graph = torch.cuda.CUDAGraph()
-        for generator in _generators(modules):
-            self._graph.register_generator_state(generator)
-        # On the stream of the eager steps, for which libraries have initialised. Other threads may keep working.
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
-        try:
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._terms = step(self._batch)
-        except BaseException:
-            _abandon(pool)
-            raise
+        with recording(self._graph, _generators(modules)):
+            self._terms = step(self._batch)
 
     def replay(self, batch: Batch) -> StepValues:
         for place, tensor in zip(_tensors(self._batch), _tensors(batch), strict=True):
             place.copy_(tensor)
         self._graph.replay()
         return self._terms
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Capture what the block launches, on the stream of the eager work before it, for which libraries have initialised.
+
+    Other threads may keep working. `generators`: those that the block draws from.
+    """
+    for generator in generators:
+        graph.register_generator_state(generator)
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    except BaseException:
+        _abandon(pool)
+        raise
 
 
 def _abandon(pool: tuple[int, int]) -> None:
