@@ -13,7 +13,7 @@ from support.combinations import ALL_COMBINATIONS, FEATURES
 from support.methods import WITHOUT_LOSS
 from support.one_client import draw_on_the_cpu, two_rounds_of_one
 from support.several_devices import assert_close, distance
-from support.two_rounds import two_rounds_spec
+from support.two_rounds import LEARNING_RATE, two_rounds_spec
 
 DEVICE = "cuda"
 BF16_DISTANCE = 0.31
@@ -33,7 +33,7 @@ def test_rounds_are_the_cpus_up_to_rounding(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ALL_COMBINATIONS)
 def test_a_step_in_bf16_is_near_that_of_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_on_the_cpu(monkeypatch)
-    exact = two_rounds_spec(name, gpu_steps="eager")
+    exact = two_rounds_spec(name, gpu_steps="eager", name="sgd", learning_rate=LEARNING_RATE)  # moves by the gradient
     training = exact.training.model_copy(update={"batch_size": 256})  # one step a round: only its gradient counts
     exact = exact.model_copy(update={"training": training})
     rounded = exact.model_copy(update={"training": training.model_copy(update={"precision": "bf16"})})

@@ -11,7 +11,7 @@ from fedssl.experiments.variants import Variant
 from support.methods import method_spec
 
 
-def test_runs_at_the_same_time_have_the_bits_of_runs_by_themselves(tmp_path: Path) -> None:
+def test_runs_at_the_same_time_have_the_losses_of_one_after_the_other(tmp_path: Path) -> None:
     base = overlay(
         method_spec("fedsimclr").model_dump(mode="json"),
         {
@@ -19,15 +19,13 @@ def test_runs_at_the_same_time_have_the_bits_of_runs_by_themselves(tmp_path: Pat
             "evaluation": {"dataset": "digits", "every": 1, "max_train": 200, "measures": ["probe", "knn"]},
         },
     )
-    variants = [Variant("simclr", "fedsimclr"), Variant("byol", "fedbyol")]
-    machine = ComputeSettings(device="cuda")
-    one_by_one = run_all(plan(base, variants, [0], tmp_path / "one"), machine=machine)
-
-    found = run_all(plan(base, variants, [0], tmp_path / "two"), machine=machine, jobs=2)
-
-    for key, expected in one_by_one.items():
-        run = found[key]
-        assert not isinstance(run, Failure), run
+    variants, machine = [Variant("simclr", "fedsimclr"), Variant("byol", "fedbyol")], ComputeSettings(device="cuda")
+    alone = run_all(plan(base, variants, [0], tmp_path / "alone"), machine=machine)
+    together = run_all(plan(base, variants, [0], tmp_path / "together"), machine=machine, jobs=2)
+    for key, expected in alone.items():
+        found = together[key]
+        assert not isinstance(found, Failure), found
         assert not isinstance(expected, Failure), expected
-        assert run.losses == expected.losses
-        assert run.last == pytest.approx(expected.last, abs=0.02)  # an evaluation may add up in another order
+        assert found.losses == expected.losses
+        assert found.last == pytest.approx(expected.last, abs=0.01)  # no score is bound to the bits
+        assert found.untrained == pytest.approx(expected.untrained, abs=0.01)

@@ -54,7 +54,8 @@ def test_views_of_cached_images_are_the_cpus(folder: Path, tmp_path: Path, monke
             assert batch.pixels.device.type == DEVICE
             views = random_views(batch, DATA, torch.Generator().manual_seed(1))
             torch.testing.assert_close(views.cpu(), wanted, rtol=1e-4, atol=1e-4)
-        assert torch.equal(images[:10].cpu(), cached.images[:10])
+        apart = images[:10].cpu().int() - cached.images[:10].int()
+        assert apart.abs().max() <= 1  # the value between two pixels is rounded to one of 256
 
 
 def test_files_are_embedded_and_classified_as_on_the_cpu(folder: Path, tmp_path: Path) -> None:

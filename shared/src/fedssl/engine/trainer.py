@@ -102,9 +102,12 @@ def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
 
 
 def release_trainer(unused_seconds: float = 0.0) -> None:
-    """Release the last round's modules if it ended that long ago, and return the GPU memory that they held."""
+    """Release the last round's modules if it ended that long ago, and return the GPU memory that they held.
+
+    A round that failed or was cancelled keeps no modules: what it left in torch's cache is returned too.
+    """
     with _lock:
-        if not any(time.monotonic() - trainer.last_used >= unused_seconds for trainer in _idle.values()):
+        if any(time.monotonic() - trainer.last_used < unused_seconds for trainer in _idle.values()):
             return
         _idle.clear()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
