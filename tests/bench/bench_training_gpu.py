@@ -33,6 +33,7 @@ import signal
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,8 +59,8 @@ from fedssl.precision import exact_float32
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "resnet18": ({"name": "resnet18"}, 32, 512),
     "convnet": ({"name": "convnet"}, 32, 512),
-    "resnet50-224": ({"name": "resnet50", "stem": "imagenet"}, 224, 128),
-    "vit-small-224": ({"name": "vit-small"}, 224, 256),
+    "resnet50-224": ({"name": "resnet50", "stem": "imagenet"}, 224, 64),
+    "vit-small-224": ({"name": "vit-small"}, 224, 128),
 }
 """Encoder, pixels, images per batch."""
 ENGINE, LOADERS, BARE = ("eager", "recorded", "compiled"), ("pil", "lightly"), "bare-"
@@ -154,7 +155,9 @@ def measure_parts(case: Case, device: torch.device) -> Found:
                 modules.zero_grad(set_to_none=True)
                 forward()[0].backward()  # type: ignore[no-untyped-call]
 
-        parts: dict[str, Callable[[], object]] = {"views": lambda: list(algorithm.batches(data, 0, ctx))}
+        parts: dict[str, Callable[[], object]] = {
+            "views": lambda: list(algorithm.batches(data, 0, ctx, trainer.make_views))
+        }
         if case.spec.training.gpu_steps == "eager":
             parts["forward"] = lambda: [forward() for _ in batches]
             parts["forward and backward"] = forward_and_backward
@@ -291,6 +294,7 @@ def attempt(name: str, way: str, device: torch.device, options: argparse.Namespa
             with at_most(limit):
                 found = measure(name, way, device, options)
         except Exception as error:  # noqa: BLE001
+            say(traceback.format_exc())
             found = {"error": f"{type(error).__name__}: {error}"[:600]}
     release_trainer()
     gc.collect()

@@ -26,7 +26,7 @@ def test_a_gpus_recorded_steps_are_its_eager_ones(name: str, wanted: str, monkey
     eager = two_rounds(two_rounds_spec(name, gpu_steps="eager"), "cuda")
     release_trainer()
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("error", "the training step cannot", UserWarning)
         recorded = two_rounds(two_rounds_spec(name, gpu_steps=wanted), "cuda", like=eager)
     assert_same_course(eager, recorded)
 
@@ -61,7 +61,8 @@ def test_a_gpu_is_not_waited_for_inside_an_epoch(name: str) -> None:
     assert bool(two_epochs(spec, "cuda", _no_waiting()).isfinite().all())
 
 
-def test_a_gpu_records_once_for_all_clients_and_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "cosine_per_step"])
+def test_a_gpu_records_once_for_all_clients_rounds_and_rates(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     original = cuda_graphs._Capture
 
@@ -72,8 +73,13 @@ def test_a_gpu_records_once_for_all_clients_and_rounds(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(cuda_graphs, "_Capture", Counted)
     release_trainer()
-    two_rounds(two_rounds_spec("fedbyol", gpu_steps="recorded"), "cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    eager = two_rounds(two_rounds_spec("fedbyol", gpu_steps="eager", schedule=schedule), "cuda")
+    assert not made
+    release_trainer()
+    found = two_rounds(two_rounds_spec("fedbyol", gpu_steps="recorded", schedule=schedule), "cuda", like=eager)
     assert len(made) == 1
+    assert_same_course(eager, found)
 
 
 def test_a_step_that_cannot_be_recorded_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

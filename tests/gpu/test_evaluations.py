@@ -18,6 +18,7 @@ from fedssl.evaluation.suite import Labelled, detailed_evaluation
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
 from fedssl.models import build_encoder, initialised
+from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.model import EncoderConfig
@@ -31,8 +32,8 @@ DATA = DataConfig(channels=1, image_size=16)
 CLASSES = tuple(str(number) for number in range(10))
 
 
-def _encoder() -> torch.nn.Module:
-    return initialised(lambda: build_encoder(EncoderConfig(widths=(8, 16)), 1, 16), 0)
+def _encoder(device: str = "cpu") -> torch.nn.Module:
+    return initialised(lambda: build_encoder(EncoderConfig(widths=(8, 16)), 1, 16), 0).to(device)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +47,37 @@ def test_representations_are_the_cpus_up_to_rounding(digits: Labelled) -> None:
     augmentation = AugmentationConfig(blur=0.5, rotation_degrees=10)
     for view in (None, augmentation):
         on_cpu, on_gpu = (
-            extract_features(_encoder(), digits.test, config, device, augmentation=view) for device in ("cpu", DEVICE)
+            extract_features(_encoder(device), digits.test, config, device, augmentation=view)
+            for device in ("cpu", DEVICE)
         )
         # Two layers of sums of at most 72 products, and a mean.
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EncoderConfig(name="resnet18"),
+        EncoderConfig(name="resnet50", stem="imagenet"),
+        EncoderConfig(name="resnet18", norm="group"),
+        EncoderConfig(name="convnext-tiny"),
+        EncoderConfig(name="vit-small", patch_size=8),
+    ],
+    ids=str,
+)
+def test_an_encoders_output_and_gradients_are_the_cpus_up_to_rounding(config: EncoderConfig) -> None:
+    x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for device in ("cpu", DEVICE):
+        encoder = initialised(lambda: build_encoder(config, 3, 64), 0).to(device).eval()
+        with exact_float32(device):
+            h = encoder(x.to(device).contiguous(memory_format=torch.channels_last))
+            h.square().mean().backward()  # type: ignore[no-untyped-call]
+        gradients = torch.cat([each.grad.flatten() for each in encoder.parameters() if each.grad is not None])
+        found.append((h.detach().cpu(), gradients.cpu()))
+    # BatchNorm with its own statistics: those of a small batch would enlarge rounding.
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 0.01 * one.norm()
 
 
 @pytest.mark.parametrize("settings", ["fast", "ssd", "flesd"])
@@ -88,7 +116,7 @@ def _site(digits: Labelled, device: str) -> tuple[object, ...]:
             "sites": {"classes": CLASSES, "min_count": 1, "cross_site": "probe"},
         },
     )
-    return _encoder().to(device), take, SiteLabels(labels, CLASSES, CLASSES), spec, "client-0"
+    return _encoder(device), take, SiteLabels(labels, CLASSES, CLASSES), spec, "client-0"
 
 
 def test_a_sites_evaluation_gives_the_cpus_counts(digits: Labelled) -> None:
@@ -154,7 +182,7 @@ def test_a_distillation_on_the_gpu_continues_from_its_checkpoint(
 def test_a_probe_on_augmented_images(digits: Labelled) -> None:
     settings = dataclasses.replace(PROBES["flesd"], epochs=2)
     on_cpu, on_gpu = (
-        probe_encoder(_encoder(), digits.train, digits.test, DATA, settings=settings, device=device).accuracy
+        probe_encoder(_encoder(device), digits.train, digits.test, DATA, settings=settings, device=device).accuracy
         for device in ("cpu", DEVICE)
     )
     assert on_gpu == pytest.approx(on_cpu, abs=0.02)

@@ -72,7 +72,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "own BatchNorm": {"method": _SIMCLR, "model": {**_SMALL, "batch_norm": "local"}},
     "uploaded in half precision": {"method": _SIMCLR, "upload": {"dtype": "bfloat16"}},
 }
-"""What the engine does besides methods, each on one method: sections of the spec, by what they are called here."""
+"""Features of the engine besides methods, each on one method: sections of the spec, by what they are called here."""
 
 ALL_COMBINATIONS = [*TRAINED_METHODS, *COMBINATIONS]
 

@@ -23,7 +23,7 @@ CLIENT = "client-0"
 
 @dataclass(frozen=True)
 class Round:
-    """What a client received and what it made of it."""
+    """The weights that a client received, and the result of its training."""
 
     received: Tensors
     result: LocalResult

@@ -40,14 +40,15 @@ def distance(found: LocalResult, expected: LocalResult, received: Tensors) -> tu
     What was not received, such as FLESD's similarities and kept queues, counts as a whole.
     """
     squares = []
-    for ours, theirs in ((found.update, expected.update), (found.state, expected.state)):
+    sides = ((found.update, expected.update, received), (found.state, expected.state, Tensors()))
+    for ours, theirs, before in sides:
         for name, wanted in theirs.items():
             if not _is_statistic(name, wanted):
-                before = received.get(name, torch.zeros_like(wanted)) if theirs is expected.update else 0 * wanted
-                apart = ours[name].double() - wanted.double()
-                squares.append((float(apart.square().sum()), float((wanted - before).double().square().sum())))
-    differs, moved = (sum(column) ** 0.5 for column in zip(*squares, strict=True))
-    return differs, moved
+                moved = wanted - before.get(name, torch.zeros_like(wanted))
+                apart = ours[name] - wanted
+                squares.append(tuple(float(each.double().square().sum()) for each in (apart, moved)))
+    differs, moved_by = (sum(column) ** 0.5 for column in zip(*squares, strict=True))
+    return differs, moved_by
 
 
 def _is_statistic(name: str, tensor: torch.Tensor) -> bool:

@@ -62,6 +62,20 @@ def test_the_bits_are_those_of_torch(name: str) -> None:
     assert all(torch.equal(mine, other) for mine, other in zip(own, reference, strict=True))
 
 
+def test_a_fused_step_of_a_parameter_whose_first_gradient_comes_late() -> None:
+    """torch's own fails: expected Tensor as element 1 in argument 2, but got NoneType."""
+    found = []
+    for fused in (True, None):
+        parameters = [nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2)]
+        optimizer = optimizers.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1, fused=fused)
+        for step in range(3):
+            for parameter in parameters[: 1 if step == 0 else 2]:
+                parameter.grad = torch.tensor([0.5, -1.0])
+            optimizer.step()
+        found.append(torch.cat(parameters))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.full
 def test_training_loads_neither_the_compiler_nor_scikit_learn() -> None:
     done = subprocess.run([sys.executable, "-c", TRAINS], check=True, capture_output=True, text=True)

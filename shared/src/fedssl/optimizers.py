@@ -62,7 +62,19 @@ class _LARS(torch.optim.Optimizer):
         parameter.add_(state["momentum_buffer"], alpha=-group["lr"])
 
 
-SGD = _without_compiler(torch.optim.SGD)
+class _SGD(torch.optim.SGD):
+    """torch's SGD, whose fused kernel fails if a parameter gets its first gradient after others have had theirs (as the
+    prototypes of FedDINO do). So each has its momentum from the beginning, of zeros, which changes no number."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        for group in self.param_groups:
+            if group["fused"] and group["momentum"]:
+                for parameter in group["params"]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+SGD = _without_compiler(_SGD)
 Adam = _without_compiler(torch.optim.Adam)
 AdamW = _without_compiler(torch.optim.AdamW)
 LARS = _without_compiler(_LARS)

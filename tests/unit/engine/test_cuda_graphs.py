@@ -21,6 +21,7 @@ from fedssl.engine import cuda_graphs, local, release_trainer, steps
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.cuda_graphs import COMPILE_FROM, NUM_EAGER_STEPS, CapturedSteps, compiled, wants_compiling
 from fedssl.engine.optimization import move, optimizer_for, restart, total_loss
+from fedssl.engine.recorded_views import RecordedViews
 from fedssl.engine.steps import Step, StepValues
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
@@ -32,6 +33,7 @@ from support.combinations import ALL_COMBINATIONS
 from support.methods import method_spec, methods_of_this_run
 from support.rounds import client_data, local_round, start, training
 from support.two_rounds import CLIENTS, assert_same_course, two_epochs, two_rounds, two_rounds_spec
+from support.views_twice import DATA, ViewsProgram, assert_equal_views
 
 
 class _Steps(CapturedSteps):
@@ -101,16 +103,24 @@ def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     """Records on the CPU; the recordings made."""
     release_trainer()
-    _Program.made = []
+    _Program.made, ViewsProgram.made = [], []
     monkeypatch.setattr(trainer_module, "can_capture", lambda device: True)
     monkeypatch.setattr(trainer_module, "CapturedSteps", _Steps)
     monkeypatch.setattr(cuda_graphs, "_Capture", _Program)
+    monkeypatch.setattr("fedssl.engine.recorded_views._Capture", ViewsProgram)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     # As on a GPU: torch's plain Adam reads its number of steps back.
     adam = optimizers.Adam
     monkeypatch.setattr(optimizers, "Adam", lambda *args, **kwargs: adam(*args, **kwargs | {"fused": True}))
     yield _Program.made
     release_trainer()
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("name", DATA)
+def test_recorded_views_have_the_bits_of_eager_ones(name: str) -> None:
+    assert_equal_views(RecordedViews(4), DATA[name], "cpu")
+    assert len(ViewsProgram.made) == 1
 
 
 @pytest.mark.full(but=2)
@@ -123,6 +133,7 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
     release_trainer()
     recorded = two_rounds(spec)
     assert programs
+    assert ViewsProgram.made
     assert_same_course(eager, recorded)
     for one, two in zip(eager, recorded, strict=True):
         for part in ("update", "state"):

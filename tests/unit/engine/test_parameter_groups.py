@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedssl import optimizers
 from fedssl.engine.optimization import optimizer_for
-from fedssl.engine.parameter_groups import set_rates
+from fedssl.engine.parameter_groups import are_on_device, move_learning_rates, set_rates
 from fedssl.models import build_encoder
 from fedssl.protocol.model import ENCODERS, EncoderConfig
 from fedssl.protocol.training import OptimizerConfig
@@ -91,3 +92,24 @@ def test_rates_that_change_keep_scales_and_what_does_not_decay() -> None:
     set_rates(optimizer, 0.2, 0.3)
     found = {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert found == {(0.1, 0.3), (0.1, 0.0), (0.2, 0.3), (0.2, 0.0)}
+
+
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.Adam, optimizers.AdamW])
+def test_a_rate_on_the_device_is_the_number(kind: type[torch.optim.Optimizer]) -> None:
+    """As on a GPU: one fused kernel, whose rate changes in place. It has 24 bits there, so steps differ by rounding."""
+    courses = []
+    for on_device in (False, True):
+        parameter = nn.Parameter(torch.linspace(-1, 1, 40))
+        groups = [{"params": [parameter], "learning_rate_scale": 0.5}]
+        optimizer = kind(groups, lr=0.5, weight_decay=0.1, fused=True)  # type: ignore[call-arg]
+        if on_device:
+            move_learning_rates(optimizer, torch.device("cpu"))
+            place = optimizer.param_groups[0]["lr"]
+        for step in range(3):
+            set_rates(optimizer, 0.3 / (step + 1), 0.1)
+            parameter.grad = torch.cos(step * parameter.detach())
+            optimizer.step()
+        assert are_on_device(optimizer) == on_device
+        courses.append(parameter.detach().clone())
+    assert optimizer.param_groups[0]["lr"] is place
+    torch.testing.assert_close(*courses, rtol=1e-6, atol=1e-7)

@@ -147,15 +147,23 @@ def test_steps_report_float32() -> None:
     assert all(not torch.equal(old, new) for old, new in changed)
 
 
-def test_float32_is_exact_on_a_gpu_and_the_setting_is_put_back() -> None:
-    before = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled)
-    with exact_float32(torch.device("cuda")):
-        assert not torch.backends.cudnn.allow_tf32
-        assert torch.backends.cudnn.enabled == before[2]
-        torch.backends.cudnn.benchmark = True
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled) == before
-    with exact_float32(torch.device("cpu")):
-        assert torch.backends.cudnn.allow_tf32 == before[0]
+def test_float32_is_exact_on_a_gpu_and_the_settings_are_put_back() -> None:
+    def settings() -> tuple[object, ...]:
+        cudnn = torch.backends.cudnn
+        return cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled, torch.backends.cuda.matmul.allow_tf32
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        before = settings()
+        assert before[-1]
+        with exact_float32(torch.device("cuda")):
+            assert settings() == (False, *before[1:3], False)
+            torch.backends.cudnn.benchmark = True
+        assert settings() == before
+        with exact_float32(torch.device("cpu")):
+            assert settings() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_deterministic_training_is_left_out_of_older_specs_and_is_not_compiled() -> None:

@@ -423,7 +423,8 @@ def test_a_device_that_broke_ends_the_worker(setting: Setting, monkeypatch: pyte
     setting.offer(make_spec(), 1)
     with pytest.raises(torch.AcceleratorError):
         setting.restart().run()
-    assert len(setting.coordinator.declined) == 1
+    [declined] = setting.coordinator.declined
+    assert declined.reason == "the worker lost its GPU, and ends (AcceleratorError): see its log"
 
 
 def test_a_refused_update_is_declined_and_not_sent_forever(setting: Setting) -> None:

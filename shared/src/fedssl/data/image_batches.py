@@ -1,6 +1,6 @@
 """Take batches of images, from memory or from a cache, and make views of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,10 @@ def join(batches: Sequence[ImageBatch]) -> ImageBatch:
 def random_views(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:
     """Return one normalised random view of every image, float32 (B, C, S, S): see :func:`fedssl.data.random_view`."""
     return normalize(views_before_normalisation(batch, data, generator), data)
+
+
+MakeViews = Callable[[Sequence[ImageBatch], DataConfig, torch.Generator], tuple[Tensor, ...]]
+"""The type of :func:`each_view`."""
 
 
 def each_view(batches: Sequence[ImageBatch], data: DataConfig, generator: torch.Generator) -> tuple[Tensor, ...]:

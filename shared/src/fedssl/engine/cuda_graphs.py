@@ -5,9 +5,9 @@ captured step is one launch. A capture fixes:
 
 - memory: parameters, buffers, gradients, the optimiser's state and the batch stay at the same addresses, so that one
   capture serves all rounds and clients;
-- every decision that Python made, and the optimiser's rates. `ClientAlgorithm.step_constants` returns what may change
-  among the decisions, and if it or a rate does, the step is captured again. Rates that change in each step therefore
-  leave every step eager.
+- every decision that Python made, and the optimiser's weight decay. `ClientAlgorithm.step_constants` returns what may
+  change among the decisions, and if it or the decay does, the step is captured again. A decay that changes in each step
+  therefore leaves every step eager. The learning rate is read from the device's memory (of LARS it is captured too).
 
 Only whole batches are replayed. An incomplete batch runs eagerly, as do the first few steps, in which cuDNN tries its
 algorithms and libraries initialise. A step that cannot be captured or compiled stays eager.
@@ -19,14 +19,14 @@ import itertools
 import os
 import shutil
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import nn
 
 from fedssl.engine.optimization import optimizer_for, restart
-from fedssl.engine.parameter_groups import set_rates
+from fedssl.engine.parameter_groups import are_on_device, set_rates
 from fedssl.engine.step_rates import Rates, StepRates
 from fedssl.engine.steps import LossFunction, Step, StepValues, eager_step
 from fedssl.errors import MethodError
@@ -36,7 +36,8 @@ from fedssl.protocol.runs import RunSpec
 
 NUM_EAGER_STEPS = 3
 COMPILE_FROM = 10_000
-"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about a minute."""
+"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about half a
+minute."""
 
 
 class CapturedSteps:
@@ -50,6 +51,7 @@ class CapturedSteps:
         self._optimizer = optimizer_for(modules, training.optimizer, training.optimizer.learning_rate, factors)
         self._objective = compiled(algorithm.objective) if wants_compiling(algorithm, ctx.spec, num_steps) else None
         self._can_capture = training.gpu_steps != "eager"
+        self._rates: Rates | None = None
         self._key: Hashable = None
         self._num_eager = 0
         self._capture: _Capture | None = None
@@ -57,20 +59,24 @@ class CapturedSteps:
     def start_round(self, schedule: Schedule, ctx: Context) -> Step:
         """Return the step of a round that is about to begin."""
         restart(self._optimizer, schedule.learning_rate)
+        self._rates = None
         rates, numbers = StepRates(schedule, ctx), itertools.count()
         given = (self._algorithm, self._modules, self._optimizer, ctx)
         plain, whole = eager_step(*given), eager_step(*given, self._objective)
 
         def step(batch: Batch) -> StepValues:
             now = rates.at(next(numbers))
-            set_rates(self._optimizer, *now)
+            if now != self._rates:
+                set_rates(self._optimizer, *now)
+                self._rates = now
             if len(batch.indices) != self._batch_size:
                 return plain(batch)
             with _benchmarking():
                 return take_whole(batch, now)
 
         def take_whole(batch: Batch, now: Rates) -> StepValues:
-            key = (now, self._algorithm.step_constants(self._modules, ctx), *_layout(batch))
+            captured = now._replace(learning_rate=0.0) if are_on_device(self._optimizer) else now
+            key = (captured, self._algorithm.step_constants(self._modules, ctx), *_layout(batch))
             if key != self._key:
                 self._key, self._num_eager, self._capture = key, 0, None
             if not self._can_capture or self._num_eager < NUM_EAGER_STEPS:
@@ -108,22 +114,31 @@ class _Capture:
             local_views=tuple(view.clone() for view in batch.local_views),
         )
         self._graph = torch.cuda.CUDAGraph()
-        for generator in _generators(modules):
-            self._graph.register_generator_state(generator)
-        # On the stream of the eager steps, for which libraries have initialised. Other threads may keep working.
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
-        try:
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._terms = step(self._batch)
-        except BaseException:
-            _abandon(pool)
-            raise
+        with recording(self._graph, _generators(modules)):
+            self._terms = step(self._batch)
 
     def replay(self, batch: Batch) -> StepValues:
         for place, tensor in zip(_tensors(self._batch), _tensors(batch), strict=True):
             place.copy_(tensor)
         self._graph.replay()
         return self._terms
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Capture what the block launches, on the stream of the eager work before it, for which libraries have initialised.
+
+    Other threads may keep working. `generators`: those that the block draws from.
+    """
+    for generator in generators:
+        graph.register_generator_state(generator)
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    except BaseException:
+        _abandon(pool)
+        raise
 
 
 def _abandon(pool: tuple[int, int]) -> None:

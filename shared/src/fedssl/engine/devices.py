@@ -64,7 +64,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the memory of the device, or of the machine, is exhausted."""
+    """Return whether an error is that the memory of the device, or of the machine, is exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

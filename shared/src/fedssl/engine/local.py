@@ -85,8 +85,10 @@ def run_local_round(
             update, errors = rounded_update(update, received, kept or {}, trainer.rounded)
             next_state = {**next_state, **errors}
         check_tensors(update, trainer.plan.update, "update")
+        broken = _first_not_finite(update, next_state, ctx.device)
         result = LocalResult(_copied(update), _copied(next_state), len(trained), metrics)
-    _require_finite(result, received)
+    if broken is not None:
+        raise MethodError(f"{broken} holds numbers that are not finite: {_remedy(received)}")
     return result
 
 
@@ -109,7 +111,7 @@ def _train(
         sums = torch.zeros_like(sums)  # the metrics are the last epoch's means
         algorithm.begin_epoch(modules, data, epoch, ctx)
         broadcast_first(modules)
-        for batch in algorithm.batches(data, epoch, ctx):
+        for batch in algorithm.batches(data, epoch, ctx, trainer.make_views):
             names, values = take_step(batch)
             sums = sums + values
             first = values.clone() if first is None else first
@@ -131,11 +133,14 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     }
 
 
-def _require_finite(result: LocalResult, received: Tensors) -> None:
-    for tensors in (result.update, result.state):
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise MethodError(f"{name} holds numbers that are not finite: {_remedy(received)}")
+def _first_not_finite(update: Tensors, state: ClientState, device: torch.device) -> str | None:
+    """Return the name of the first tensor that is not finite. All are judged on the device, which is read once."""
+    named = [*sorted(update.items()), *sorted(state.items())]
+    floats = [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
+    if not floats:
+        return None
+    finite = torch.stack([tensor.isfinite().all().to(device) for _, tensor in floats]).tolist()
+    return next((name for (name, _), is_finite in zip(floats, finite, strict=True) if not is_finite), None)
 
 
 def _remedy(received: Tensors, *, began_finite: bool = True) -> str:
@@ -171,8 +176,8 @@ class _Report:
         now = time.monotonic()
         if now - self._last < PROGRESS_SECONDS and self._steps < num_steps:
             return
-        self._last = now
-        value = float(loss)
+        value = float(loss)  # waits for the device: the time of steps that it has yet to take counts too
+        now = self._last = time.monotonic()
         self._on_progress(
             LocalProgress(
                 epoch=epoch + 1,

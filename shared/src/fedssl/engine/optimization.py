@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedssl import optimizers
-from fedssl.engine.parameter_groups import parameter_groups, set_learning_rate
+from fedssl.engine.parameter_groups import move_learning_rates, parameter_groups, set_learning_rate
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
@@ -21,10 +21,12 @@ def optimizer_for(
 ) -> torch.optim.Optimizer:
     """Return a fresh optimiser of all trained parameters. `factors`: of the learning rate of modules, by their names.
 
-    On a GPU, a step is one kernel for many parameters and can be captured. On a CPU, torch's plain loop is as fast.
+    On a GPU, a step is one kernel for many parameters and can be captured. It reads the learning rate from the GPU's
+    memory; only LARS has it as a number. On a CPU, torch's plain loop is as fast.
     """
     groups = parameter_groups(modules, config, factors)
-    fused = True if any(each.is_cuda for each in modules.parameters() if each.requires_grad) else None
+    device = next((each.device for each in modules.parameters() if each.requires_grad and each.is_cuda), None)
+    fused = None if device is None else True
     rate, decay = config.learning_rate, config.weight_decay
     optimizer: torch.optim.Optimizer
     if config.name == "lars":
@@ -34,6 +36,8 @@ def optimizer_for(
     else:
         kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
         optimizer = kind(groups, lr=rate, weight_decay=decay, fused=fused, capturable=fused is not None)
+    if device is not None and config.name != "lars":
+        move_learning_rates(optimizer, device)
     set_learning_rate(optimizer, learning_rate)
     return optimizer
 

@@ -43,9 +43,24 @@ def parameter_groups(modules: nn.ModuleDict, config: OptimizerConfig, factors: M
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of each group, by its scale."""
+    """Set the learning rate of each group, by its scale. A rate on a device is changed in place."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get(_SCALE, 1.0)
+        rate = learning_rate * group.get(_SCALE, 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def move_learning_rates(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Keep each group's learning rate on `device`, so that a captured step reads it there whenever it is replayed."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+
+
+def are_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether `move_learning_rates` was called."""
+    return all(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:

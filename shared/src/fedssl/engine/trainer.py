@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import torch
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data.image_batches import MakeViews, each_view
 from fedssl.data_parallel import num_devices
 from fedssl.engine.cuda_graphs import CapturedSteps, can_capture
 from fedssl.engine.data_parallel import parallel_step
 from fedssl.engine.optimization import optimizer_for
 from fedssl.engine.parameter_groups import set_rates
+from fedssl.engine.recorded_views import RecordedViews
 from fedssl.engine.step_rates import StepRates
 from fedssl.engine.steps import Step, StepValues, eager_step
 from fedssl.methods import Method
@@ -33,6 +35,9 @@ class Trainer:
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
         self._captured: CapturedSteps | None = None
+        training = ctx.spec.training
+        records = can_capture(ctx.device) and num_devices() == 1 and training.gpu_steps != "eager"
+        self.make_views: MakeViews = RecordedViews(training.batch_size) if records else each_view
         self.last_used = time.monotonic()
 
     def _tensors(self) -> Tensors:

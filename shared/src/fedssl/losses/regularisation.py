@@ -54,7 +54,8 @@ def decorrelation(z_BD: Tensor, variant: Literal["reference", "paper"] = "refere
         squared_DD = (x_BD.T @ x_BD).square()
         if variant == "paper":
             return squared_DD.sum() / (batch * width) ** 2
-        return (squared_DD.sum() - squared_DD.trace()) / (width * (width - 1)) / batch
+        # Not `trace`, whose gradient a GPU waits for.
+        return (squared_DD.sum() - squared_DD.diagonal().sum()) / (width * (width - 1)) / batch
 
 
 def proximal(

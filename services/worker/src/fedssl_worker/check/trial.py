@@ -11,6 +11,7 @@ from fedssl.artifacts.permission import permits_metric
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.cli.output import size
 from fedssl.engine import LocalProgress, release_trainer, run_local_round, start_run
+from fedssl.engine.devices import is_out_of_memory
 from fedssl.errors import Cancelled, DataError, FedSSLError
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context, Metrics, Schedule
@@ -92,10 +93,8 @@ def check_training(
         schedule = _schedule(num_images, ctx)
     try:
         metrics, clock = _train(settings, ctx)
-    except (torch.OutOfMemoryError, MemoryError):
-        return _out_of_memory(spec, device)
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # raised by the CPU's allocator
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         return _out_of_memory(spec, device)
     except FedSSLError as error:

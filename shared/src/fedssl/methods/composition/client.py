@@ -9,7 +9,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, in_name_order
 from fedssl.data.batches import num_batches, on_device
-from fedssl.data.image_batches import each_view, local_views, take_each
+from fedssl.data.image_batches import MakeViews, each_view, local_views, take_each
 from fedssl.errors import MethodError, SpecError
 from fedssl.methods.api import Batch, ClientData, ClientState, Context, Metrics, Schedule, Terms
 from fedssl.methods.composition.embedding import plain_batches
@@ -184,7 +184,7 @@ class ClientAlgorithm:
         for part in self.parts:
             part.begin_epoch(modules, data, epoch, ctx)
 
-    def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
+    def batches(self, data: ClientData, epoch: int, ctx: Context, make_views: MakeViews = each_view) -> Iterator[Batch]:
         """Yield one epoch's batches."""
         num_views = self.host.num_views
         # Batches are drawn on the CPU, so that every device sees the images in one order.
@@ -196,7 +196,7 @@ class ClientAlgorithm:
         for number, own in enumerate(take_each(data.images, batches)):
             streams = draw(num_drawn, batches[number])
             num_drawn += len(own)
-            parts = each_view([own] * num_views + [*streams.values()], ctx.spec.data, views)
+            parts = make_views([own] * num_views + [*streams.values()], ctx.spec.data, views)
             indices = on_device(batches[number], data.images.device)
             extra = dict(zip(streams, parts[num_views:], strict=True))
             if ROTATED in extra:
