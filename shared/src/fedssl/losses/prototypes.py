@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedssl.losses._embeddings import check_positive, check_width, full_precision, unit
+from fedssl.precision import sums_by_index
 
 # The smallest concentration, as a share of the temperature. Only clusters whose members coincide come near it.
 FLOOR = 1e-3
@@ -88,9 +89,8 @@ def prototype_concentrations(
     with full_precision(embeddings_ND.detach(), prototypes_MD.detach()) as (embeddings_ND, prototypes_MD):
         offset_ND = unit(embeddings_ND) - prototypes_MD[assignments_N]
         distance_N = torch.linalg.vector_norm(offset_ND, dim=1)
-        empty_M = distance_N.new_zeros(len(prototypes_MD))
-        count_M = empty_M.index_add(0, assignments_N, torch.ones_like(distance_N))
-        total_M = empty_M.index_add(0, assignments_N, distance_N)
+        count_M = sums_by_index(assignments_N, torch.ones_like(distance_N), len(prototypes_MD))
+        total_M = sums_by_index(assignments_N, distance_N, len(prototypes_MD))
         phi_M = total_M / count_M.clamp_min(1) / (count_M + 10).log()
         phi_M = torch.where(count_M > 1, phi_M, 0.0)
         phi_M = torch.where(count_M > 1, phi_M, phi_M.max())
