@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Executable
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.orm import Session
 
-from fedssl_coordinator.core.db import engine, transaction, without_transactions
+from fedssl_coordinator.core.db import transaction, without_transactions
 from fedssl_coordinator.core.settings import settings
 
 _DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ class Statement:
         if settings().database_direct_url is not None:
             with transaction() as session:
                 return self.one_or_none(session, values)
-        with without_transactions(engine()).connect() as connection:
+        with without_transactions() as connection:
             return _only(self._rows(connection, values))
 
     def _rows(self, connection: Connection, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
