@@ -88,7 +88,7 @@ class UploadPermit(Protocol):
 
 @dataclass(frozen=True)
 class UpdateForm:
-    """What the files of all updates of a run have in common. It is computed once, at the first update."""
+    """The header and the size that the files of all updates of a run have. They are computed once."""
 
     tensors: tuple[TensorSpec, ...]
 
