@@ -39,7 +39,7 @@ def write_private(path: Path, text: str) -> None:
     write_atomically(path, text, mode=0o600)
 
 
-def sync(path: Path) -> None:
+def sync(path: Path | str) -> None:
     """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -87,7 +87,7 @@ def test_the_names_of_folders_are_synced_once_and_again_after_they_were_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("fedssl.artifacts.store.sync", synced.append)
+    monkeypatch.setattr("fedssl.artifacts.store.sync", lambda path: synced.append(Path(path)))
     store, folder = FileStore(tmp_path), tmp_path / DIGEST[:2] / DIGEST[2:4]
     _put(store)
     assert synced == [folder, folder.parent, tmp_path]

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -161,18 +162,22 @@ class FileStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._root = str(root)  # each update needs several paths, and those of strings cost a tenth
         self._incoming = root / "incoming"
         self._partial = root / "partial"
         self._damaged = root / "damaged"
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._is_mounted = root.is_mount()
-        self._synced: set[Path] = set()  # folders whose own names this process has synced: at most 65,792
+        self._synced: set[str] = set()  # folders whose own names this process has synced: at most 65,792
         drop_old_files(self._incoming, _ABANDONED_SECONDS)
 
     @contextmanager
     def writer(self) -> Iterator["FileWriter"]:
-        self._make(self._incoming)
-        descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        try:
+            descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        except FileNotFoundError:
+            self._make(self._incoming)
+            descriptor, name = tempfile.mkstemp(dir=self._incoming)
         writer = FileWriter(self._adopt, descriptor, Path(name))
         try:
             yield writer
@@ -186,16 +191,14 @@ class FileStore:
         return [path.name for path in self._partial.iterdir()] if self._partial.is_dir() else []
 
     def path(self, digest: str) -> Path:
-        path = self._place(digest)
-        if not path.is_file():
-            raise ArtifactNotFound(f"no artifact {digest} is stored")
-        return path
+        self._about(digest)
+        return Path(self.place(digest))
 
     def size(self, digest: str) -> int:
         return self.version(digest)[0]
 
     def version(self, digest: str) -> tuple[int, str]:
-        about = self.path(digest).stat()
+        about = self._about(digest)
         return about.st_size, f"{about.st_ino}-{about.st_mtime_ns}-{about.st_ctime_ns}"
 
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
@@ -212,13 +215,14 @@ class FileStore:
         return None
 
     def __contains__(self, digest: str) -> bool:
-        return _DIGEST.fullmatch(digest) is not None and self._place(digest).is_file()
-
-    def place(self, digest: str) -> str:
-        return str(self._place(digest))
+        try:
+            self._about(digest)
+        except ArtifactNotFound:
+            return False
+        return True
 
     def set_aside(self, digest: str) -> bool:
-        place, aside = self._place(digest), self._damaged / digest
+        place, aside = Path(self.place(digest)), self._damaged / digest
         try:
             with place.open("rb") as file:
                 if 0 <= time.time() - os.fstat(file.fileno()).st_mtime < _WRITTEN_SECONDS:
@@ -237,7 +241,7 @@ class FileStore:
         return True
 
     def delete(self, digest: str) -> None:
-        self._place(digest).unlink(missing_ok=True)
+        Path(self.place(digest)).unlink(missing_ok=True)
 
     def files(self) -> Iterator[StoredFile]:
         for path in self.root.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*"):
@@ -260,25 +264,35 @@ class FileStore:
             raise OSError(errno.ENODEV, "the store's file system is not mounted", str(self.root))
         folder.mkdir(exist_ok=True)
 
-    def _place(self, digest: str) -> Path:
+    def place(self, digest: str) -> str:
         if not _DIGEST.fullmatch(digest):
             raise ArtifactNotFound(f"{digest[:80]!r} is not a sha256 in lower-case hexadecimal")
-        return self.root / digest[:2] / digest[2:4] / digest
+        return f"{self._root}/{digest[:2]}/{digest[2:4]}/{digest}"
+
+    def _about(self, digest: str) -> os.stat_result:
+        """Return an artifact's status. Raises ArtifactNotFound, or OSError if the file system does not answer."""
+        about = None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            about = os.stat(self.place(digest))
+        if about is None or not stat.S_ISREG(about.st_mode):
+            raise ArtifactNotFound(f"no artifact {digest} is stored")
+        return about
 
     def _adopt(self, path: Path, digest: str) -> None:
-        place = self._place(digest)
-        folders = (place.parent, place.parent.parent)
+        place = self.place(digest)
+        folder = os.path.dirname(place)
+        folders = (folder, os.path.dirname(folder))
         try:
-            path.replace(place)
+            os.replace(path, place)
         except FileNotFoundError:  # the first file of its folder
-            self._synced -= {folder for folder in folders if not folder.is_dir()}
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(place)
-        sync(place.parent)
-        for folder in folders:
-            if folder not in self._synced:
-                sync(folder.parent)
-                self._synced.add(folder)
+            self._synced -= {each for each in folders if not os.path.isdir(each)}
+            os.makedirs(folder, exist_ok=True)
+            os.replace(path, place)
+        sync(folder)
+        for each in folders:
+            if each not in self._synced:
+                sync(os.path.dirname(each))
+                self._synced.add(each)
 
 
 class FileWriter:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
@@ -33,9 +33,8 @@ def _cost(request: Callable[[], object]) -> Cost:
     counts = {"before_cursor_execute": 0, "begin": 0, "commit": 0, "rollback": 0}
 
     def counting(name: str) -> Callable[..., None]:
-        def count(connection: Connection, *_: Any) -> None:
-            is_alone = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-            counts[name] += name == "before_cursor_execute" or not is_alone
+        def count(*_: object) -> None:
+            counts[name] += 1
 
         return count
 

@@ -97,13 +97,16 @@ def engine() -> Engine:
         pool_timeout=config.database_wait_seconds,
         connect_args={**_CONNECT, **prepared},
     )
-    event.listen(created, "checkin", _note_use)
+    event.listen(created, "checkin", _settle)
     event.listen(created, "checkout", partial(_test_if_idle, created.dialect))
     return created
 
 
-def _note_use(connection: object, entry: ConnectionPoolEntry) -> None:
+def _settle(connection: psycopg.Connection | None, entry: ConnectionPoolEntry) -> None:
+    """Note when a connection was used, and end its use without transactions. None was lost."""
     entry.info[_USED_AT] = time.monotonic()
+    if connection is not None and connection.autocommit:
+        connection.autocommit = False
 
 
 def _test_if_idle(dialect: Dialect, connection: psycopg.Connection, entry: ConnectionPoolEntry, proxy: object) -> None:
@@ -169,10 +172,14 @@ def transaction(connection: Connection | None = None) -> Iterator[Session]:
         yield session
 
 
-@lru_cache(maxsize=1)
-def without_transactions(of: Engine) -> Engine:
-    """Return an engine with the same connections, for statements outside of transactions."""
-    return of.execution_options(isolation_level="AUTOCOMMIT")
+@contextmanager
+def without_transactions() -> Iterator[Connection]:
+    """Yield a connection for statements of the driver outside of transactions: each is a transaction by itself."""
+    with engine().connect() as connection:
+        driver = connection.connection.dbapi_connection
+        assert isinstance(driver, psycopg.Connection)
+        driver.autocommit = True  # until the connection is returned: see `_settle`
+        yield connection
 
 
 def session_dependency() -> Iterator[Session]:

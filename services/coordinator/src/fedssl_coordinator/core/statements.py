@@ -8,29 +8,34 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import psycopg
+from psycopg.sql import Literal
 from sqlalchemy import Connection, Executable
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.orm import Session
 
-from fedssl_coordinator.core.db import engine, transaction, without_transactions
+from fedssl_coordinator.core.db import transaction, without_transactions
 from fedssl_coordinator.core.settings import settings
 
 _DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 
 
 class Statement:
-    """A statement on tables. Its parameters are named by `bindparam`, and its rows are the driver's tuples."""
+    """A statement on tables. Its parameters are named by `bindparam`, and its rows are the driver's tuples.
+
+    Its constants are a part of its text, so that they are sent once per connection, and Postgres plans with them.
+    """
 
     def __init__(self, construct: Executable) -> None:
         compiled = construct.compile(dialect=_DIALECT)  # type: ignore[attr-defined]
-        self._sql = str(compiled)
         processors = {
             name: bind.type.dialect_impl(_DIALECT).bind_processor(_DIALECT)
             for bind, name in compiled.bind_names.items()
         }
         self._processors = {name: process for name, process in processors.items() if process is not None}
         constants = {name: bind.value for bind, name in compiled.bind_names.items() if not bind.required}
-        self._constants = self._processed(constants)
+        self._sql = str(compiled)
+        for name, value in self._processed(constants).items():
+            self._sql = self._sql.replace(f"%({name})s", Literal(value).as_string().replace("%", "%%"))
 
     def all(self, session: Session, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """Return the rows. Raises the errors that SQLAlchemy raises."""
@@ -48,11 +53,11 @@ class Statement:
         if settings().database_direct_url is not None:
             with transaction() as session:
                 return self.one_or_none(session, values)
-        with without_transactions(engine()).connect() as connection:
+        with without_transactions() as connection:
             return _only(self._rows(connection, values))
 
     def _rows(self, connection: Connection, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
-        sql, parameters = self._sql, self._constants | self._processed(values)
+        sql, parameters = self._sql, self._processed(values)
         with contextlib.closing(connection.connection.cursor()) as cursor:
             for listener in connection.engine.dispatch.before_cursor_execute:  # as SQLAlchemy calls them
                 sql, parameters = listener(connection, cursor, sql, parameters, None, False)

@@ -32,6 +32,7 @@ from fedssl_coordinator.core.models import (
     Upload,
 )
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.storage.artifacts.service import UpdateForm, update_form
 
 
 def get(session: Session, run_id: UUID) -> Run | None:
@@ -49,6 +50,7 @@ class Definition(NamedTuple):
     spec: RunSpec
     plan: ArtifactPlan
     method_version: int
+    update_form: UpdateForm
 
 
 _MOST_DEFINITIONS = 64
@@ -65,7 +67,8 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
     if known is None or num_rounds not in (None, known.spec.num_rounds):
         statement = select(Run.spec, Run.plan, Run.method_version).where(Run.id == run_id, Run.plan.is_not(None))
         spec, plan, version = session.execute(statement).one()
-        known = Definition(RunSpec.model_validate(spec), ArtifactPlan.model_validate(plan), version)
+        parsed = ArtifactPlan.model_validate(plan)
+        known = Definition(RunSpec.model_validate(spec), parsed, version, update_form(parsed.update))
         with _writing:
             while len(_definitions) >= _MOST_DEFINITIONS:
                 del _definitions[next(iter(_definitions))]

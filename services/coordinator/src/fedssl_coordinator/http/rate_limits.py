@@ -13,7 +13,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
@@ -57,7 +57,7 @@ class RateLimits:
         self._find_token = find_token
         self._num_lookups = 0
         self._counts: RequestCounts | None = None
-        self._known: OrderedDict[Credential, str] = OrderedDict()  # the ids of the tokens that they belong to
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # by credential, the id of the token that it belongs to
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _UNCOUNTED:
@@ -73,7 +73,7 @@ class RateLimits:
             await _refuse(seconds, scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state[IS_KNOWN] = credential in self._known
+        state[IS_KNOWN] = credential is not None and credential.digest in self._known
 
         counts = self._counts
 
@@ -82,7 +82,7 @@ class RateLimits:
                 if message["status"] == 401:  # counted before it is sent, so that no caller is faster than the count
                     await counts.hit("failed", address, settings().failed_sign_ins_per_minute)
                     if credential is not None:
-                        self._known.pop(credential, None)
+                        self._known.pop(credential.digest, None)
                 elif credential is not None and (token_id := state.get(credential.state_key)) is not None:
                     self._remember(credential, str(token_id))
             await send(message)
@@ -90,7 +90,7 @@ class RateLimits:
         await self._app(scope, receive, record)
 
     async def _seconds_to_wait(self, counts: "RequestCounts", credential: "Credential | None", address: str) -> int:
-        if credential is not None and (token_id := self._known.get(credential)) is not None:
+        if credential is not None and (token_id := self._known.get(credential.digest)) is not None:
             return await counts.hit_soon("token", token_id, settings().token_requests_per_minute)
         if seconds := await counts.check("failed", address, settings().failed_sign_ins_per_minute):
             return seconds
@@ -101,7 +101,7 @@ class RateLimits:
 
         Returns False without a query while too many are looked up.
         """
-        if credential in self._known or not credential.secret or self._num_lookups >= _MOST_LOOKUPS:
+        if credential.digest in self._known or not credential.secret or self._num_lookups >= _MOST_LOOKUPS:
             return False
         self._num_lookups += 1
         try:
@@ -115,8 +115,8 @@ class RateLimits:
         return token_id is not None
 
     def _remember(self, credential: "Credential", token_id: str) -> None:
-        self._known[replace(credential, secret="")] = token_id
-        self._known.move_to_end(credential)
+        self._known[credential.digest] = token_id
+        self._known.move_to_end(credential.digest)
         if len(self._known) > _TOKENS_KNOWN:
             self._known.popitem(last=False)
 
@@ -213,22 +213,22 @@ class Credential:
 
     state_key: Literal["valid_token", "valid_session"]
     digest: bytes
-    secret: str = field(default="", compare=False, repr=False)
+    secret: str = field(default="", repr=False)
 
 
 def _credential(scope: Scope) -> Credential | None:
     """Return the request's token or session, or None. The header is parsed as the endpoints parse it."""
-    caller = HTTPConnection(scope)
-    authorization = caller.headers.get("authorization")
+    authorization = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     if authorization is not None:
-        scheme, secret = get_authorization_scheme_param(authorization)
-        return Credential("valid_token", _hash(secret), secret) if scheme.lower() == "bearer" and secret else None
-    cookie = caller.cookies.get(SESSION_COOKIE)
-    return Credential("valid_session", _hash(cookie)) if cookie else None
+        scheme, secret = get_authorization_scheme_param(authorization.decode("latin-1"))
+        return _credential_of("valid_token", secret, secret) if scheme.lower() == "bearer" and secret else None
+    cookie = HTTPConnection(scope).cookies.get(SESSION_COOKIE)
+    return _credential_of("valid_session", cookie) if cookie else None
 
 
-def _hash(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+def _credential_of(state_key: Literal["valid_token", "valid_session"], value: str, secret: str = "") -> Credential:
+    digest = hashlib.sha256(f"{state_key} {value}".encode("utf-8", "surrogatepass")).digest()
+    return Credential(state_key, digest, secret)
 
 
 def _address_key(scope: Scope) -> str:

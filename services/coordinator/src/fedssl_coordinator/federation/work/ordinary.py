@@ -73,8 +73,8 @@ def permit(secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit]
     definition = run_rows.known_definition(awaited.run_id)
     if definition.spec.secure_aggregation is not None:
         return None
-    tensors = definition.plan.update
-    return awaited.worker, UpdatePermit(request.assignment_id, awaited.run_id, awaited.round_number, client_id, tensors)
+    about = (request.assignment_id, awaited.run_id, awaited.round_number, client_id)
+    return awaited.worker, UpdatePermit(*about, definition.update_form)
 
 
 class Accepted(NamedTuple):

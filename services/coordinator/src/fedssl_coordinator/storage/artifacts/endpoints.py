@@ -1,18 +1,18 @@
 """`/v1/artifacts`"""
 
+import functools
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.base import Digest
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
-from fedssl_coordinator.core.threads import run_transaction
+from fedssl_coordinator.core.threads import run_in_thread, run_transaction
 from fedssl_coordinator.identity.authentication import Caller, PresentedOperatorOrWorker, PresentedToken
 from fedssl_coordinator.storage.artifacts import service
 from fedssl_coordinator.storage.artifacts.service import UploadPermit
@@ -88,4 +88,5 @@ async def download_artifact(digest: Digest, request: Request, token: PresentedOp
     token.
     """
     await run_transaction(_check, digest, token)
-    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=True)
+    respond = functools.partial(artifact_response, method=request.method, direct=True)
+    return await run_in_thread(respond, digest, request.headers)

@@ -86,10 +86,26 @@ class UploadPermit(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class UpdateForm:
+    """The header and the size that the files of all updates of a run have. They are computed once."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @functools.cached_property
+    def header(self) -> Header:
+        """The only header that such a file may have."""
+        return parse_header(header_bytes(in_file_order(self.tensors))[LENGTH_BYTES:])
+
+    @functools.cached_property
+    def max_bytes(self) -> int:
+        return max_file_bytes(self.tensors)
+
+
 @functools.lru_cache(maxsize=16)
-def _only_header(tensors: tuple[TensorSpec, ...]) -> Header:
-    """Return the header that an update of these tensors has: all clients of a run send the same one."""
-    return parse_header(header_bytes(in_file_order(tensors))[LENGTH_BYTES:])
+def update_form(tensors: tuple[TensorSpec, ...]) -> UpdateForm:
+    """Return the form of these tensors' files. To look up a plan's takes long: keep it with the plan."""
+    return UpdateForm(tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +116,22 @@ class UpdatePermit:
     run_id: UUID
     round_number: int
     client_id: str
-    tensors: tuple[TensorSpec, ...]
+    form: UpdateForm
     limit: ClassVar[str] = "the method's artifact plan"
 
     @property
     def max_bytes(self) -> int:
-        return max_file_bytes(self.tensors)
+        return self.form.max_bytes
 
     @property
     def max_header_bytes(self) -> int:
-        return max_header_bytes(self.tensors)
+        return max_header_bytes(self.form.tensors)
 
     def checked(self, text: bytes) -> Header:
         """Return the header. Raises ArtifactError unless it holds exactly the declared tensors, in the only form."""
-        if text == (expected := _only_header(self.tensors)).text:
-            return expected
-        check_header(header := parse_header(text), self.tensors, "update")
+        if text == self.form.header.text:
+            return self.form.header
+        check_header(header := parse_header(text), self.form.tensors, "update")
         return header
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
@@ -234,7 +250,7 @@ def permit_upload(
     if run.spec.get("secure_aggregation"):
         apart = RunSpec.model_validate(run.spec).sent_apart(plan)
         tensors = vector_tensors(repository.num_secure_words(session, current.id), apart)
-    permit = UpdatePermit(assignment_id, run.id, assignment.round_number, client_id, tensors)
+    permit = UpdatePermit(assignment_id, run.id, assignment.round_number, client_id, update_form(tensors))
     is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
     upload_status = UploadStatus.STORED if is_uploaded else UploadStatus.MISSING
     if assignment.state == AssignmentState.ACCEPTED:

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import structlog
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -25,6 +24,7 @@ from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
+from fedssl_coordinator.core.threads import run_in_thread
 from fedssl_coordinator.storage.artifacts.damage import set_aside
 from fedssl_coordinator.storage.artifacts.memory import MemoryResponse, RecentArtifacts
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
@@ -64,11 +64,11 @@ async def receive(permit: UploadPermit, digest: str, content_length: int | None,
     with refusals(permit):
         if content_length < CHUNK:  # it is in memory until all of it has arrived
             header, whole = await _receive_into(None, permit, content_length, body)
-            await run_in_threadpool(_store, whole, digest, header)
+            await run_in_thread(_store, whole, digest, header)
             return content_length
         with store().writer() as writer:
             header, rest = await _receive_into(writer, permit, content_length, body)
-            await run_in_threadpool(_finish, writer, rest, digest, header)
+            await run_in_thread(_finish, writer, rest, digest, header)
     return content_length
 
 
@@ -147,7 +147,7 @@ async def behind() -> AsyncIterator[Callable[..., Awaitable[None]]]:
         before, running = running, None
         if before is not None:
             await before
-        running = asyncio.create_task(run_in_threadpool(function, *arguments))
+        running = asyncio.create_task(run_in_thread(function, *arguments))
 
     try:
         yield call
@@ -166,10 +166,10 @@ async def _ahead(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     def read() -> bytes | None:
         return next(parts, None)
 
-    reading = asyncio.create_task(run_in_threadpool(read))
+    reading = asyncio.create_task(run_in_thread(read))
     try:
         while (part := await reading) is not None:
-            reading = asyncio.create_task(run_in_threadpool(read))
+            reading = asyncio.create_task(run_in_thread(read))
             yield part
     finally:  # the caller may have gone: then the error of the last reading is not asked for
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())
