@@ -48,7 +48,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.bench_training import Case, contrast, seconds, spec_of
 from bench.loader_loops import Loss, lightly_parts, loaded_views, torchvision_views
-from fedssl.engine import LocalProgress, release_trainer, run_local_round, start_run
+from fedssl.engine import LocalProgress, cuda_graphs, release_trainer, run_local_round, start_run
 from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.optimization import autocast, total_loss
 from fedssl.engine.trainer import borrow_trainer
@@ -260,7 +260,9 @@ def measure(name: str, way: str, device: torch.device, options: argparse.Namespa
     is_engine, given = way in ENGINE, (device, options.turn_seconds)
     case = case_of(name, options.batch_size, options.size, way if is_engine else "eager")
     # As the engine does for whole batches. Else cuDNN guesses which of its algorithms is the fastest.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
+    if not options.search:
+        cuda_graphs._benchmarking = contextlib.nullcontext
+    with torch.backends.cudnn.flags(enabled=True, benchmark=options.search, deterministic=False, allow_tf32=True):
         if is_engine:
             return measure_engine(case, *given)
         if way in LOADERS:
@@ -358,7 +360,7 @@ def flops_per_image(case: Case, device: torch.device, num_images: int = 8) -> fl
 def measure_case(name: str, device: torch.device, options: argparse.Namespace, roof: float, until: float) -> Found:
     """Return what all ways of one case give, and write it after each."""
     case = case_of(name, options.batch_size, options.size)
-    title = f"{name}, batches of {case.spec.training.batch_size}"
+    title = f"{name}, batches of {case.spec.training.batch_size}{'' if options.search else ', no search'}"
     stored = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     results: Found = {"case": title, "device": _device_name(device), "roof": roof, "ways": {}}
     results["gflop_per_image"] = flops_per_image(case, device) / 1e9
@@ -388,6 +390,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=120, help="seconds of one measurement")
     parser.add_argument("--turn-seconds", type=float, default=0.6, help=f"of each of the {TURNS} turns")
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--no-search", dest="search", action="store_false", help="cuDNN does not try its algorithms")
     parser.add_argument("--size", type=int, help="pixels of an image's side")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes of the DataLoader")
     parser.add_argument("--device", default="cuda")
