@@ -1,4 +1,4 @@
-"""What several processes gain on one GPU: clients per minute of a simulation, by the number of `--jobs`.
+"""Clients per minute of a simulation on one GPU, by the number of processes that share it (`--jobs`).
 
     PYTHONPATH=tests python tests/bench/measure_jobs.py --seconds 120 --json jobs.json
 

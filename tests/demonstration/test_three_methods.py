@@ -179,7 +179,7 @@ def simulated() -> Simulated:
 
 
 def _problems(running: Running, run: RunView, simulated: Simulated) -> list[str]:
-    """What differs between a run and its simulation, and too much from the scores of one on a CPU."""
+    """Return what differs between a run and its simulation, and too much from the scores of one on a CPU."""
     results = []
     for device in dict.fromkeys((running.device, "cpu")):  # meanwhile the federation trains
         key = (run.spec.method.name, run.spec.seed, device)

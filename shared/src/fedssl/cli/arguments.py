@@ -71,7 +71,8 @@ JobsOption = Annotated[
     typer.Option(
         metavar="N",
         help="Processes that train clients at the same time, each with --threads CPU threads. On a CPU, any number "
-        "gives the same bits. With `--device cuda` they use all GPUs. `auto`: one per GPU, or per --threads CPU cores.",
+        "gives the same bits; on a GPU, only with `training.deterministic`. With `--device cuda` they use all GPUs. "
+        "`auto`: one per GPU, or per --threads CPU cores.",
     ),
 ]
 DataFolderOption = Annotated[
