@@ -1,4 +1,4 @@
-"""float32 as it is meant, wherever a network runs, and sums whose order is fixed."""
+"""float32 as it is meant, wherever a network runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,17 +28,3 @@ def exact_float32(device: torch.device | str, *, deterministic: bool = False) ->
             yield
     finally:
         torch.set_float32_matmul_precision(products)
-
-
-def sums_by_index(index_N: torch.Tensor, rows_N: torch.Tensor, num_sums: int) -> torch.Tensor:
-    """Return for each of `num_sums` indices the sum of the rows that have it, in the same order every time.
-
-    A GPU's `index_add` adds in another order each time; its `index_put` sorts first.
-
-    >>> sums_by_index(torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 3.0]), 3)
-    tensor([2., 0., 4.])
-    """
-    sums = rows_N.new_zeros(num_sums, *rows_N.shape[1:])
-    if rows_N.is_cuda:
-        return sums.index_put((index_N,), rows_N, accumulate=True)
-    return sums.index_add(0, index_N, rows_N)

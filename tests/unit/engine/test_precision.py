@@ -17,7 +17,7 @@ from fedssl.engine.steps import eager_step
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
 from fedssl.models.encoders import Encoder
-from fedssl.precision import exact_float32, sums_by_index
+from fedssl.precision import exact_float32
 from fedssl.protocol.training import TrainingConfig
 from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
@@ -170,11 +170,3 @@ def test_deterministic_training_is_left_out_of_older_specs_and_is_not_compiled()
     assert "deterministic" not in TrainingConfig().model_dump()
     with pytest.raises(ValidationError, match="set gpu_steps to recorded or eager"):
         TrainingConfig(deterministic=True, gpu_steps="compiled")
-
-
-def test_sums_by_index_add_the_rows_in_their_order() -> None:
-    rows = torch.tensor([[1.0, 2.0], [1e8, 4.0], [3.0, 5.0], [-1e8, 6.0]])
-    sums = sums_by_index(torch.tensor([2, 0, 2, 0]), rows, 4)
-    assert sums.tolist() == [[0.0, 10.0], [0.0, 0.0], [4.0, 7.0], [0.0, 0.0]]
-    in_turn = sums_by_index(torch.tensor([0, 0, 0]), torch.tensor([1e8, 1.0, -1e8]), 1)
-    assert in_turn.tolist() == [0.0]  # 1e8 + 1 is 1e8 in float32

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedssl.aggregation.mean import AggregationError
-from fedssl.precision import sums_by_index
+from fedssl.group_sums import group_sums
 
 _MOST_COSINES = 1 << 26  # at once: 256 MB
 
@@ -261,7 +261,7 @@ def _recentred(unit_ND: Tensor, assignments_N: Tensor, centroids_MD: Tensor, spa
 
     An empty cluster takes the next spare; a cluster whose members cancel keeps its centroid.
     """
-    sum_MD = sums_by_index(assignments_N, unit_ND, len(centroids_MD))
+    sum_MD = group_sums(unit_ND, assignments_N, len(centroids_MD))
     empty_M = assignments_N.bincount(minlength=len(centroids_MD)) == 0
     sum_MD[empty_M] = spare_MD[: int(empty_M.sum())]
     cancelled_M1 = torch.linalg.vector_norm(sum_MD, dim=1, keepdim=True) < 1e-6

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedssl.group_sums import group_sums
 from fedssl.losses._embeddings import check_positive, check_width, full_precision, unit
-from fedssl.precision import sums_by_index
 
 # The smallest concentration, as a share of the temperature. Only clusters whose members coincide come near it.
 FLOOR = 1e-3
@@ -89,8 +89,9 @@ def prototype_concentrations(
     with full_precision(embeddings_ND.detach(), prototypes_MD.detach()) as (embeddings_ND, prototypes_MD):
         offset_ND = unit(embeddings_ND) - prototypes_MD[assignments_N]
         distance_N = torch.linalg.vector_norm(offset_ND, dim=1)
-        count_M = sums_by_index(assignments_N, torch.ones_like(distance_N), len(prototypes_MD))
-        total_M = sums_by_index(assignments_N, distance_N, len(prototypes_MD))
+        count_M, total_M = (
+            group_sums(each, assignments_N, len(prototypes_MD)) for each in (torch.ones_like(distance_N), distance_N)
+        )
         phi_M = total_M / count_M.clamp_min(1) / (count_M + 10).log()
         phi_M = torch.where(count_M > 1, phi_M, 0.0)
         phi_M = torch.where(count_M > 1, phi_M, phi_M.max())
