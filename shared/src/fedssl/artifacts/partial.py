@@ -1,7 +1,7 @@
 """An artifact that arrives in several requests, perhaps to several processes; in a folder one file that grows."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -41,8 +41,11 @@ class Partial(Protocol):
         """When the last bytes came, in seconds since 1970; None before the first."""
         ...
 
-    def append(self, data: bytes | bytearray, offset: int) -> None:
-        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
+    def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
+        """Write the parts one after the other at the end, which must be `offset`.
+
+        Raises OffsetMismatch, writing nothing, and OSError.
+        """
         ...
 
     def whole(self) -> AbstractContextManager[Whole]:
@@ -90,8 +93,11 @@ class PartialFile:
         except FileNotFoundError:
             return None
 
-    def append(self, data: bytes | bytearray, offset: int) -> None:
-        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
+    def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
+        """Write the parts one after the other at the end, which must be `offset`.
+
+        Raises OffsetMismatch, writing nothing, and OSError.
+        """
         if offset == 0:
             self._make_folder()
         try:
@@ -103,9 +109,10 @@ class PartialFile:
             size = os.fstat(descriptor).st_size
             if size != offset:
                 raise OffsetMismatch(f"{size} bytes have arrived: continue at byte {size}, not at {offset}")
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[file.write(rest) :]
 
     @contextmanager
     def locked(self) -> Iterator[bool]:

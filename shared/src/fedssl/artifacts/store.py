@@ -51,7 +51,7 @@ class Writer(Protocol):
     path: Path
     """Where the bytes are meanwhile: for checks before the commit."""
 
-    def write(self, data: bytes | memoryview) -> None: ...
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
     def flush(self) -> None:
         """Make everything written so far readable at `path`."""
@@ -291,7 +291,7 @@ class FileWriter:
         self._hash = hashlib.sha256()
         self._is_adopted = False
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         self._hash.update(data)
         self._file.write(data)
 

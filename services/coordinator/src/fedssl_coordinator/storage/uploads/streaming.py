@@ -11,7 +11,7 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.storage.artifacts.service import UploadPermit
-from fedssl_coordinator.storage.artifacts.streaming import behind, checked_header, refusals
+from fedssl_coordinator.storage.artifacts.streaming import Parts, add_chunk, behind, checked_header, refusals
 from fedssl_coordinator.storage.uploads import service
 
 
@@ -44,32 +44,38 @@ async def _continued(upload: PartialUpload, permit: UploadPermit, offset: int, b
 async def _receive(upload: PartialUpload, permit: UploadPermit, offset: int, body: AsyncIterator[bytes]) -> int:
     partial = service.partial_of(upload)
     part_bytes = partial.part_bytes(upload.num_bytes)
-    pending = bytearray()
+    beginning = bytearray()
+    pending: Parts = [beginning]
+    num_pending = 0
     is_checked = offset > 0
 
     async with behind() as write:
 
         async def keep() -> None:
-            nonlocal offset, pending
-            part, pending = pending, bytearray()
-            await write(partial.append, part, offset)
-            offset += len(part)
+            nonlocal offset, pending, num_pending
+            await write(partial.append, pending, offset)
+            offset += num_pending
+            pending, num_pending = [], 0
 
         try:
             async for chunk in body:
-                pending += chunk
-                if offset + len(pending) > upload.num_bytes:
+                num_pending += len(chunk)
+                if offset + num_pending > upload.num_bytes:
                     raise ArtifactTooLarge("more bytes arrived than Upload-Length announced")
-                is_checked = is_checked or checked_header(pending, permit, upload.num_bytes) is not None
-                if is_checked and len(pending) >= part_bytes:
+                if is_checked:
+                    add_chunk(pending, chunk)
+                else:
+                    beginning += chunk
+                    is_checked = checked_header(beginning, permit, upload.num_bytes) is not None
+                if is_checked and num_pending >= part_bytes:
                     await keep()
         except (ClientDisconnect, ProblemError):  # the connection broke or stalled
-            if is_checked and pending:
+            if is_checked and num_pending:
                 await keep()
             raise
         if not is_checked:
             raise ArtifactError("the first part ended within the safetensors header: send more in one request")
-        if pending:
+        if num_pending:
             await keep()
     return offset
 
