@@ -1,6 +1,8 @@
 """A file that is hashed while it is read, so that its digest costs no further reading."""
 
 import hashlib
+import os
+from pathlib import Path
 from typing import BinaryIO
 
 from fedssl.artifacts.store import require_digest
@@ -9,7 +11,7 @@ _CHUNK = 1 << 20
 
 
 class HashedFile:
-    """An open file that is read from its first byte to its last."""
+    """An open file that is read from its first byte to its last. The file may still grow."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -28,6 +30,10 @@ class HashedFile:
         assert position >= self._position, "the file is read once"
         while self._position < position and self.read(min(_CHUNK, position - self._position)):
             pass
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether a path is that of this file, and not of another one that has its name now."""
+        return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
 
     def require(self, digest: str) -> None:
         """Read the rest. Raise DigestMismatch unless this is the digest of the whole file."""

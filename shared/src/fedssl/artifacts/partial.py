@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from fedssl.errors import OffsetMismatch
 from fedssl.files import sync
@@ -45,6 +45,21 @@ class Partial(Protocol):
         """Write the parts one after the other at the end, which must be `offset`.
 
         Raises OffsetMismatch, writing nothing, and OSError.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Wait until what has arrived is on the disk, so that less is left to write in the end.
+
+        Raises OSError if that fails. Discard what has arrived then: the kernel reports such a failure once, and a
+        second attempt would look as if all bytes were on the disk.
+        """
+        ...
+
+    def open(self) -> BinaryIO | None:
+        """Open what has arrived for reading while more of it arrives, or return None if that cannot be done.
+
+        Bytes that were appended successfully do not change any more.
         """
         ...
 
@@ -114,6 +129,17 @@ class PartialFile:
                 while rest:
                     rest = rest[file.write(rest) :]
 
+    def sync(self) -> None:
+        """Wait until what has arrived is on the disk. Raises OSError."""
+        sync(self.path)
+
+    def open(self) -> BinaryIO | None:
+        """Open the file for reading while it grows, or return None if another request has removed it."""
+        try:
+            return self.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return None
+
     @contextmanager
     def locked(self) -> Iterator[bool]:
         """Hold the file against writers and other holders; False: somebody holds it, or there is no file."""
@@ -133,8 +159,12 @@ class PartialFile:
         yield self
 
     def keep(self, digest: str) -> None:
-        """Make an artifact of it, once its digest has been verified."""
-        sync(self.path)
+        """Make an artifact of it, once its digest has been verified. If the disk fails, it is discarded."""
+        try:
+            self.sync()
+        except OSError:
+            self.discard()
+            raise
         self._adopt(self.path, digest)
 
     def discard(self) -> None:

@@ -57,6 +57,13 @@ class Writer(Protocol):
         """Make everything written so far readable at `path`."""
         ...
 
+    def sync(self) -> None:
+        """Wait until what was written before is on the disk, so that less is left for `commit`. Raises OSError.
+
+        More may be written meanwhile by another thread.
+        """
+        ...
+
     def verify(self, expected: str) -> None:
         """Raise DigestMismatch unless this is the digest of what was written so far."""
         ...
@@ -297,6 +304,9 @@ class FileWriter:
 
     def flush(self) -> None:
         self._file.flush()
+
+    def sync(self) -> None:
+        os.fdatasync(self._file.fileno())
 
     def verify(self, expected: str) -> None:
         require_digest(self._hash.hexdigest(), expected)

@@ -94,6 +94,12 @@ class S3Partial:
         if data := b"".join(parts):
             self._bucket.put(key_of(self._name, offset, len(data)), data)
 
+    def sync(self) -> None:
+        """Do nothing: what has arrived is in the object store."""
+
+    def open(self) -> None:
+        """Return None, because what has arrived is in several objects, and longer ones may replace some of them."""
+
     def locked(self) -> AbstractContextManager[bool]:
         """Hold it against other holders; False: somebody holds it."""
         return self._lock(f"{FOLDER}/{self._name}")

@@ -30,6 +30,9 @@ from fedssl_coordinator.storage.artifacts.memory import MemoryResponse, RecentAr
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
 
 CHUNK = 1 << 20
+SYNC_BYTES = 16 << 20
+"""How many bytes of an upload arrive before those that are written so far are synced, while more of them arrive."""
+
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}},
     206: {"content": {"application/octet-stream": {}}, "description": "The range that was requested."},
@@ -139,8 +142,8 @@ async def _receive_into(
     beginning = bytearray()
     parts: Parts = [beginning]
     header: Header | None = None
-    received = written = 0
-    async with behind() as write:
+    received = written = synced = 0
+    async with behind() as write, behind() as sync:
         async for chunk in body:
             received += len(chunk)
             if received > content_length:
@@ -154,6 +157,9 @@ async def _receive_into(
                 await write(_write, writer, parts)
                 written = received
                 parts = []
+                if written - synced >= SYNC_BYTES:
+                    await sync(writer.sync)
+                    synced = written
     if header is None:
         raise ArtifactError("the upload ended within its safetensors header")
     if received != content_length:
