@@ -59,10 +59,12 @@ async def settle(upload: PartialUpload, permit: UploadPermit, offset: int, arriv
 
 
 class _Arriving:
-    """Appends a request's bytes to an upload, and hashes the file behind them if they are its first ones.
+    """Appends a request's bytes to an upload, and hashes the file meanwhile if they are its first ones.
 
     What the file has before the last of these bytes cannot change, because every request only appends to it. So it
-    has the digest that was computed here if it is still the same file in the end, and has no further bytes.
+    has the digest that was computed here if it is still the same file in the end, and has no further bytes. No other
+    file can have had its place in between, because files only leave it. Only the first bytes are read again: a file
+    that another request has put in place before this one was opened may have others.
     """
 
     def __init__(self, partial: Partial) -> None:
@@ -81,8 +83,9 @@ class _Arriving:
         self._partial.append(parts, offset)
         if offset == 0 and (file := self._partial.open()) is not None:
             self.hashed = HashedFile(self._files.enter_context(file))
-        if self.hashed is not None:
-            self.hashed.seek(offset + sum(map(len, parts)))
+            self.hashed.seek(sum(map(len, parts)))
+        elif self.hashed is not None:
+            self.hashed.add(parts)
 
     def sync(self) -> None:
         """Sync what has arrived. If the disk fails, it is lost."""
