@@ -324,7 +324,7 @@ def test_folders_that_are_gone_are_made_again(store: Store, kind: Kind) -> None:
     assert store.path(DIGEST).read_bytes() == DATA
     kind.empty()
     assert store.drop_abandoned(60) == []
-    store.partial("x").append(b"abc", 0)
+    store.partial("x").append([b"abc"], 0)
     assert _arrived(store) == b"abc"
 
 
@@ -377,7 +377,8 @@ def test_parts_make_an_artifact(store: Store, kind: Kind) -> None:
     partial = store.partial("x")
     assert (partial.size, partial.written_at, store.partials()) == (0, None, [])
     for start in range(0, len(DATA), 999):
-        store.partial("x").append(DATA[start : start + 999], start)  # by whoever, after whatever start
+        parts = [DATA[start : start + 400], DATA[start + 400 : start + 999]]
+        store.partial("x").append(parts, start)  # by whoever, after whatever start
     assert (partial.size, store.partials()) == (len(DATA), ["x"])
     assert kind.open().partial("x").size == len(DATA)
     assert DIGEST not in store
@@ -392,12 +393,12 @@ def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
     partial = store.partial("x")
     for offset in (1, 7):
         with pytest.raises(OffsetMismatch, match="no bytes have arrived yet"):
-            partial.append(b"a", offset)
+            partial.append([b"a"], offset)
     assert store.partials() == []
-    partial.append(b"abc", 0)
+    partial.append([b"abc"], 0)
     for offset in (0, 2, 4):
         with pytest.raises(OffsetMismatch, match="continue at byte 3"):
-            partial.append(b"def", offset)
+            partial.append([b"def"], offset)
     assert _arrived(store) == b"abc"
     partial.discard()
     partial.discard()
@@ -411,7 +412,7 @@ def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Sto
         start.wait()
         while (offset := store.partial("x").size) < len(DATA):
             with suppress(OffsetMismatch):  # another was faster
-                store.partial("x").append(DATA[offset : offset + 500], offset)
+                store.partial("x").append([DATA[offset : offset + 500]], offset)
 
     threads = [threading.Thread(target=send) for _ in range(kind.num_writers)]
     for thread in threads:
@@ -423,7 +424,7 @@ def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Sto
 
 def test_one_holds_a_part_at_a_time(store: Store) -> None:
     partial = store.partial("x")
-    partial.append(DATA, 0)
+    partial.append([DATA], 0)
     with partial.locked() as held, store.partial("x").locked() as too:
         assert (held, too) == (True, False)
     with partial.locked() as held:

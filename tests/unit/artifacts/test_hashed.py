@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,19 @@ def test_other_bytes_are_refused() -> None:
     file = HashedFile(io.BytesIO(CONTENT[:-1]))
     with pytest.raises(DigestMismatch, match="send them again"):
         file.require(hashlib.sha256(CONTENT).hexdigest())
+
+
+def test_bytes_that_are_appended_are_hashed_without_reading_them(tmp_path: Path) -> None:
+    path, cut = tmp_path / "file", len(CONTENT) // 2
+    path.write_bytes(CONTENT[:cut])
+    with path.open("rb", buffering=0) as opened:
+        file = HashedFile(opened)
+        file.seek(cut)
+        with path.open("ab") as end:
+            end.write(CONTENT[cut:])
+        file.add([CONTENT[cut : cut + 10], bytearray(CONTENT[cut + 10 : -5])])
+        file.require(hashlib.sha256(CONTENT).hexdigest())
+        assert file.is_at(path)
+        (tmp_path / "other").write_bytes(CONTENT)
+        (tmp_path / "other").replace(path)
+        assert not file.is_at(path)

@@ -258,8 +258,8 @@ def test_the_essentials_on_a_second_server(bucket: Bucket, store: S3Store) -> No
     assert httpx.get(link, headers={"Range": "bytes=5-"}, trust_env=False, timeout=60).content == data[5:]
     store.delete(digest)
     assert digest not in store
-    store.partial("x").append(data[:3000], 0)
-    store.partial("x").append(data[3000:], 3000)
+    store.partial("x").append([data[:3000]], 0)
+    store.partial("x").append([data[3000:]], 3000)
     with store.partial("x").whole() as whole:
         whole.keep(digest)
     assert store.path(digest).read_bytes() == data

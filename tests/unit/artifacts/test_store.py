@@ -34,7 +34,7 @@ def test_nothing_is_written_below_a_mount_that_is_gone(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match=f"not mounted: '{tmp_path}'"):
         _put(store)
     with pytest.raises(OSError, match="not mounted"):
-        store.partial("x").append(b"a", 0)
+        store.partial("x").append([b"a"], 0)
     assert [path.name for path in tmp_path.iterdir() if path.name in ("incoming", "partial")] == []
     _is_mounted(monkeypatch, tmp_path, mounted=True)
     _put(store)

@@ -10,7 +10,7 @@ from fedssl.artifacts.header import Header, TensorEntry, read_header
 from fedssl.errors import ArtifactError, NotFinite
 
 _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(INFO[name].numpy_name) for name in FLOATS}
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # numbers: what is read at once is still in the cache of the processor when it is searched
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 

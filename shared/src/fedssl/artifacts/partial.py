@@ -1,10 +1,10 @@
 """An artifact that arrives in several requests, perhaps to several processes; in a folder one file that grows."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from fedssl.errors import OffsetMismatch
 from fedssl.files import sync
@@ -41,8 +41,26 @@ class Partial(Protocol):
         """When the last bytes came, in seconds since 1970; None before the first."""
         ...
 
-    def append(self, data: bytes | bytearray, offset: int) -> None:
-        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
+    def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
+        """Write the parts one after the other at the end, which must be `offset`.
+
+        Raises OffsetMismatch, writing nothing, and OSError.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Wait until what has arrived is on the disk, so that less is left to write in the end.
+
+        Raises OSError if that fails. Discard what has arrived then: the kernel reports such a failure once, and a
+        second attempt would look as if all bytes were on the disk.
+        """
+        ...
+
+    def open(self) -> BinaryIO | None:
+        """Open what has arrived for reading while more of it arrives, or return None if that cannot be done.
+
+        Bytes that were appended successfully do not change any more.
+        """
         ...
 
     def whole(self) -> AbstractContextManager[Whole]:
@@ -90,8 +108,11 @@ class PartialFile:
         except FileNotFoundError:
             return None
 
-    def append(self, data: bytes | bytearray, offset: int) -> None:
-        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
+    def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
+        """Write the parts one after the other at the end, which must be `offset`.
+
+        Raises OffsetMismatch, writing nothing, and OSError.
+        """
         if offset == 0:
             self._make_folder()
         try:
@@ -103,9 +124,21 @@ class PartialFile:
             size = os.fstat(descriptor).st_size
             if size != offset:
                 raise OffsetMismatch(f"{size} bytes have arrived: continue at byte {size}, not at {offset}")
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[file.write(rest) :]
+
+    def sync(self) -> None:
+        """Wait until what has arrived is on the disk. Raises OSError."""
+        sync(self.path)
+
+    def open(self) -> BinaryIO | None:
+        """Open the file for reading while it grows, or return None if another request has removed it."""
+        try:
+            return self.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return None
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -126,8 +159,12 @@ class PartialFile:
         yield self
 
     def keep(self, digest: str) -> None:
-        """Make an artifact of it, once its digest has been verified."""
-        sync(self.path)
+        """Make an artifact of it, once its digest has been verified. If the disk fails, it is discarded."""
+        try:
+            self.sync()
+        except OSError:
+            self.discard()
+            raise
         self._adopt(self.path, digest)
 
     def discard(self) -> None:

@@ -52,10 +52,17 @@ class Writer(Protocol):
     path: Path
     """Where the bytes are meanwhile: for checks before the commit."""
 
-    def write(self, data: bytes | memoryview) -> None: ...
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
     def flush(self) -> None:
         """Make everything written so far readable at `path`."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until what was written before is on the disk, so that less is left for `commit`. Raises OSError.
+
+        More may be written meanwhile by another thread.
+        """
         ...
 
     def verify(self, expected: str) -> None:
@@ -305,12 +312,15 @@ class FileWriter:
         self._hash = hashlib.sha256()
         self._is_adopted = False
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         self._hash.update(data)
         self._file.write(data)
 
     def flush(self) -> None:
         self._file.flush()
+
+    def sync(self) -> None:
+        os.fdatasync(self._file.fileno())
 
     def verify(self, expected: str) -> None:
         require_digest(self._hash.hexdigest(), expected)

@@ -1,6 +1,8 @@
 """Uploads that go on where they broke off: to their end over a line that breaks, and never past what may be sent."""
 
 import base64
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -20,6 +23,8 @@ from fedssl.client import Client, Retry, WorkerClient
 from fedssl.client.uploads import WHOLE_BYTES
 from fedssl.errors import StoreUnavailable
 from fedssl_coordinator.core.models import PartialUpload
+from fedssl_coordinator.storage.artifacts import streaming
+from fedssl_coordinator.storage.uploads import streaming as uploads
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
@@ -33,6 +38,7 @@ from support.uploads import digest, file_of, put_together, taken_apart
 PATIENT = Retry(seconds=20, first_delay=0.01, max_delay=0.1)
 DATA = public_bytes(num_images=1000, size=64)  # 4 MB
 DIGEST = digest(DATA)
+OTHER = DATA[:-1] + bytes([DATA[-1] ^ 1])
 HEADER = len(DATA) - len(taken_apart(DATA)[1])
 
 
@@ -160,16 +166,64 @@ def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(coordin
     assert not partial.exists()
 
 
-def test_bytes_of_another_digest_are_dropped(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
-    other = DATA[:-1] + bytes([DATA[-1] ^ 1])
+@pytest.mark.parametrize("offset", [0, 2_000_000], ids=["one request", "two requests"])
+def test_bytes_of_another_digest_are_dropped(
+    offset: int, coordinator: Coordinator, onlooker: Onlooker, tus: Tus
+) -> None:
     with onlooker.nothing_changes() as events:
         location = tus.begun(len(DATA), DIGEST)
-        assert tus.send(location, other[:2_000_000], 0).status_code == 204
-        answer = tus.send(location, other[2_000_000:], 2_000_000)
+        if offset:
+            assert tus.send(location, OTHER[:offset], 0).status_code == 204
+        answer = tus.send(location, OTHER[offset:], offset)
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
         assert f"announced was {DIGEST}" in answer.json()["detail"]
         assert tus.request("HEAD", location).status_code == 404
     assert [event.kind for event in events] == ["artifact.refused"]
+
+
+def test_a_file_that_takes_the_place_of_the_one_that_arrived_is_hashed_itself(
+    coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    append, location = PartialFile.append, tus.begun(len(DATA), DIGEST)
+
+    def append_and_replace(partial: PartialFile, parts: list[bytes], offset: int) -> None:
+        append(partial, parts, offset)
+        if partial.size == len(DATA):
+            (tmp_path / "other").write_bytes(OTHER)
+            (tmp_path / "other").replace(partial.path)
+
+    monkeypatch.setattr(PartialFile, "append", append_and_replace)
+    answer = tus.send(location, DATA, 0)
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
+
+
+@pytest.mark.parametrize("way", ["PUT", "tus"])
+def test_an_upload_is_synced_while_it_arrives_and_a_disk_that_fails_refuses_it(
+    way: str, coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send() -> httpx.Response:
+        if way == "tus":
+            return tus.send(tus.begun(len(DATA), DIGEST), DATA, 0)
+        with coordinator.http() as http:
+            return http.put(f"/v1/artifacts/{DIGEST}", content=DATA)
+
+    synced: list[int] = []
+
+    def fail(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        if len(synced) == 2:
+            raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(f"{streaming.__name__}.SYNC_BYTES", 1 << 20)
+    monkeypatch.setattr(f"{uploads.__name__}.SYNC_BYTES", 1 << 20)
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, fail)
+    assert send().status_code == 503
+    assert len(synced) >= 2
+    assert synced[0] < len(DATA)
+    assert _partials(coordinator) == []
+    assert send().status_code in (201, 204)
+    assert _stored(coordinator) == DATA
 
 
 def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:

@@ -83,3 +83,17 @@ def test_one_download_per_minute_and_version_is_compared_with_the_digest(monkeyp
     assert streaming._is_check_due("b", "1")
     now[0] += 61
     assert [streaming._is_check_due("a", "1") for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [([1] * 1000, 2), ([1 << 18] * 4, 4), ([1, 1 << 18, 1, 1, 1 << 18], 4)],
+    ids=["single bytes", "large chunks", "both"],
+)
+def test_only_small_chunks_are_joined(sizes: list[int], kept: int) -> None:
+    chunks = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+    parts: streaming.Parts = []
+    for chunk in chunks:
+        streaming.add_chunk(parts, chunk)
+    assert b"".join(parts) == b"".join(chunks)
+    assert len(parts) == kept

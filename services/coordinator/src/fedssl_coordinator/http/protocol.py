@@ -145,6 +145,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_bytes = 0
+        # uvicorn collects a body in a bytearray and copies it once more for the application. Bytes that the application
+        # receives before the next ones arrive need neither copy.
+        if not self.cycle.body:
+            self.cycle.body = body  # type: ignore[assignment]
+            body = b""
+        elif isinstance(self.cycle.body, bytes):
+            self.cycle.body = bytearray(self.cycle.body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

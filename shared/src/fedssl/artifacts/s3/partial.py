@@ -3,7 +3,7 @@
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +79,11 @@ class S3Partial:
         finally:
             scratch.unlink(missing_ok=True)
 
-    def append(self, data: bytes | bytearray, offset: int) -> None:
-        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and StoreUnavailable."""
+    def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
+        """Write the parts as one object at the end, which must be `offset`.
+
+        Raises OffsetMismatch, writing nothing, and StoreUnavailable.
+        """
         objects = self._objects()
         size = _end(_run(objects))
         if size != offset:
@@ -88,8 +91,14 @@ class S3Partial:
             raise OffsetMismatch(f"{there}: continue at byte {size}, not at {offset}")
         if len(objects) >= _MAX_OBJECTS:
             raise ArtifactError(f"it came in more than {_MAX_OBJECTS} requests: send it again, more of it in each")
-        if data:
-            self._bucket.put(key_of(self._name, offset, len(data)), bytes(data))
+        if data := b"".join(parts):
+            self._bucket.put(key_of(self._name, offset, len(data)), data)
+
+    def sync(self) -> None:
+        """Do nothing: what has arrived is in the object store."""
+
+    def open(self) -> None:
+        """Return None, because what has arrived is in several objects, and longer ones may replace some of them."""
 
     def locked(self) -> AbstractContextManager[bool]:
         """Hold it against other holders; False: somebody holds it."""

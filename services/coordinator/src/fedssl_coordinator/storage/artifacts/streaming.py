@@ -30,6 +30,9 @@ from fedssl_coordinator.storage.artifacts.memory import MemoryResponse, RecentAr
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
 
 CHUNK = 1 << 20
+SYNC_BYTES = 16 << 20
+"""How many bytes of an upload arrive before those that are written so far are synced, while more of them arrive."""
+
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}},
     206: {"content": {"application/octet-stream": {}}, "description": "The range that was requested."},
@@ -41,6 +44,9 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
 
 DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {status: DOWNLOAD[status] for status in (200, 304)}
 
+Parts = list[bytes | bytearray]
+
+_LARGE_CHUNK = 1 << 14
 _LINK_SECONDS = 900
 _recent = RecentArtifacts()
 _CHECKED_SECONDS = 60.0
@@ -72,8 +78,9 @@ async def receive(permit: UploadPermit, digest: str, content_length: int | None,
     return content_length
 
 
-def _store(whole: bytes, digest: str, header: Header) -> None:
+def _store(parts: Parts, digest: str, header: Header) -> None:
     """Check an upload that is in memory, and store it. Raises ArtifactError."""
+    whole = b"".join(parts)
     with store().writer() as writer:
         writer.write(whole)
         writer.verify(digest)  # first, as in `_finish`
@@ -81,9 +88,28 @@ def _store(whole: bytes, digest: str, header: Header) -> None:
         writer.commit(digest)
 
 
-def _finish(writer: Writer, rest: bytes, digest: str, header: Header) -> None:
+def add_chunk(parts: Parts, chunk: bytes) -> None:
+    """Add the next bytes of a body to those that are to be written together.
+
+    Large chunks are not joined: copying them into new memory takes longer than to write them one by one. Small ones
+    are, so that a sender of single bytes does not cause as many objects and writes.
+    """
+    if len(chunk) >= _LARGE_CHUNK or not parts:
+        parts.append(chunk)
+    elif isinstance(last := parts[-1], bytearray):
+        last += chunk
+    else:
+        parts.append(bytearray(chunk))
+
+
+def _write(writer: Writer, parts: Parts) -> None:
+    for part in parts:
+        writer.write(part)
+
+
+def _finish(writer: Writer, rest: Parts, digest: str, header: Header) -> None:
     """Write the last bytes of an upload, check all of it, and store it. Raises ArtifactError."""
-    writer.write(rest)
+    _write(writer, rest)
     writer.verify(digest)  # first: damaged bytes would give misleading errors about the tensors
     writer.flush()
     check_finite(writer.path, header)
@@ -111,27 +137,34 @@ def refusals(permit: UploadPermit) -> Iterator[None]:
 
 async def _receive_into(
     writer: Writer | None, permit: UploadPermit, content_length: int, body: AsyncIterator[bytes]
-) -> tuple[Header, bytes]:
+) -> tuple[Header, Parts]:
     """Return the header, and the last bytes, which are not written yet: all of them without a writer."""
-    parts: list[bytes] = []  # in place of a buffer: large ones are expensive to grow and to copy
+    beginning = bytearray()
+    parts: Parts = [beginning]
     header: Header | None = None
-    received = written = 0
-    async with behind() as write:
+    received = written = synced = 0
+    async with behind() as write, behind() as sync:
         async for chunk in body:
             received += len(chunk)
             if received > content_length:
                 raise ArtifactTooLarge("more bytes arrived than Content-Length announced")
-            parts.append(chunk)
-            header = header or checked_header(b"".join(parts), permit, content_length)
+            if header is None:
+                beginning += chunk
+                header = checked_header(beginning, permit, content_length)
+            else:
+                add_chunk(parts, chunk)
             if writer is not None and header is not None and received - written >= CHUNK:
-                await write(writer.write, b"".join(parts))
+                await write(_write, writer, parts)
                 written = received
-                parts.clear()
+                parts = []
+                if written - synced >= SYNC_BYTES:
+                    await sync(writer.sync)
+                    synced = written
     if header is None:
         raise ArtifactError("the upload ended within its safetensors header")
     if received != content_length:
         raise ArtifactError(f"{received} bytes arrived, but {content_length} were announced: send the artifact again")
-    return header, b"".join(parts)
+    return header, parts
 
 
 @asynccontextmanager

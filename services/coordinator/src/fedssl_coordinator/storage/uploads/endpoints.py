@@ -16,7 +16,6 @@ from starlette.concurrency import run_in_threadpool
 from fedssl.protocol.base import Digest
 from fedssl.protocol.views import UploadPart, UploadParts
 from fedssl_coordinator.core.db import transaction
-from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.problems import ProblemError
@@ -116,8 +115,6 @@ async def continue_upload(
         raise ProblemError("media-type", f"send the bytes as Content-Type: {_PART}")
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
     offset = await receive_part(upload, permit, upload_offset, request.stream())
-    UPLOAD_BYTES.inc(offset - upload_offset)
-    await settle(upload, permit, offset)
     return await _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(offset)})
 
 

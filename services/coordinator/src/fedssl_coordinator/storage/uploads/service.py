@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -134,20 +135,26 @@ def is_complete(session: Session, upload_id: UUID) -> bool:
     return upload is not None and upload.is_complete
 
 
-def check_file(path: Path, digest: str, permit: UploadPermit) -> None:
+def check_file(path: Path, digest: str, permit: UploadPermit, arrived: HashedFile | None = None) -> None:
     """Raise ArtifactError unless the file has this digest, is whole, matches the permit, and all of its numbers are
-    finite. It is read once."""
+    finite. It is hashed again unless `arrived` is the same file, hashed while it arrived."""
+    if arrived is not None and not arrived.is_at(path):
+        arrived = None
     with path.open("rb") as opened:
-        file = HashedFile(opened)
+        file = arrived or HashedFile(opened)
         try:
-            header = permit.checked(read_header(file, permit.max_header_bytes).text)
-            if header.total_bytes != (size := path.stat().st_size):
-                raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {size} arrived")
-            check_finite_in(file, header)
+            _check_content(opened if file is arrived else file, path.stat().st_size, permit)
         except ArtifactError:
             file.require(digest)  # damaged bytes would give misleading errors about the tensors
             raise
         file.require(digest)
+
+
+def _check_content(file: BinaryIO | HashedFile, size: int, permit: UploadPermit) -> None:
+    header = permit.checked(read_header(file, permit.max_header_bytes).text)
+    if header.total_bytes != size:
+        raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {size} arrived")
+    check_finite_in(file, header)
 
 
 def busy(detail: str) -> ProblemError:
