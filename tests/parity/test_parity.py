@@ -231,7 +231,10 @@ def test_multi_krum(servers: Servers, tmp_path: Path) -> None:
     simulated = simulate(spec, shards)
     mean = simulate(spec.model_copy(update={"method": method_spec("fedsimclr").method}), shards)
     assert any(not torch.equal(simulated.model[name], mean.model[name]) for name in mean.model)
-    with servers.database() as database, federation(database, servers.redis_url, tmp_path / "run", shards) as running:
+    with (
+        servers.database() as database,
+        federation(database, servers.second_redis_url, tmp_path / "run", shards) as running,  # next to three_workers
+    ):
         run = running.client.create_run(spec)
         for name in shards:
             running.start(name)

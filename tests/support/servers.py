@@ -50,6 +50,11 @@ class Servers:
         return self._valkey.url
 
     @property
+    def second_redis_url(self) -> str:
+        """Queues of their own, for a federation next to another: aggregators would take each other's tasks."""
+        return f"{self._valkey.url.removesuffix('/0')}/1"
+
+    @property
     def pids(self) -> dict[str, int]:
         """The two servers' processes, while they run."""
         pids = {"postgres": self._postgres.pid, "valkey": self._valkey.pid}
