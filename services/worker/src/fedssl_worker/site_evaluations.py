@@ -19,7 +19,7 @@ from fedssl.client import (
     WorkerClient,
 )
 from fedssl.data import ImageData
-from fedssl.engine.devices import free_after, is_out_of_memory
+from fedssl.engine.devices import memory_errors_as
 from fedssl.errors import DataError, FedSSLError
 from fedssl.evaluation.site import Indices, SiteEvaluation, evaluate_at_site, evaluate_head
 from fedssl.evaluation.site_heads import run_heads
@@ -123,20 +123,14 @@ class SiteEvaluations:
             return ImageData(images[torch.from_numpy(positions).to(images.device)].cpu().numpy())
 
         weights, spec = self._executor.weights_of(item), item.spec
-        try:
+        remedy = "lower evaluation.max_train and evaluation.max_test"
+        with memory_errors_as(DataError(f"out of memory on {self._device.type}: {remedy}")):
             encoder = encoder_of(weights, spec.model.encoder, spec.data).to(self._device)
             site = (encoder, take, labels, spec, item.client_id)
             if item.head is not None:
                 return SiteEvaluation(evaluate_head(*site, item.head, min_count=fewest, device=self._device))
             heads = run_heads(config.sites, weights, self._executor.state_of(item))
             return evaluate_at_site(*site, heads=heads, min_count=fewest, device=self._device)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            free_after(error)
-            raise DataError(
-                f"out of memory on {self._device.type}: lower evaluation.max_train and evaluation.max_test"
-            ) from error
 
     def _refuse_item(self, item: SiteEvaluationItem, reason: str) -> None:
         self._refuse(item.evaluation_id, item.round_number, reason)

@@ -2,11 +2,11 @@
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from fedssl.errors import DeviceError
+from fedssl.errors import DeviceError, FedSSLError
 
 
 def find_device(wanted: str) -> torch.device | None:
@@ -38,22 +38,29 @@ def devices_of(wanted: str, num_processes: int) -> list[str]:
     return [f"cuda:{number % torch.cuda.device_count()}" for number in range(num_processes)]
 
 
-@contextmanager
-def memory_errors_explained(device: str, batch_size: int) -> Iterator[None]:
-    """Raise DeviceError, with what to change, if the device's memory is exhausted inside the block.
+def memory_errors_explained(device: str, batch_size: int) -> AbstractContextManager[None]:
+    """Raise DeviceError, with what to change, if the device's memory is exhausted inside the block."""
+    return memory_errors_as(
+        DeviceError(
+            f"out of memory on {device} with batch size {batch_size}: lower training.batch_size, or use a smaller "
+            "encoder"
+        )
+    )
 
-    What the block held is then free again, on the device too.
+
+@contextmanager
+def memory_errors_as(explained: FedSSLError) -> Iterator[None]:
+    """Raise `explained` if the memory of the device, or of the machine, is exhausted inside the block.
+
+    What the calls in the block held is then free again, on the device too.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        free_after(error)
-        raise DeviceError(
-            f"out of memory on {device} with batch size {batch_size}: lower training.batch_size, or use a smaller "
-            "encoder"
-        ) from error
+        _free_after(error)
+        raise explained from error
 
 
 _OUT_OF_MEMORY = (
@@ -70,7 +77,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-def free_after(error: BaseException) -> None:
+def _free_after(error: BaseException) -> None:
     """Release what the calls that an error ended still hold, and return the GPU memory that torch caches.
 
     An error keeps the frames of these calls alive, and so every tensor in them, for as long as it is handled.

@@ -103,7 +103,7 @@ def engine() -> Engine:
 
 
 def _settle(connection: psycopg.Connection | None, entry: ConnectionPoolEntry) -> None:
-    """Note when a connection was used, and end its use without transactions. None was lost."""
+    """Note when a connection was used, and end its use without transactions. A lost connection is None."""
     entry.info[_USED_AT] = time.monotonic()
     if connection is not None and connection.autocommit:
         connection.autocommit = False
