@@ -1,23 +1,29 @@
 """The floor of a round: broadcast, upload and mean by plain HTTP, without accounts, checks, a database or a disk.
 
-    python tests/bench/http_floor.py --clients 10 --megabytes 45 --rounds 6
+    python tests/bench/http_floor.py --clients 10 --megabytes 45 --rounds 6 [--kept]
 
 A server in a process of its own sends the weights from memory, reads each update into memory and adds it to a sum in
 float64. The clients are threads of this process and train nothing. Prints one JSON object: seconds per round, and the
 server's peak memory and processor time without the first round. The weights are checked at the end. Needs only numpy.
+
+With `--kept` nothing that was accepted can be lost or changed: both ends compare the SHA-256 of what they receive with
+that of what was sent, and the server answers an update when its file is synced.
 """
 
 import argparse
+import hashlib
 import http.client
 import http.server
 import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 
@@ -28,13 +34,15 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, num_clients: int, num_floats: int) -> None:
+    def __init__(self, num_clients: int, num_floats: int, folder: Path | None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
         self.num_clients = num_clients
         self.weights = np.zeros(num_floats, dtype=np.float32)
         self.sum = np.zeros(num_floats, dtype=np.float64)
         self.num_added = 0
         self.lock = threading.Lock()
+        self.digest = _digest(self.weights) if folder is not None else ""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -42,7 +50,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self._answer(memoryview(self.server.weights).cast("B"))
+        self._answer(memoryview(self.server.weights).cast("B"), self.server.digest)
 
     def do_PUT(self) -> None:
         update = bytearray(int(self.headers["Content-Length"]))
@@ -50,17 +58,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         while size < len(update):
             size += self.rfile.readinto(view[size:])  # type: ignore[attr-defined]
         server = self.server
+        if server.folder is not None:
+            _keep(update, self.headers["Digest"], server.folder)
         with server.lock:
             server.sum += np.frombuffer(update, dtype=np.float32)
             server.num_added += 1
             if server.num_added == server.num_clients:
                 server.weights = (server.sum / server.num_clients).astype(np.float32)
+                server.digest = _digest(server.weights) if server.folder is not None else ""
                 server.sum[:] = 0
                 server.num_added = 0
         self._answer(b"")
 
-    def _answer(self, body: bytes | memoryview) -> None:
+    def _answer(self, body: bytes | memoryview, digest: str = "") -> None:
         self.send_response(200)
+        self.send_header("Digest", digest)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -69,8 +81,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def _serve(num_clients: int, num_floats: int, line: Connection) -> None:
-    server = _Server(num_clients, num_floats)
+def _digest(content: np.ndarray | bytes | bytearray) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _keep(update: bytearray, digest: str, folder: Path) -> None:
+    """Compare an update with its digest, and write it to a file of this name that is synced, and so is its folder."""
+    assert _digest(update) == digest, "the update's bytes are those of its digest"
+    with (folder / digest).open("wb") as file:
+        file.write(update)
+        file.flush()
+        os.fsync(file.fileno())
+    opened = os.open(folder, os.O_RDONLY)
+    os.fsync(opened)
+    os.close(opened)
+
+
+def _serve(num_clients: int, num_floats: int, folder: Path | None, line: Connection) -> None:
+    server = _Server(num_clients, num_floats, folder)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     line.send(server.server_address[1])
     while line.recv() == "time":
@@ -88,9 +116,11 @@ def _cpu_seconds(line: Connection) -> float:
 
 def _take_part(connection: http.client.HTTPConnection, step: int) -> None:
     connection.request("GET", "/")
-    weights = np.frombuffer(connection.getresponse().read(), dtype=np.float32)
-    update = weights + np.float32(step)
-    connection.request("PUT", "/", memoryview(update).cast("B"))
+    answer = connection.getresponse()
+    received, digest = answer.read(), answer.headers["Digest"]  # without `--kept` there is none
+    assert not digest or _digest(received) == digest, "the weights are those of their digest"
+    update = np.frombuffer(received, dtype=np.float32) + np.float32(step)
+    connection.request("PUT", "/", memoryview(update).cast("B"), {"Digest": _digest(update) if digest else ""})
     connection.getresponse().read()
 
 
@@ -99,11 +129,17 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--megabytes", type=float, default=45)
     parser.add_argument("--rounds", type=int, default=6, help="the first is not counted")
+    parser.add_argument("--kept", action="store_true", help="with digests at both ends, and files that are synced")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(options, Path(folder) if options.kept else None)
+
+
+def _measure(options: argparse.Namespace, folder: Path | None) -> int:
     num_floats = int(options.megabytes * 1e6 / 4)
     line, other = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    server = context.Process(target=_serve, args=(options.clients, num_floats, other))
+    server = context.Process(target=_serve, args=(options.clients, num_floats, folder, other))
     server.start()
     port = line.recv()
     connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(options.clients)]
@@ -114,6 +150,8 @@ def main() -> int:
             list(pool.map(_take_part, connections, range(1, options.clients + 1)))
             seconds.append(round(time.perf_counter() - began, 4))
             cpu_seconds.append(_cpu_seconds(line))
+            for path in folder.iterdir() if folder is not None else ():
+                path.unlink()
     connections[0].request("GET", "/")
     final = np.frombuffer(connections[0].getresponse().read(), dtype=np.float32)
     expected = options.rounds * (options.clients + 1) / 2

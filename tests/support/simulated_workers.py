@@ -85,6 +85,8 @@ class Line:
     async def _exchange(
         self, method: str, path: str, parts: tuple[bytes, ...], headers: dict[str, str], *, is_kept: bool
     ) -> Answer:
+        if self._socket is not None and _is_closed(self._socket):
+            self.close()  # the coordinator ends a connection that is idle for longer than a worker's pauses in a round
         if self._socket is None:
             self._socket = await asyncio.wait_for(self._connected(), _CONNECT_SECONDS)
         loop, line = asyncio.get_running_loop(), self._socket
@@ -126,6 +128,16 @@ class Line:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _is_closed(line: socket.socket) -> bool:
+    """Return whether the other side has closed the connection. A real worker's HTTP client asks this as well."""
+    try:
+        return not line.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _unless_closed(received: T) -> T:

@@ -10,6 +10,8 @@ of the floor of the same turns. A turn that fails or takes longer than `--limit-
 Memory is the largest sum over the server's processes, sampled five times per second, without Postgres. Processor time
 is that of the server's processes, with Postgres, per update and without the start and the first round.
 
+- `floor-kept`: the floor with what a coordinator has to promise. Both ends hash what they receive, and the server
+  answers when an update's file is synced.
 - Flower: SuperLink, one SuperNode per client, both without TLS, and `flwr run`; ArrayRecords of NumPy arrays.
 - NVFlare: the FedAvg recipe for NumPy in POC mode, one process per site; `nvflare-torch`: the recipe for PyTorch, which
   exchanges PyTorch tensors, and whose server keeps the updates that arrive in files.
@@ -140,9 +142,9 @@ def _median_cpu(turns: list[Turn]) -> float:
     return statistics.median(turn.cpu_seconds for turn in turns)
 
 
-def _floor(case: Case, folder: Path) -> Turn:
+def _floor(case: Case, folder: Path, *options: str) -> Turn:
     floor = [sys.executable, str(_BENCH / "http_floor.py"), "--clients", str(case.num_clients),
-               "--megabytes", str(case.megabytes), "--rounds", str(case.num_rounds + 1)]  # fmt: skip
+               "--megabytes", str(case.megabytes), "--rounds", str(case.num_rounds + 1), *options]  # fmt: skip
     text = subprocess.run(floor, check=True, stdout=subprocess.PIPE, timeout=case.limit_seconds).stdout
     report = json.loads(text)
     cpu_seconds = report["server_cpu_seconds"] / case.num_rounds / case.num_clients
@@ -198,6 +200,7 @@ def _nvflare(case: Case, folder: Path, recipe: str = "numpy") -> Turn:
 
 SYSTEMS: dict[str, Callable[[Case, Path], Turn]] = {
     "floor": _floor,
+    "floor-kept": lambda case, folder: _floor(case, folder, "--kept"),
     "fedssl": _fedssl,
     "flower": _flower,
     "nvflare": _nvflare,
