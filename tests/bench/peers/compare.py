@@ -10,8 +10,8 @@ of the floor of the same turns. A turn that fails or takes longer than `--limit-
 Memory is the largest sum over the server's processes, sampled five times per second, without Postgres. Processor time
 is that of the server's processes, with Postgres, per update and without the start and the first round.
 
-- `floor-kept`: the floor with what a coordinator has to promise. Both ends hash what they receive, and the server
-  answers when an update's file is synced.
+- `floor-kept`: the floor with what a coordinator has to promise: the server hashes each update, and answers when its
+  file is synced.
 - Flower: SuperLink, one SuperNode per client, both without TLS, and `flwr run`; ArrayRecords of NumPy arrays.
 - NVFlare: the FedAvg recipe for NumPy in POC mode, one process per site; `nvflare-torch`: the recipe for PyTorch, which
   exchanges PyTorch tensors, and whose server keeps the updates that arrive in files.
