@@ -94,14 +94,15 @@ def settle_memory() -> None:
     """Have the process search for garbage less often, and keep the memory of bodies for the next ones.
 
     Requests leave hardly any garbage that needs a search. Memory that is returned to the system and taken again costs a
-    page fault per 4 KiB, which for an update takes longer than its SHA-256 (docs/contributing/log.md).
+    page fault per 4 KiB (docs/contributing/log.md).
     """
     gc.collect()
     gc.freeze()  # what was imported stays, and is not searched again and again
     gc.set_threshold(_NEW_OBJECTS, 20, 20)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries than glibc have none
-    for parameter, num_bytes in _KEPT_BYTES.items() if mallopt is not None else ():
-        mallopt(parameter, num_bytes)
+    c_library = ctypes.CDLL(None)
+    if hasattr(c_library, "mallopt"):  # only glibc has it
+        for parameter, num_bytes in _KEPT_BYTES.items():
+            c_library.mallopt(parameter, num_bytes)
 
 
 def server_config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
