@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.load_simulated_workers import MODELS, add_clients, load_spec
-from fedssl_coordinator.http.server import settle_garbage_collector
+from fedssl_coordinator.http.server import settle_memory
 from support.census import children
 from support.coordinator import Coordinator
 from support.servers import Servers, unwind_when_terminated
@@ -76,7 +76,7 @@ def _measure(coordinator: Coordinator, tables: Tables, servers: Servers, options
         assert workers.stdin is not None
         _tell(workers, json.dumps(tokens))
         run_id = coordinator.client.create_run(spec).id
-        settle_garbage_collector()  # as an API process does
+        settle_memory()  # as an API process does
         for number in range(options.rounds + _FIRST_ROUNDS):
             coordinator.advance(run_id)
             before, began = _cpu(servers), time.monotonic()

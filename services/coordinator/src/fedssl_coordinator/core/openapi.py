@@ -12,6 +12,9 @@ _SCHEMA = {"schema": {"$ref": "#/components/schemas/Problem"}}
 _ANY = "Any other error, such as a method that the path does not have (405) or a failure of the coordinator (500)"
 _UNCOUNTED = ("/healthz", "/readyz")  # by the rate limits
 
+DEFAULT_RESPONSES: dict[int | str, dict[str, Any]] = {"default": {"description": "Problem details (RFC 9457)"}}
+"""The `responses` of the application, and of routers that it does not include."""
+
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what a route's `responses` declare for the errors of its own.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -21,6 +22,25 @@ from fedssl_coordinator.http.connections import GRACE_SECONDS, Connections
 _KNOWN_BY = (IS_KNOWN, "valid_token", "valid_session")
 _LAST_SECONDS = 0.05
 _NO_PLACE = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class _PatientFlow(FlowControl):
+    """Waits for a caller that does not read for `stall_seconds`, and then closes the connection.
+
+    The deadline begins only where a message has to wait: a deadline per message costs more than sending it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._connection = transport
+
+    async def drain(self) -> None:
+        try:
+            async with asyncio.timeout(settings().stall_seconds):
+                await super().drain()
+        except TimeoutError:
+            self._connection.abort()
+            await super().drain()  # until uvicorn knows that the connection is lost
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -173,6 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _make(self, transport: asyncio.Transport) -> None:
         self._is_made = True
         super().connection_made(transport)
+        self.flow = _PatientFlow(transport)
 
     async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         """Carry out the TLS handshake. The timer of the first head runs already."""

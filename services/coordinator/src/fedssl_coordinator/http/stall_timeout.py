@@ -1,4 +1,4 @@
-"""Deadlines by progress: a transfer may take hours, but one that stalls is cut off, in both directions."""
+"""A deadline by progress: a body may take hours, but one that stalls is cut off. `protocol` has one for responses."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from fedssl_coordinator.core.settings import settings
 
 
 class StallTimeout:
-    """Responds 408 to a body that stalls, and closes the connection if the caller does not read the response."""
+    """Responds 408 to a body that stalls."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -18,13 +18,10 @@ class StallTimeout:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        response = _Response(send, settings().stall_seconds)
         try:
-            await self._app(scope, _Body(receive, settings().stall_seconds, settings().stall_bytes), response)
-        except _NotRead:
-            pass  # the server closes a connection whose response is incomplete
+            await self._app(scope, _Body(receive, settings().stall_seconds, settings().stall_bytes), send)
         except _TooSlow as problem:
-            await problem_response(problem)(scope, receive, response)
+            await problem_response(problem)(scope, receive, send)
 
 
 class _TooSlow(ProblemError):
@@ -36,10 +33,6 @@ class _TooSlow(ProblemError):
             "large artifact can be resumed if it is sent to /v1/uploads"
         )
         super().__init__("too-slow", detail, headers={"Connection": "close"})
-
-
-class _NotRead(Exception):
-    """The caller does not read the response."""
 
 
 class _Body:
@@ -70,18 +63,3 @@ class _Body:
         elif not self._is_whole and self._left <= 0:
             raise _TooSlow(self._num_bytes, self._seconds)
         return message
-
-
-class _Response:
-    """Sends a response with a deadline per message."""
-
-    def __init__(self, send: Send, seconds: float) -> None:
-        self._send = send
-        self._seconds = seconds
-
-    async def __call__(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._send(message)
-        except TimeoutError:
-            raise _NotRead from None

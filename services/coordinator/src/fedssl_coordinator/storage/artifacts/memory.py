@@ -16,7 +16,7 @@ from fedssl_coordinator.core.store import store
 LARGEST_BYTES = 8 << 20  # of one artifact: larger ones are read from their files, a mebibyte at a time
 MOST_BYTES = 32 << 20  # of all together
 _WAIT_SECONDS = 1.0  # while another thread reads: a file of this size takes some milliseconds
-_MESSAGE_BYTES = 1 << 20  # per message, which has a deadline (`http.stall_timeout`)
+_MESSAGE_BYTES = 1 << 20  # per message, which has a deadline (`http.protocol`)
 
 
 class RecentArtifacts:
