@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,8 +156,7 @@ class _FloatMean:
 
     def __init__(self, like: Tensor) -> None:
         self.like = torch.empty_like(like, device="meta")
-        # NumPy's memory is in huge pages where the kernel permits that: new memory of torch costs three times as much.
-        self._mean = torch.from_numpy(np.zeros(like.shape)).to(like.device)
+        self._mean = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
         self._weight = 0.0
 
     def add(self, tensor: Tensor, weight: float, factor: float = 1.0) -> None:

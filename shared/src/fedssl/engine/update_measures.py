@@ -27,7 +27,7 @@ _DIFFERENCES: Mapping[Kind, str] = {"weights": UPDATE_NORM, "centers": CENTER_NO
 _FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "dictionary")
 _OTHER = "other"
 _ROWS = 4096
-_NUM_THREADS, _MOST_TOGETHER = 2, 8  # updates that are measured at a time in each thread
+_NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,19 +175,22 @@ def _distances(
 ) -> list[tuple[float, float]]:
     """Return, of each update, the norm of its difference to the broadcast, and its scalar product with the step (0
     without one)."""
+    size = min(CHUNK, max((broadcast[name].numel() for name in names), default=0))
+    # Written over by each piece: of buffers that come and go, the allocator keeps 30 MB and more for each thread.
+    origins, steps, differences = (torch.empty(size, dtype=torch.float64) for _ in range(3))
     squares: list[list[float]] = [[] for _ in updates]
     products: list[list[float]] = [[] for _ in updates]
     for name in names:
         after = [] if step is None else [step.after[name]]
         each_update = zip(*(_pieces(tensors, name) for tensors in updates), strict=True)
         for (old, *new), pieces in zip(chunks(broadcast[name], *after), each_update, strict=True):
-            origin = old.double()
-            # Copies, which change in place: a further buffer per piece costs a third more.
-            steps = [each.to(torch.float64, copy=True).sub_(origin) for each in new]
+            count = len(old)
+            origin = origins[:count].copy_(old)
+            along = [steps[:count].copy_(each).sub_(origin) for each in new]
             for index, piece in enumerate(pieces):
-                difference = piece.to(torch.float64, copy=True).sub_(origin)
+                difference = differences[:count].copy_(piece.view(count)).sub_(origin)
                 squares[index].append(float(torch.dot(difference, difference)))
-                products[index].extend(float(torch.dot(difference, each)) for each in steps)
+                products[index].extend(float(torch.dot(difference, each)) for each in along)
     return [(_root(own), sum(along)) for own, along in zip(squares, products, strict=True)]
 
 

@@ -183,7 +183,7 @@ def test_an_update_is_hashed_again_only_if_its_file_was_written_to(
         assert again is None
     with pytest.raises(updates.UpdateLost, match="was damaged"):
         first()
-    path.unlink(missing_ok=True)
+    path.unlink()
     with pytest.raises(updates.UpdateLost, match="is missing"), first.reopen():
         pass
 
