@@ -102,7 +102,7 @@ class FileTensors(Mapping[str, torch.Tensor]):
         return self._read(entry, entry.start, entry.stop).view(entry.shape)
 
     def pieces(self, name: str, size: int) -> Iterator[torch.Tensor]:
-        """Yield a flattened tensor in pieces of so many numbers. Each is read when its turn comes."""
+        """Yield a flattened tensor in pieces of `size` numbers. Each is read when its turn comes."""
         entry = self._entries[name]
         step = size * ITEM_SIZES[entry.dtype]
         for start in range(entry.start, max(entry.stop, entry.start + 1), step):  # an empty tensor is one empty piece
