@@ -123,7 +123,7 @@ def measure_together(
 ) -> list[Metrics]:
     """Return `measure` of each update. They share the work on the broadcast and the step, which is half of it.
 
-    Of `FileTensors`, one piece at a time is in memory.
+    One piece of each `FileTensors` is in memory at a time.
     """
     if not updates:
         return []
