@@ -1,6 +1,7 @@
 """Files that are compared with their digest while they are read."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.checked import CHUNK, checked_file, read_checked
-from fedssl.artifacts.tensors import read_tensors, reread_tensors, save_tensors, serialised
+from fedssl.artifacts.tensors import FileTensors, read_tensors, save_tensors, serialised
 from fedssl.errors import ArtifactDamaged, ArtifactError
 
 TENSORS = {
@@ -31,12 +32,28 @@ def test_the_tensors_are_those_that_were_written(tmp_path: Path) -> None:
     path, digest = _file(tmp_path)
     found = read_tensors(path, digest)
     assert list(found) == sorted(TENSORS)
-    again = reread_tensors(path, digest)
-    assert list(again) == list(found)
     for name, tensor in TENSORS.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(found[name], tensor)
-        assert torch.equal(again[name], tensor)
+
+
+def test_tensors_of_an_open_file_are_read_one_by_one_or_in_pieces(tmp_path: Path) -> None:
+    path, _ = _file(tmp_path)
+    with path.open("rb", buffering=0) as file:
+        found = FileTensors(file)
+        assert list(found) == sorted(TENSORS)
+        for name, tensor in TENSORS.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor)
+            pieces = list(found.pieces(name, 5))
+            assert [len(piece) for piece in pieces] == [len(part) for part in torch.split(tensor.reshape(-1), 5)]
+            assert torch.equal(torch.cat(pieces), tensor.reshape(-1))
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(ArtifactError, match="the file ends within tensor odd"):
+            found["odd"]
+        file.seek(0)
+        with pytest.raises(ArtifactError, match="bytes, but its header describes"):
+            FileTensors(file)
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:

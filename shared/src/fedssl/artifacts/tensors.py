@@ -3,8 +3,10 @@
 Tensors are put in name order and made contiguous before they are written, so that equal tensors give equal bytes.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -13,15 +15,18 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from fedssl.artifacts.checked import read_checked
-from fedssl.artifacts.dtypes import INFO
+from fedssl.artifacts.dtypes import INFO, ITEM_SIZES
 from fedssl.artifacts.header import (
     LENGTH_BYTES,
+    Header,
+    TensorEntry,
     check_header,
     header_bytes,
     header_length,
     in_file_order,
     parse_header,
     read_header,
+    shown_name,
 )
 from fedssl.errors import ArtifactError, PlanMismatch
 from fedssl.protocol.plan import DType, TensorSpec
@@ -78,16 +83,57 @@ def read_tensors(path: Path, digest: str) -> Tensors:
     return _tensors_in(read_checked(path, digest), digest)
 
 
-def reread_tensors(path: Path, digest: str) -> Tensors:
-    """Return the same as `read_tensors`, without comparing the bytes with the digest."""
-    return _tensors_in(np.fromfile(path, np.uint8), digest)
+class FileTensors(Mapping[str, torch.Tensor]):
+    """The tensors of an open file, in name order, each read when it is asked for, into memory of its own.
+
+    Their bytes are not compared with a digest: it is for files that this process has compared before. Raises
+    ArtifactError if the file does not have the size that its header describes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file.fileno()
+        header = read_header(file)
+        _check_size(header, os.fstat(self._file).st_size, file.name)
+        self._start = header.data_start
+        self._entries = {entry.name: entry for entry in sorted(header.entries, key=lambda entry: entry.name)}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        return self._read(entry, entry.start, entry.stop).view(entry.shape)
+
+    def pieces(self, name: str, size: int) -> Iterator[torch.Tensor]:
+        """Yield a flattened tensor in pieces of `size` numbers. Each is read when its turn comes."""
+        entry = self._entries[name]
+        step = size * ITEM_SIZES[entry.dtype]
+        for start in range(entry.start, max(entry.stop, entry.start + 1), step):  # an empty tensor is one empty piece
+            yield self._read(entry, start, min(start + step, entry.stop))
+
+    def _read(self, entry: TensorEntry, start: int, stop: int) -> torch.Tensor:
+        found = torch.empty((stop - start) // ITEM_SIZES[entry.dtype], dtype=_TORCH_DTYPES[entry.dtype])
+        left, position = found.view(torch.uint8).numpy().data, self._start + start
+        while left:
+            count = os.preadv(self._file, [left], position)
+            if not count:
+                raise ArtifactError(f"the file ends within tensor {shown_name(entry.name)}: it was cut off meanwhile")
+            left, position = left[count:], position + count
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _check_size(header: Header, size: int, what: str) -> None:
+    if header.total_bytes != size:
+        raise ArtifactError(f"{what} has {size} bytes, but its header describes {header.total_bytes}")
 
 
 def _tensors_in(whole: NDArray[np.uint8], digest: str) -> Tensors:
     start = LENGTH_BYTES + header_length(whole[:LENGTH_BYTES].tobytes(), len(whole))
     header = parse_header(whole[LENGTH_BYTES:start].tobytes())
-    if header.total_bytes != len(whole):
-        raise ArtifactError(f"artifact {digest} has {len(whole)} bytes, but its header describes {header.total_bytes}")
+    _check_size(header, len(whole), f"artifact {digest}")
     entries = sorted(header.entries, key=lambda entry: entry.name)
     return {
         entry.name: torch.from_numpy(whole[start + entry.start : start + entry.stop])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from fedssl.engine.encoder_average import averaged_encoder, first_average, next_
 from fedssl.engine.narrow_words import TotalledMeans
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
 from fedssl.engine.server_optimizer import first_optimizer_state, server_step
-from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_unusable
+from fedssl.engine.update_measures import Layout, Step, measure_all, recorded, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
@@ -179,8 +180,7 @@ def _aggregated(
     layout, shares = Layout.of(bound.restored_plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
-    for update in updates:
-        found = measure((update.load_again or update.load)(), before, layout, step)
+    for update, found in zip(updates, measure_all(updates, before, layout, step), strict=True):
         if update.client_id not in norms.rejected and (why := why_unusable(found)) is not None:
             update.load()  # raises if the numbers are not those that the client has sent
             raise MethodError(f"the update of {update.client_id} cannot be used: {why}")
@@ -197,7 +197,7 @@ def restored(bound: BoundMethod, update: Update, received: Tensors) -> Update:
     def load() -> Mapping[str, torch.Tensor]:
         return restored_update(update.load(), received, bound.rounded)
 
-    return dataclasses.replace(update, load=load, load_again=None)
+    return dataclasses.replace(update, load=load, reopen=None)
 
 
 def _refusal(bound: BoundMethod, state: ServerState, ctx: Context, update: Update) -> str | None:
@@ -222,7 +222,7 @@ def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Me
     broadcast, frozen = bound.server.broadcast(state, ctx), bound.server.frozen(state, ctx)
     check_tensors(broadcast, bound.plan.broadcast, "broadcast")
     for name, tensor in {**state, **kept, **broadcast}.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise MethodError(
                 f"the aggregation's result is not finite ({name}), and nothing of it is published: no single update is "
                 "the cause, so lower training.optimizer.learning_rate, or the step of the reducer or of "
@@ -231,6 +231,13 @@ def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Me
     broadcast, others = in_name_order(broadcast), {**frozen, **averaged_encoder(kept)}
     model = in_name_order({**broadcast, **others}) if others else broadcast
     return ServerResult(in_name_order({**state, **kept}), broadcast, metrics, frozen, model)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.numel():
+        return True
+    least, most = torch.aminmax(tensor)  # one pass; both are NaN if one number is
+    return math.isfinite(least) and math.isfinite(most)
 
 
 def split_state(state: ServerState) -> tuple[Tensors, Tensors]:

@@ -1,19 +1,21 @@
 """Measures each update of a round: how far it lies from the broadcast, and whether it points where the round moved.
 
 Everything is summed in float64, in name order and tensor by tensor, so the numbers are the same wherever they are
-computed, and an update of any size is read in constant memory.
+computed, and whichever updates are measured together. An update of any size is read in constant memory.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
-from fedssl.aggregation.mean import chunks
+from fedssl.aggregation.mean import CHUNK, chunks
 from fedssl.artifacts.dtypes import FLOATS
-from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Metrics
+from fedssl.artifacts.tensors import FileTensors, Tensors
+from fedssl.methods.api import Metrics, Update
 from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, COSINE, FEATURE_NORM, MEASURES, UPDATE_NORM
 from fedssl.protocol.plan import ArtifactPlan, Kind
 
@@ -25,6 +27,7 @@ _DIFFERENCES: Mapping[Kind, str] = {"weights": UPDATE_NORM, "centers": CENTER_NO
 _FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "dictionary")
 _OTHER = "other"
 _ROWS = 4096
+_NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,34 @@ class Step:
     @classmethod
     def between(cls, before: Tensors, after: Tensors, layout: Layout) -> "Step":
         """Return the step from one broadcast to the next."""
-        return cls(after, _distance(after, before, layout.weights, None)[0])
+        return cls(after, _distances([after], before, layout.weights, None)[0][0])
+
+
+def measure_all(updates: Sequence[Update], broadcast: Tensors, layout: Layout, step: Step) -> list[Metrics]:
+    """Return `measure` of each update, in their order.
+
+    Those whose file can be opened again are read piece by piece, several together, in two threads. The others are
+    measured one after the other, because each is in memory as a whole. Raises what opening an update raises.
+    """
+    found: dict[str, Metrics] = {}
+
+    def measure_files(some: Sequence[Update]) -> None:
+        with ExitStack() as files:
+            opened = {each.client_id: files.enter_context(each.reopen()) for each in some if each.reopen is not None}
+            known = {client_id: tensors for client_id, tensors in opened.items() if tensors is not None}
+            found.update(zip(known, measure_together(list(known.values()), broadcast, layout, step), strict=True))
+
+    files = [each for each in updates if each.reopen is not None]
+    size = min(_MOST_TOGETHER, math.ceil(len(files) / _NUM_THREADS))
+    # MKL's number of threads is each thread's own, and a scalar product by two of them has other bits than by one.
+    with ThreadPoolExecutor(
+        _NUM_THREADS, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+    ) as threads:
+        list(threads.map(measure_files, [files[at : at + size] for at in range(0, len(files), size or 1)]))
+    return [
+        found[each.client_id] if each.client_id in found else measure(each.load(), broadcast, layout, step)
+        for each in updates
+    ]
 
 
 def measure(
@@ -85,14 +115,30 @@ def measure(
 
     A norm is infinite if one of its numbers is not finite. Each tensor is read once.
     """
-    found = {name: _length(tensors, names) for name, names in layout.sums.items()}
-    if layout.features:
-        found[FEATURE_NORM] = max(_longest_row(tensors[name]) for name in layout.features)
+    return measure_together([tensors], broadcast, layout, step)[0]
+
+
+def measure_together(
+    updates: Sequence[Mapping[str, torch.Tensor]], broadcast: Tensors, layout: Layout, step: Step | None = None
+) -> list[Metrics]:
+    """Return `measure` of each update. They share the work on the broadcast and the step, which is half of it.
+
+    One piece of each `FileTensors` is in memory at a time.
+    """
+    if not updates:
+        return []
+    found: list[Metrics] = []
+    for tensors in updates:
+        own = {name: _length(tensors, names) for name, names in layout.sums.items()}
+        if layout.features:
+            own[FEATURE_NORM] = max(_longest_row(tensors[name]) for name in layout.features)
+        found.append(own)
     for metric, names in layout.differences.items():
         along = step if metric == UPDATE_NORM else None
-        found[metric], product = _distance(tensors, broadcast, names, along)
-        if along is not None and 0 < (lengths := found[metric] * along.norm) < math.inf:
-            found[COSINE] = max(-1.0, min(1.0, product / lengths))
+        for own, (norm, product) in zip(found, _distances(updates, broadcast, names, along), strict=True):
+            own[metric] = norm
+            if along is not None and 0 < (lengths := norm * along.norm) < math.inf:
+                own[COSINE] = max(-1.0, min(1.0, product / lengths))
     return found
 
 
@@ -124,25 +170,39 @@ def _frozen(names: Mapping[str, list[str]]) -> Mapping[str, tuple[str, ...]]:
     return {metric: tuple(own) for metric, own in names.items()}
 
 
-def _distance(
-    tensors: Mapping[str, torch.Tensor], broadcast: Tensors, names: Sequence[str], step: Step | None
-) -> tuple[float, float]:
-    """Return the norm of the difference to the broadcast, and its scalar product with the step (0 without one)."""
-    squares: list[float] = []
-    products: list[float] = []
+def _distances(
+    updates: Sequence[Mapping[str, torch.Tensor]], broadcast: Tensors, names: Sequence[str], step: Step | None
+) -> list[tuple[float, float]]:
+    """Return, of each update, the norm of its difference to the broadcast, and its scalar product with the step (0
+    without one)."""
+    size = min(CHUNK, max((broadcast[name].numel() for name in names), default=0))
+    # Written over by each piece: of buffers that come and go, the allocator keeps 30 MB and more for each thread.
+    origins, steps, differences = (torch.empty(size, dtype=torch.float64) for _ in range(3))
+    squares: list[list[float]] = [[] for _ in updates]
+    products: list[list[float]] = [[] for _ in updates]
     for name in names:
-        tensor = tensors[name]
         after = [] if step is None else [step.after[name]]
-        for piece, old, *new in chunks(tensor, broadcast[name], *after):
-            origin = old.double()
-            difference = piece.double().sub_(origin)  # in place: a new buffer per piece costs a third more
-            squares.append(float(torch.dot(difference, difference)))
-            products.extend(float(torch.dot(difference, each.double().sub_(origin))) for each in new)
-    return _root(squares), sum(products)
+        each_update = zip(*(_pieces(tensors, name) for tensors in updates), strict=True)
+        for (old, *new), pieces in zip(chunks(broadcast[name], *after), each_update, strict=True):
+            count = len(old)
+            origin = origins[:count].copy_(old)
+            along = [steps[:count].copy_(each).sub_(origin) for each in new]
+            for index, piece in enumerate(pieces):
+                difference = differences[:count].copy_(piece.view(count)).sub_(origin)
+                squares[index].append(float(torch.dot(difference, difference)))
+                products[index].extend(float(torch.dot(difference, each)) for each in along)
+    return [(_root(own), sum(along)) for own, along in zip(squares, products, strict=True)]
+
+
+def _pieces(tensors: Mapping[str, torch.Tensor], name: str) -> Iterator[torch.Tensor]:
+    """Yield what `chunks` yields of a tensor."""
+    if isinstance(tensors, FileTensors):
+        return tensors.pieces(name, CHUNK)
+    return (piece for (piece,) in chunks(tensors[name]))
 
 
 def _length(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> float:
-    return _root([float(piece.double().square().sum()) for name in names for (piece,) in chunks(tensors[name])])
+    return _root([float(piece.double().square().sum()) for name in names for piece in _pieces(tensors, name)])
 
 
 def _longest_row(tensor: torch.Tensor) -> float:

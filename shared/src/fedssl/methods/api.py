@@ -4,6 +4,7 @@ Shape suffixes used throughout: B batch, C image channels, H representation widt
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -170,14 +171,15 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Update:
     """One client's accepted update. `load` opens its tensors, which are released before the next client's are
-    opened. `load_again` opens them at less cost once `load` has checked them; it is used for measurements only.
-    `metrics` of its training are only read in a secure round, whose sum has their means."""
+    opened. `reopen` opens the file of those that `load` has checked, and gives None if it cannot; several files are
+    open at a time, in two threads, and only to be measured. `metrics` of its training are only read in a secure round,
+    whose sum has their means."""
 
     client_id: str
     num_examples: int
     load: Callable[[], Mapping[str, torch.Tensor]]
     metrics: Metrics = field(default_factory=dict)
-    load_again: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    reopen: Callable[[], AbstractContextManager[Mapping[str, torch.Tensor] | None]] | None = None
 
 
 class Distillation(Protocol):

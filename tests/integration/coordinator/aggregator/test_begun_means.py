@@ -164,18 +164,28 @@ def test_an_update_is_hashed_again_only_if_its_file_was_written_to(
     name = _digests(cast)["b"]
     first = updates._LoadStored(name)
     path = coordinator.store / name[:2] / name[2:4] / name
-    known = first.again()
-    assert hashed == [name]
-    path.write_bytes(path.read_bytes())
-    again = first.again()
+    with first.reopen() as again:
+        assert again is not None
+        assert hashed == [name]
+        known = first()
+        assert known.keys() == again.keys()
+        assert all(known[each].equal(again[each]) for each in known)
     assert hashed == [name, name]
-    assert all(known[each].equal(again[each]) for each in known)
+    path.write_bytes(path.read_bytes())
+    with first.reopen() as again:
+        assert again is None
+    first()
     _work(cast, "c")
     cast.advance()
-    assert hashed == [name, name, _digests(cast)["c"]]  # both are measured without being hashed again
+    assert hashed == [name, name, name, _digests(cast)["c"]]  # both are measured without being hashed again
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with first.reopen() as again:
+        assert again is None
     with pytest.raises(updates.UpdateLost, match="was damaged"):
-        first.again()
+        first()
+    path.unlink()
+    with pytest.raises(updates.UpdateLost, match="is missing"), first.reopen():
+        pass
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,19 @@
 """Opens the accepted updates of a round for the aggregation."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from fedssl.artifacts.tensors import Tensors, read_tensors, reread_tensors
+from fedssl.artifacts.tensors import FileTensors, Tensors, read_tensors
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound
 from fedssl.methods.api import Update
 from fedssl_coordinator.aggregator.stored import read_stored
 from fedssl_coordinator.core.models import Assignment
+
+T = TypeVar("T")
 
 _MOST_CHECKED = 10_000
 _checked: dict[str, tuple[int, ...]] = {}
@@ -29,7 +34,7 @@ def stored_update(row: Assignment) -> Update:
     assert row.update_digest is not None, "a constraint: an accepted assignment has an update"
     assert row.num_examples is not None, "set together with the update"
     load = _LoadStored(row.update_digest)
-    return Update(row.client_id, row.num_examples, load, load_again=load.again)
+    return Update(row.client_id, row.num_examples, load, reopen=load.reopen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +49,22 @@ class _LoadStored:
     def __call__(self) -> Tensors:
         return self._read(self._checked)
 
-    def again(self) -> Tensors:
-        """Return the tensors without hashing their file again, if this process has checked it and it was not
-        written to since. Bytes that the disk returns differently the second time are not noticed."""
-        return self._read(self._unchecked)
+    @contextmanager
+    def reopen(self) -> Iterator[FileTensors | None]:
+        """Open the update's file without hashing it again, if this process has checked it and it was not written to
+        since; otherwise give None. Bytes that the disk returns differently the second time are not noticed."""
+        with self._read(lambda path: path.open("rb", buffering=0)) as file:
+            yield FileTensors(file) if _checked.get(self.digest) == _version(os.fstat(file.fileno())) else None
 
     def _checked(self, path: Path) -> Tensors:
-        version = _version(path)  # before it is read: what is written meanwhile has another version
+        version = _version(path.stat())  # before it is read: what is written meanwhile has another version
         tensors = read_tensors(path, self.digest)
         if len(_checked) >= _MOST_CHECKED:
             _checked.clear()
         _checked[self.digest] = version
         return tensors
 
-    def _unchecked(self, path: Path) -> Tensors:
-        if _checked.get(self.digest) != _version(path):
-            return self._checked(path)
-        return reread_tensors(path, self.digest)
-
-    def _read(self, read: Callable[[Path], Tensors]) -> Tensors:
+    def _read(self, read: Callable[[Path], T]) -> T:
         try:
             return read_stored(self.digest, "update", read)
         except ArtifactDamaged as error:
@@ -71,6 +73,5 @@ class _LoadStored:
             raise UpdateLost(self.digest, "its update is missing from the store") from error
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    about = path.stat()
+def _version(about: os.stat_result) -> tuple[int, ...]:
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
