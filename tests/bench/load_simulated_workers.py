@@ -62,7 +62,8 @@ def main() -> int:
         Tables(url) as tables,
     ):
         num = {"api": options.apis, "aggregator": options.aggregators}
-        limits = {**_NO_LIMITS, "FEDSSL_MAX_CONNECTIONS": str(options.clients + 200),
+        # As docs/scaling.md advises: each worker's may count twice, and half of them are for callers that are known.
+        limits = {**_NO_LIMITS, "FEDSSL_MAX_CONNECTIONS": str(2 * options.clients // options.apis + 200),
                   "FEDSSL_CLAIM_WAIT_SECONDS": str(options.claim_seconds)}  # fmt: skip
         with Replicas(url, servers.redis_url, Path(name) / "federation", {}, num=num, **limits) as federation:
             for address in federation.urls:

@@ -179,7 +179,7 @@ def _flower(case: Case, folder: Path) -> Turn:
     out = folder / "result.json"
     with Flower(case.environments, folder, case.num_clients) as flower, Usage(flower.server_pids) as usage:
         flower.run(out, case.num_rounds + 1, case.megabytes)
-        wait_for(lambda: out.exists() and out.stat().st_size, "Flower's run", case.limit_seconds)
+        wait_for(lambda: flower.has_ended(out), "Flower's run", case.limit_seconds)
     result = json.loads(out.read_text())
     case.check(result["final"], case.num_rounds + 1)
     return Turn.of(case, result["times"], usage)

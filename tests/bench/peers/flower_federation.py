@@ -12,6 +12,7 @@ from bench.peers.processes import descendants, is_listening, kill, running, star
 from support.processes import free_port
 
 _APP = Path(__file__).with_name("flower")
+_FIRST_NODE_PORT = 20_000  # below the ports that a system gives to connections, which may take one before its node does
 
 
 class Flower:
@@ -21,6 +22,7 @@ class Flower:
         own = environments / "flower" / "bin"
         self.folder = folder
         self._num_clients = num_clients
+        self._nodes: list[subprocess.Popen[bytes]] = []
         self._port = free_port()
         self._database = ["--database", str(folder / "state.db")] if database else []
         self._stack = contextlib.ExitStack()
@@ -40,8 +42,8 @@ class Flower:
         self.start_server()
         for number in range(1, self._num_clients + 1):
             node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self._port}",
-                    "--port", str(free_port()), "--node-config", f"number={number}"]  # fmt: skip
-            self._stack.enter_context(running(node, self._environment, self.folder))
+                    "--port", str(_FIRST_NODE_PORT + number), "--node-config", f"number={number}"]  # fmt: skip
+            self._nodes.append(self._stack.enter_context(running(node, self._environment, self.folder)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,6 +70,11 @@ class Flower:
         config = (f"num-clients={self._num_clients} num-rounds={num_rounds} megabytes={megabytes} "
                   f'task="{task}" out="{out}"')  # fmt: skip
         self._flwr("run", str(self.folder / "app"), "bench", "--run-config", config)
+
+    def has_ended(self, out: Path) -> bool:
+        """Return whether the app has written its result. Raises AssertionError if a SuperNode has ended."""
+        assert all(node.poll() is None for node in self._nodes), "a SuperNode has ended, and its app waits for all"
+        return out.exists() and out.stat().st_size > 0
 
     def statuses(self) -> list[str]:
         """Return the states of all runs, the newest first."""
