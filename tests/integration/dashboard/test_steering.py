@@ -115,6 +115,7 @@ def test_the_form_makes_the_run_that_it_shows(standing: Coordinator, operator: B
     assert spec.model.encoder.model_dump()["widths"] == (8, 16)
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
 def test_every_methods_form_opens_and_makes_what_it_shows(
     standing: Coordinator, operator: Browser, method: str

@@ -27,7 +27,8 @@ def _share(pixels: np.ndarray, colour: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("num_clients", "num_classes"),
     [
-        *[(1, 1), (5, 10), (100, 10), (6, 200)],
+        *[(1, 1), (5, 10), (6, 200)],
+        pytest.param(100, 10, marks=pytest.mark.full),
         pytest.param(50, 100, marks=pytest.mark.full),
         pytest.param(1000, 11, marks=pytest.mark.full),
     ],

@@ -44,7 +44,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["fedsimclr", "fedbyol", pytest.param("feddino", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name", ["fedsimclr", *(pytest.param(name, marks=pytest.mark.full) for name in ("fedbyol", "feddino"))]
+)
 def test_a_round_is_that_of_one_device(name: str) -> None:
     spec = digits_spec(name, **CASES[name])
     received = start(spec).received

@@ -86,6 +86,7 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
         assert (record["round"], record["seed"]) == (len(points), None)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("at", "phase"), [(("send", 1), "shares"), (("write", 3), "vectors"), (("send", 3), "confirmations")]
 )
