@@ -99,6 +99,11 @@ ON_RECIPE = [
     for name, changes in (
         ("two-clients", ""),
         ("two-clients-per-step", STEPS),
+        ("two-clients-rate-0.2", "training.optimizer.learning_rate=0.2"),
+        ("two-clients-rate-0.05", "training.optimizer.learning_rate=0.05"),
+        ("two-clients-no-decay", NO_DECAY),
+        ("two-clients-batch-64", "training.batch_size=64"),
+        ("two-clients-crops", CROPS),
         ("two-clients-average", "aggregation.encoder_average.decay=0.8"),
         ("two-clients-fedavgm-0.9", SERVER % ("1.0", "0.9")),
         ("two-clients-recalibrate", "model.batch_norm=recalibrate"),
@@ -112,6 +117,11 @@ ON_RECIPE = [
     )
 ]
 """Changes of the ladder's rung `two-clients`: they get its rounds, whatever the setting's number of rounds is."""
+WITH_ONE_CLIENT = [
+    read_variant("one-client=fedsimclr"),
+    read_variant("one-client-average=fedsimclr:aggregation.encoder_average.decay=0.8"),
+]
+"""The same with one client per round."""
 
 
 def candidates(base: Mapping[str, Any]) -> dict[str, Variant]:
@@ -121,8 +131,8 @@ def candidates(base: Mapping[str, Any]) -> dict[str, Variant]:
         return Rung(name="", method="fedsimclr", one_epoch=True, clients_per_round=clients).same_work(base)
 
     two = [replace(each, changes=overlay(work(2), each.changes)) for each in ON_RECIPE]
-    one = replace(SIMCLR, name="one-client", changes=work(1))
-    return {each.name: each for each in (*VARIANTS, *two, one)}
+    one = [replace(each, changes=overlay(work(1), each.changes)) for each in WITH_ONE_CLIENT]
+    return {each.name: each for each in (*VARIANTS, *two, *one)}
 
 
 def development_set(root: Path) -> Path:
