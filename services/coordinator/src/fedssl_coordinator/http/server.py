@@ -32,6 +32,7 @@ HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
 _HEALTH_CONNECTIONS = 100
 _STOP_SECONDS = 3
 _NEW_OBJECTS = 20_000  # between two searches for garbage; with Python's 700, each request causes some
+_BACKLOG = 2048  # connections that wait to be accepted
 _OTHER_FILES = 256  # besides connections: Postgres, Redis, artifacts
 # For glibc's mallopt: blocks up to this size are taken from memory that is kept, and so much free memory is kept at the
 # end of each heap.
@@ -115,6 +116,8 @@ def server_config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
         connections,
         host=options.host,
         port=options.port,
+        # Thousands of workers may come at once, after a restart. The kernel has its own limit: net.core.somaxconn.
+        backlog=max(_BACKLOG, settings().max_connections),
         proxy_headers=options.trusted_proxies is not None,
         forwarded_allow_ips=options.trusted_proxies,
         timeout_graceful_shutdown=_STOP_SECONDS,
