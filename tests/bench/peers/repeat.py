@@ -103,7 +103,7 @@ def _flower(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(options.times):
             out = Path(name) / f"result-{number}.json"
             flower.run(out, _NUM_ROUNDS, _MEGABYTES, task="noise")
-            wait_for(lambda out=out: out.exists() and out.stat().st_size, "Flower's run", _LIMIT_SECONDS)
+            wait_for(lambda out=out: flower.has_ended(out), "Flower's run", _LIMIT_SECONDS)
             result = json.loads(out.read_text())
             digests.append(result["digest"])
             extremes.append(result["final"])
