@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from fedssl.artifacts.partial import Partial, PartialFile
 from fedssl.errors import ArtifactNotFound, DigestMismatch
@@ -125,6 +125,12 @@ class Store(Protocol):
         """Its bytes from `start` up to `stop`, a mebibyte at a time, out of the store itself."""
         ...
 
+    def open(self, digest: str) -> BinaryIO | None:
+        """Return the artifact's file, opened for reading, or None if it is not a file of this machine. Raises
+        ArtifactNotFound.
+        """
+        ...
+
     def link(self, digest: str, seconds: int) -> str | None:
         """An address at which anybody may fetch it for so long; None: this store has none."""
         ...
@@ -208,8 +214,11 @@ class FileStore:
         about = self._about(digest)
         return about.st_size, f"{about.st_ino}-{about.st_mtime_ns}-{about.st_ctime_ns}"
 
+    def open(self, digest: str) -> BinaryIO:
+        return self.path(digest).open("rb")
+
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
-        with self.path(digest).open("rb") as file:
+        with self.open(digest) as file:
             file.seek(start)
             while start < stop and (chunk := file.read(min(_CHUNK, stop - start))):
                 start += len(chunk)

@@ -18,6 +18,7 @@ from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.http.addresses import address_key
 from fedssl_coordinator.http.body_limit import IS_KNOWN
 from fedssl_coordinator.http.connections import GRACE_SECONDS, Connections
+from fedssl_coordinator.http.zero_copy import ZeroCopy
 
 _KNOWN_BY = (IS_KNOWN, "valid_token", "valid_session")
 _LAST_SECONDS = 0.05
@@ -194,6 +195,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_made = True
         super().connection_made(transport)
         self.flow = _PatientFlow(transport)
+        if self._tls is None:
+            self.app = ZeroCopy(self.app, transport)
 
     async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         """Carry out the TLS handshake. The timer of the first head runs already."""

@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from fedssl.artifacts.finite import InMemory, check_finite, check_finite_in
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length
@@ -25,6 +26,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.core.threads import run_in_thread
+from fedssl_coordinator.http.zero_copy import ZERO_COPY
 from fedssl_coordinator.storage.artifacts.damage import set_aside
 from fedssl_coordinator.storage.artifacts.memory import MemoryResponse, RecentArtifacts
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
@@ -257,10 +259,37 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     if asked is None and (held := _recent.get(digest, size, version)) is not None:
         return MemoryResponse(held, headers, "application/octet-stream")
     is_checked = asked is None and _is_check_due(digest, version)
-    content = _checked(digest, size) if is_checked else store().read(digest, start, stop)
-    return StreamingResponse(
-        _ahead(content), status_code=status, headers=headers, media_type="application/octet-stream"
-    )
+    if is_checked:
+        return _Download(_checked(digest, size), status, headers)
+    return _Download(store().read(digest, start, stop), status, headers, store().open(digest), start)
+
+
+class _Download(StreamingResponse):
+    """Sends `content`; or as many bytes of `file` from `start` on, by the kernel if the server can have it do so."""
+
+    def __init__(
+        self,
+        content: Iterator[bytes],
+        status: int,
+        headers: dict[str, str],
+        file: BinaryIO | None = None,
+        start: int = 0,
+    ) -> None:
+        super().__init__(_ahead(content), status, headers, "application/octet-stream")
+        self._file = file
+        self._start = start
+        self._num_bytes = int(headers["Content-Length"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._file is None:
+            await super().__call__(scope, receive, send)
+            return
+        with self._file as file:
+            if ZERO_COPY not in scope.get("extensions", {}):
+                await super().__call__(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": ZERO_COPY, "file": file.fileno(), "offset": self._start, "count": self._num_bytes})
 
 
 def _is_check_due(digest: str, version: str) -> bool:
