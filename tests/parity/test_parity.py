@@ -171,8 +171,9 @@ def test_every_method(name: str, three_workers: Federation) -> None:
         (SCHEDULED_TARGET, {"optimizer": SCHEDULED, "num_micro_batches": 4}, {}),
         ({"name": "fedsimclr"}, {"optimizer": {"name": "lars", "learning_rate": 0.5, "max_gradient_norm": 0.5}}, {}),
         ({"name": "feddino", "num_prototypes": 16}, {"num_micro_batches": 2}, MULTI_CROP),
+        ({"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]}, {"epoch_fraction": 0.5}, {}),
     ],
-    ids=["schedules", "lars", "multi-crop"],
+    ids=["schedules", "lars", "multi-crop", "half epochs"],
 )
 def test_options_of_local_training(
     method: dict[str, Any], training: dict[str, Any], more: dict[str, Any], three_workers: Federation

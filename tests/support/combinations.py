@@ -70,6 +70,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "model": {**_SMALL, "batch_norm": "recalibrate", "trainable": ["blocks.1.*"]},
     },
     "own BatchNorm": {"method": _SIMCLR, "model": {**_SMALL, "batch_norm": "local"}},
+    "half epochs": {"method": {**_SIMCLR, "add_ons": [{"name": "fedx"}]}, "training": {"epoch_fraction": 0.5}},
     "uploaded in half precision": {"method": _SIMCLR, "upload": {"dtype": "bfloat16"}},
 }
 """Features of the engine besides methods, each on one method: sections of the spec, by what they are called here."""

@@ -16,7 +16,6 @@ import torch
 from fedssl.artifacts.header import file_bytes, frozen_bytes
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
-from fedssl.data.batches import num_trained
 from fedssl.data.image_cache.build import CachedData
 from fedssl.data.partitioning import load_public, partition_images, require_images
 from fedssl.data.site_labels import SiteLabels, own_labels, with_run_classes
@@ -474,7 +473,7 @@ class _Federation:
     def _num_images(self, ctx: Context) -> int:
         training, size = self._spec.training, self._sizes[ctx.client_id]
         schedule = self._bound.client.schedule(size, ctx)
-        return schedule.num_epochs * num_trained(size, training.batch_size, training.drop_last)
+        return schedule.num_epochs * min(size, schedule.steps_per_epoch * training.batch_size)
 
 
 def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:

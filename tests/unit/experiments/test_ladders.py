@@ -46,11 +46,12 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
                 {"name": "c", "changes": {"training": {"local_epochs": 3}}},
                 {"name": "d", "method": "fedbyol", "one_epoch": True},
                 {"name": "e", "method": "fedbyol", "clients_per_round": 2, "changes": {"target_momentum": 0.9}},
+                {"name": "f", "method": "fedbyol", "one_epoch": True, "rounds_per_epoch": 4, "clients_per_round": 2},
             ],
         }
     )
 
-    a, b, c, d, e, *_ = ladder.variants(ladder.setting(None))
+    a, b, c, d, e, f, *_ = ladder.variants(ladder.setting(None))
 
     assert a.changes == {"temperature": 0.5}
     assert (b.method, b.changes) == ("fedsimclr", {"temperature": 0.5, "dsr": {}, "training": {"batch_size": 8}})
@@ -59,12 +60,14 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
     assert (d.method, d.changes) == ("fedbyol", single)
     fewer = {"num_rounds": 10, "evaluation": {"every": 5}, "cohort": {"fraction": 0.4}, "target_momentum": 0.9}
     assert (e.method, e.changes) == ("fedbyol", fewer)
+    quarters = {"training": {"local_epochs": 1, "epoch_fraction": 0.25}, "cohort": {"fraction": 0.4}}
+    assert f.changes == {"num_rounds": 200, "evaluation": {"every": 100}, **quarters}
     with pytest.raises(SpecError, match="rung e: 3 rounds of 5 clients cannot become rounds of 2: set num_rounds"):
         ladder.variants({**ladder.setting(None), "num_rounds": 3})
 
 
 def test_rounds_belong_to_a_rung_with_a_method() -> None:
-    with pytest.raises(ValidationError, match="rung e: one_epoch and clients_per_round belong to a rung that names"):
+    with pytest.raises(ValidationError, match="rung e: one_epoch, rounds_per_epoch and clients_per_round belong"):
         Rung(name="e", clients_per_round=2)
 
 

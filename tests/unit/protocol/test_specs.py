@@ -82,6 +82,21 @@ def test_an_unknown_method_is_told_which_there_are() -> None:
     assert all(f"'{name}'" in message for name in METHOD_CONFIGS)
 
 
+@pytest.mark.parametrize(
+    ("fraction", "num_batches", "num_steps"),
+    [(1, 7, 7), (0.5, 7, 4), (0.29, 50, 15), (1 / 3, 15, 5), (1e-9, 7, 1), (0.5, 1, 1)],
+)
+def test_a_fraction_of_an_epoch_is_rounded_half_up_and_not_to_nothing(
+    fraction: float, num_batches: int, num_steps: int
+) -> None:
+    assert TrainingConfig(epoch_fraction=fraction).num_steps(num_batches) == num_steps
+
+
+def test_whole_epochs_are_serialised_as_before() -> None:
+    assert "epoch_fraction" not in TrainingConfig().model_dump(mode="json")
+    assert TrainingConfig(local_epochs=3, epoch_fraction=0.5).num_epochs == 1.5
+
+
 IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
     (CohortConfig, {"clients": []}, "cohort.clients is empty: name the clients, or leave it out for all of them"),
     (CohortConfig, {"clients": ["a", "b", "a"]}, "cohort.clients names a client twice"),

@@ -94,7 +94,7 @@ def card(
             ("", ""),
             [
                 ("rounds", f"{run.rounds_closed} of {run.num_rounds}: {_counts(counted)}"),
-                ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
+                ("local epochs, batch size", f"{spec.training.num_epochs:g}, {spec.training.batch_size}"),
                 ("seed", str(spec.seed)),
                 *([("trained of the encoder", _trained(spec.model))] if spec.model.freezes else []),
                 *_average(spec),

@@ -94,7 +94,7 @@ def trained_images(spec: RunSpec, public_client: str | None = None) -> float | N
     It includes the images of incomplete batches that are dropped. None if the data set is not a known one.
     """
     held = num_images(spec, public_client)
-    return None if held is None else held * spec.cohort.fraction * spec.num_rounds * spec.training.local_epochs
+    return None if held is None else held * spec.cohort.fraction * spec.num_rounds * spec.training.num_epochs
 
 
 def server_images(spec: RunSpec) -> float:

@@ -24,6 +24,9 @@ class Rung(StrictModel):
     one_epoch: bool = Field(
         default=False, description="Rounds of one local epoch, as many as the setting has epochs in all rounds."
     )
+    rounds_per_epoch: int = Field(
+        default=1, ge=1, description="Each round is this part of an epoch, and there are as many more rounds."
+    )
     clients_per_round: int | None = Field(
         default=None,
         ge=1,
@@ -32,8 +35,11 @@ class Rung(StrictModel):
 
     @model_validator(mode="after")
     def _rounds_are_the_settings(self) -> Self:
-        if self.method is None and (self.one_epoch or self.clients_per_round is not None):
-            raise ValueError(f"rung {self.name}: one_epoch and clients_per_round belong to a rung that names a method")
+        if self.method is None and (self.one_epoch or self.rounds_per_epoch > 1 or self.clients_per_round is not None):
+            raise ValueError(
+                f"rung {self.name}: one_epoch, rounds_per_epoch and clients_per_round belong to a rung that names a "
+                "method"
+            )
         return self
 
     def same_work(self, base: Mapping[str, Any]) -> Values:
@@ -43,6 +49,7 @@ class Rung(StrictModel):
         """
         epochs, clients = base["training"]["local_epochs"] if self.one_epoch else 1, base["partition"]["num_clients"]
         asked = self.clients_per_round or clients
+        epochs *= self.rounds_per_epoch
         rounds, rest = divmod(base["num_rounds"] * epochs * clients, asked)
         if rest or asked > clients:
             raise SpecError(
@@ -50,6 +57,8 @@ class Rung(StrictModel):
                 "set num_rounds to a multiple"
             )
         changes: Values = {"training": {"local_epochs": 1}} if self.one_epoch else {}
+        if self.rounds_per_epoch > 1:
+            changes.setdefault("training", {})["epoch_fraction"] = 1 / self.rounds_per_epoch
         if asked != clients:
             changes["cohort"] = {"fraction": asked / clients}
         if rounds != base["num_rounds"]:

@@ -77,7 +77,7 @@ def scaled(cell: TableCell, scale: Scale, device: str = "cpu") -> RunSpec:
 def steps(spec: RunSpec, public_client: str | None = None) -> float:
     """Return the approximate number of local steps of one client in the whole run."""
     rounds = spec.num_rounds * spec.cohort.fraction
-    return max(1.0, rounds * spec.training.local_epochs * _per_client(spec, public_client) / spec.training.batch_size)
+    return max(1.0, rounds * spec.training.num_epochs * _per_client(spec, public_client) / spec.training.batch_size)
 
 
 def _changed(spec: RunSpec, values: Values) -> RunSpec:

@@ -123,6 +123,14 @@ class TrainingConfig(StrictModel):
     """One client's work in one round."""
 
     local_epochs: int = Field(default=1, ge=0, le=10_000)
+    epoch_fraction: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        exclude_if=lambda it: it == 1,
+        description="An epoch is this fraction of the batches, drawn from all images, and at least one batch: with "
+        "`local_epochs = 1`, a round shorter than an epoch.",
+    )
     batch_size: int = Field(default=128, ge=2, le=65_536)
     drop_last: bool = Field(
         default=True, description="Drop an incomplete last batch; a client's only batch is never dropped."
@@ -187,6 +195,16 @@ class TrainingConfig(StrictModel):
                 "least 2 images: change batch_size or num_micro_batches"
             )
         return self
+
+    @property
+    def num_epochs(self) -> float:
+        """Return the number of passes over a client's images in a round."""
+        return self.local_epochs * self.epoch_fraction
+
+    def num_steps(self, num_batches: int) -> int:
+        """Return how many of the batches into which the images can be cut are an epoch, rounded half up."""
+        # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
+        return min(num_batches, max(1, int(Fraction(str(self.epoch_fraction)) * num_batches + Fraction(1, 2))))
 
 
 class CohortConfig(StrictModel):

@@ -72,6 +72,8 @@ def test_times_are_those_of_the_slowest_client_in_earlier_runs(
     assert found.seconds_per_round == pytest.approx(30 * 2 / epochs)
     assert found.seconds_in_total == pytest.approx(4 * 30 * 2 / epochs)
     assert found.num_measured == 2
+    half = coordinator.client.estimate(tiny_spec(training={"local_epochs": 2, "epoch_fraction": 0.5, "batch_size": 8}))
+    assert half.seconds_per_round == pytest.approx(30 / epochs)
     other = coordinator.client.estimate(tiny_spec(model={"encoder": {"widths": [3, 5]}}))
     assert (other.seconds_per_round, other.num_measured) == (None, 0)
 

@@ -60,6 +60,21 @@ def test_no_batch_and_no_references_have_two_images_of_a_group() -> None:
         draw_batches(ClientData(data.images), torch.Generator(), ctx)
 
 
+def test_a_fraction_of_an_epoch_is_its_first_batches() -> None:
+    data = ClientData(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), groups=torch.arange(20))
+    for in_groups in ({}, {"data": {"distinct_groups": True}}):
+        whole, part = (
+            draw_batches(
+                data,
+                torch.Generator().manual_seed(0),
+                context(method_spec("fedsimclr", training={"batch_size": 4, **fraction}, **in_groups), 1, "client-0"),
+            )
+            for fraction in ({}, {"epoch_fraction": 0.5})
+        )
+        assert (len(whole), len(part)) == (5, 3)
+        assert all(torch.equal(*pair) for pair in zip(whole, part, strict=False))
+
+
 def test_only_streams_draws_batches_of_a_clients_images() -> None:
     """Otherwise a method could put two images of a group into a batch. The others draw batches of public images."""
     [folder] = fedssl.methods.__path__

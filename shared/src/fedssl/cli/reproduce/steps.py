@@ -170,7 +170,7 @@ def _require_time(tasks: Sequence[Task], num_seeds: int, speeds: Speeds, *, allo
 def _size(spec: RunSpec) -> str:
     images = spec.partition.max_images if spec.partition is not None else None
     return (
-        f"{spec.model.encoder.name}, {spec.num_rounds} rounds of {spec.training.local_epochs} epochs, "
+        f"{spec.model.encoder.name}, {spec.num_rounds} rounds of {spec.training.num_epochs:g} epochs, "
         f"{'all' if images is None else f'{images:,}'} images"
     )
 

@@ -139,7 +139,7 @@ class ClientAlgorithm:
         training = ctx.spec.training
         schedule = Schedule(
             num_epochs=training.local_epochs,
-            steps_per_epoch=num_batches(num_images, training.batch_size, training.drop_last),
+            steps_per_epoch=training.num_steps(num_batches(num_images, training.batch_size, training.drop_last)),
             learning_rate=learning_rate(ctx),
         )
         for part in self.parts:

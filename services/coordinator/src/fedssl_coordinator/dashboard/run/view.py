@@ -267,10 +267,11 @@ def summary(spec: RunSpec) -> list[tuple[str, str]]:
     members = "every client" if cohort.clients is None else formats.plural(len(cohort.clients), "client")
     share = "" if cohort.fraction == 1 else f", {formats.percent(cohort.fraction, 0)} per round"
     optimizer = training.optimizer
+    part = "" if training.epoch_fraction == 1 else f" of {formats.percent(training.epoch_fraction)} of the batches"
     return [
         ("Method", spec.method.info.title),
         ("Encoder", spec.model.encoder.name),
-        ("Local training", f"{formats.plural(training.local_epochs, 'epoch')}, batch {training.batch_size}"),
+        ("Local training", f"{formats.plural(training.local_epochs, 'epoch')}{part}, batch {training.batch_size}"),
         ("Optimiser", f"{optimizer.name}, {optimizer.learning_rate:g}, {optimizer.schedule}"),
         ("Images", f"{spec.data.channels} × {spec.data.image_size} × {spec.data.image_size}"),
         ("Cohort", f"{members}{share}"),

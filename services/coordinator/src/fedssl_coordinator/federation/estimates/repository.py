@@ -30,7 +30,8 @@ def speeds(session: Session, spec: RunSpec) -> list[Speed]:
     }
     alike = select(Run.id).where(*(column == value for column, value in same.items()), Run.rounds_closed > 0)
     newest = alike.order_by(Run.created_at.desc()).limit(_RUNS)
-    epochs = func.greatest(Run.spec["training"]["local_epochs"].as_integer(), 1)
+    local_epochs = func.greatest(Run.spec["training"]["local_epochs"].as_integer(), 1)
+    epochs = local_epochs * func.coalesce(Run.spec["training"]["epoch_fraction"].as_float(), 1.0)
     took = func.extract("epoch", Assignment.closed_at - Assignment.leased_at)
     statement = (
         select(

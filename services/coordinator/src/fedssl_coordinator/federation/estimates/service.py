@@ -63,7 +63,7 @@ def _seconds(session: Session, spec: RunSpec, names: Sequence[str]) -> tuple[flo
     if not known or not names:
         return None, 0
     usual = statistics.median(speed.seconds_per_image for speed in known.values())
-    epochs = max(spec.training.local_epochs, 1)
+    epochs = spec.training.num_epochs or spec.training.epoch_fraction
     images = repository.num_images(session, list(names))
     times = [
         (known[name].seconds_per_image if name in known else usual) * images[name] * epochs
