@@ -122,17 +122,33 @@ WITH_ONE_CLIENT = [
     read_variant("one-client-average=fedsimclr:aggregation.encoder_average.decay=0.8"),
 ]
 """The same with one client per round."""
+SHORT = {
+    "thirds": (2, 3, "0.0"),
+    "thirds-0.4": (2, 3, "0.4"),
+    "thirds-0.6": (2, 3, "0.6"),
+    "thirds-0.8": (2, 3, "0.8"),
+    "fifths-0.75": (2, 5, "0.75"),
+    "one-client-thirds-0.6": (1, 3, "0.6"),
+    "five-clients-quarters-0.8": (5, 4, "0.8"),
+}
+"""Rounds shorter than an epoch: clients per round, rounds per epoch, and the momentum across rounds."""
 
 
 def candidates(base: Mapping[str, Any]) -> dict[str, Variant]:
     """Return all candidates in the setting `base`, by name. Raises SpecError if it cannot have a rung's rounds."""
 
-    def work(clients: int) -> dict[str, Any]:
-        return Rung(name="", method="fedsimclr", one_epoch=True, clients_per_round=clients).same_work(base)
+    def work(clients: int, rounds: int = 1) -> dict[str, Any]:
+        rung = Rung(name="", method="fedsimclr", one_epoch=True, clients_per_round=clients, rounds_per_epoch=rounds)
+        return rung.same_work(base)
 
     two = [replace(each, changes=overlay(work(2), each.changes)) for each in ON_RECIPE]
     one = [replace(each, changes=overlay(work(1), each.changes)) for each in WITH_ONE_CLIENT]
-    return {each.name: each for each in (*VARIANTS, *two, *one)}
+    short = [
+        replace(each, changes=overlay(work(clients, rounds), each.changes))
+        for name, (clients, rounds, momentum) in SHORT.items()
+        for each in [read_variant(f"{name}=fedsimclr:" + SERVER % ("1.0", momentum))]
+    ]
+    return {each.name: each for each in (*VARIANTS, *two, *one, *short)}
 
 
 def development_set(root: Path) -> Path:
