@@ -18,7 +18,7 @@ def delay_seconds(num_failures: int, first: float, longest: float) -> float:
 class Backoff:
     """The waits between failures: each is twice the one before, from `first` to `longest` seconds.
 
-    With `jitter`, each wait is drawn between half of that and the whole, so that many clients do not return at once.
+    With `jitter`, each wait is drawn between half of that and the whole, so that many clients do not retry at once.
     """
 
     first: float = 0.5
@@ -27,7 +27,7 @@ class Backoff:
     _num_failures: int = field(default=0, init=False)
 
     def next_delay(self, at_least: float = 0.0) -> float:
-        """Count one more failure, and return the seconds to wait after it; never less than `at_least`."""
+        """Count one more failure, and return the seconds to wait after it, at least `at_least`."""
         self._num_failures += 1
         delay = delay_seconds(self._num_failures, self.first, self.longest)
         if self.jitter:

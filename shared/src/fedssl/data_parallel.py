@@ -2,8 +2,7 @@
 
 Every process has the whole batch, the same weights, and the same step. Only `split_rows` divides the work. Its gradient
 is that of the sum of all processes' losses. These losses are equal, and torch's DistributedDataParallel averages the
-gradients: what comes of it is the gradient of the loss on one device, for weights behind `split_rows` and for all
-others.
+gradients, so the result is the gradient of the loss on one device, for weights behind `split_rows` and for all others.
 """
 
 import os
@@ -30,7 +29,7 @@ class Ranks:
         return slice(self.rank * num_rows // self.size, (self.rank + 1) * num_rows // self.size)
 
 
-# They belong to the process, and not to a thread: on a GPU, gradients are computed in threads of their own.
+# They belong to the process, not to a thread, because gradients on a GPU are computed in separate threads.
 _ranks = Ranks()
 _is_splitting = False
 
@@ -43,7 +42,7 @@ def num_devices() -> int:
 def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> None:
     """Let this process train together with others of this machine, until it ends.
 
-    They meet through the file `meeting_point`, and talk through memory and the loopback interface.
+    They find one another through the file `meeting_point`, and communicate through memory and the loopback interface.
     """
     global _ranks
     for library in ("GLOO", "NCCL"):
@@ -72,7 +71,7 @@ def splitting(num_rows: int) -> Iterator[None]:
 
 
 def split_rows(function: Callable[..., Tensor], *whole: Tensor) -> Tensor:
-    """Return function(*whole), of which this process computes only its rows if a step is split.
+    """Return function(*whole). This process computes only its rows if a step is split.
 
     Args:
         function: computes each row of its output from the same rows of its inputs, except for
@@ -128,7 +127,7 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
 
     @classmethod
     def can_split(cls, module: nn.Module) -> bool:
-        """Return whether a module can become one."""
+        """Return whether a module can become a SplitBatchNorm2d."""
         if not isinstance(module, nn.BatchNorm2d) or type(module) not in (nn.BatchNorm2d, cls):
             return False
         return module.affine and module.track_running_stats

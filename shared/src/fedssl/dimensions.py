@@ -1,4 +1,4 @@
-"""Which of the embedding's dimensions belong to which client (SSD). Without torch: the API process assigns them."""
+"""Assigns dimensions of the embedding to clients (SSD). Does not import torch, because the API process uses it."""
 
 import random
 from collections.abc import Iterable
@@ -9,9 +9,10 @@ from fedssl.seeding import derive_seed
 
 
 def assign_dimensions(run_seed: int, width: int, num_clients: int) -> list[tuple[int, ...]]:
-    """One sorted tuple of floor(width / num_clients) dimensions a client, no dimension twice, drawn by the run's seed.
+    """Return one sorted tuple of floor(width / num_clients) dimensions per client, drawn by the run's seed.
 
-    What the division leaves over belongs to nobody. Raises SpecError where it does not reach for everybody.
+    No two clients share a dimension. The remainder of the division belongs to no client. Raises SpecError if there are
+    fewer dimensions than clients, or no clients.
 
     >>> assign_dimensions(0, 7, 3)
     [(2, 4), (0, 6), (1, 5)]
@@ -28,9 +29,9 @@ def assign_dimensions(run_seed: int, width: int, num_clients: int) -> list[tuple
 
 
 def client_dimensions(spec: RunSpec, clients: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """The dimensions of every client that a run starts with, by name; empty where its method assigns none.
+    """Return the dimensions of every client that a run starts with, by name, or nothing if its method assigns none.
 
-    Clients take the slots in name order. Raises SpecError where there are more clients than slots, or dimensions.
+    Clients take the slots in name order. Raises SpecError if there are more clients than slots, or than dimensions.
     """
     wanted = spec.method.dimensions_wanted(spec.model)
     if wanted is None:

@@ -1,23 +1,23 @@
-"""Every error that fedssl raises on purpose. A class's docstring says what happened; the message what to do.
+"""Every error that fedssl raises on purpose. A class's docstring describes what happened; the message, what to do.
 
 FedSSLError
 ├── SpecError            a run spec that cannot be read or makes no sense
 │   └── LibraryMissing   a library that the spec needs is not installed here, or in another version
 ├── DataError            images that cannot be found or read
-├── ArtifactError        an artifact that is not what was declared
+├── ArtifactError        an artifact that differs from what was declared
 │   ├── PlanMismatch     names, shapes or dtypes differ from the plan
 │   ├── DigestMismatch   the bytes are not those of the digest
 │   ├── NotFinite        NaN or infinity in a tensor
 │   ├── ArtifactTooLarge more bytes than the plan allows
-│   ├── OffsetMismatch   bytes for another place than the end of what has arrived
+│   ├── OffsetMismatch   bytes that do not follow the last byte that has arrived
 │   ├── ArtifactNotFound nothing is stored under a digest
-│   └── ArtifactDamaged  the bytes that are stored under a digest are other ones
-├── StoreUnavailable     the object store did not do what it was asked to
+│   └── ArtifactDamaged  the bytes that are stored under a digest do not have that digest
+├── StoreUnavailable     the object store did not do what it was asked to do
 ├── ExportError          an encoder or numbers cannot be written in the form that was asked for
 ├── LocalError           a folder of ours, or a process of a federation on one machine, cannot be used
 │   └── FolderInUseError another process uses the folder
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
-├── Cancelled            the work was called off from outside
+├── Cancelled            the work was cancelled from outside
 ├── Paused               a simulation stopped where its spec's watch asked for it
 ├── DeviceError          the device to compute on is missing, or has too little memory
 └── MethodError          a method cannot do what was asked of it
@@ -28,7 +28,7 @@ from pathlib import Path
 
 
 class FedSSLError(Exception):
-    """Something went wrong that a person can do something about."""
+    """Something went wrong that a person can correct."""
 
 
 class SpecError(FedSSLError):
@@ -44,7 +44,7 @@ class DataError(FedSSLError):
 
 
 class ArtifactError(FedSSLError):
-    """An artifact is not what was declared."""
+    """An artifact differs from what was declared."""
 
 
 class PlanMismatch(ArtifactError):
@@ -64,7 +64,7 @@ class ArtifactTooLarge(ArtifactError):
 
 
 class OffsetMismatch(ArtifactError):
-    """These bytes do not go on where those end that have arrived."""
+    """These bytes do not follow the last byte that has arrived."""
 
 
 class ArtifactNotFound(ArtifactError):
@@ -72,11 +72,11 @@ class ArtifactNotFound(ArtifactError):
 
 
 class ArtifactDamaged(ArtifactError):
-    """The bytes that are stored under this digest are other ones."""
+    """The bytes that are stored under this digest do not have it."""
 
 
 class StoreUnavailable(FedSSLError, OSError):
-    """The object store did not do what it was asked to; the same may succeed later."""
+    """The object store did not do what it was asked to do. The same request may succeed later."""
 
 
 class ExportError(FedSSLError):
@@ -88,7 +88,7 @@ class LocalError(FedSSLError):
 
 
 class FolderInUseError(LocalError):
-    """Another process uses the folder. `pid` is 0 if it is not known which."""
+    """Another process uses the folder. `pid` is 0 if that process is not known."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         holder = f"process {pid}" if pid else "another process"
@@ -103,7 +103,7 @@ class ResultsError(FedSSLError):
 
 
 class Cancelled(FedSSLError):
-    """The work was called off from outside."""
+    """The work was cancelled from outside."""
 
 
 class Paused(FedSSLError):
@@ -119,4 +119,4 @@ class MethodError(FedSSLError):
 
 
 class CheckpointMismatch(MethodError):
-    """The checkpoint is of another training, or of another version of this one: begin anew without it."""
+    """The checkpoint is of another training, or of another version of this one: start from scratch without it."""

@@ -1,4 +1,4 @@
-"""Files that a crash leaves with their old content or their new content, never with a part of it."""
+"""Writes files so that a crash leaves their old content or their new content, never a part of it."""
 
 import os
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o666, durable: bool = True) -> None:
-    """Replace a file's content; text is written as UTF-8. The umask limits `mode`. See `replaced_file`."""
+    """Replace a file's content as `replaced_file` does. Text is written as UTF-8. The umask limits `mode`."""
     with replaced_file(path, durable=durable) as incoming:
-        incoming.unlink(missing_ok=True)  # left by a process that was killed: its mode may differ
+        incoming.unlink(missing_ok=True)  # a killed process may have left it, with another mode
         with os.fdopen(os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
 

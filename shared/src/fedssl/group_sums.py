@@ -4,12 +4,12 @@ from torch import Tensor
 
 
 def group_sums(rows: Tensor, groups_N: Tensor, num_groups: int) -> Tensor:
-    """Return the sum of the rows of each group, in the rows' order: (num_groups, ...). A group without rows has 0.
+    """Return the sum of each group's rows, added in the rows' order: (num_groups, ...). A group without rows has 0.
 
     Args:
         rows: (N, ...).
         groups_N: int64, the group of each row.
-        num_groups: their number.
+        num_groups: the number of groups.
 
     Example:
         >>> import torch
@@ -17,6 +17,6 @@ def group_sums(rows: Tensor, groups_N: Tensor, num_groups: int) -> Tensor:
         [5.0, 0.0, 2.0]
     """
     sums = rows.new_zeros(num_groups, *rows.shape[1:])
-    if rows.is_cuda:  # where index_add adds in any order, and this sorts first
+    if rows.is_cuda:  # there index_add adds in any order, and index_put_ sorts first
         return sums.index_put_((groups_N,), rows, accumulate=True)
     return sums.index_add_(0, groups_N, rows)

@@ -1,8 +1,8 @@
 """Shows that a process without a port is alive and able to work, by a file that `python -m fedssl.liveness` reads.
 
-For orchestrators. The file's age proves that the interpreter runs, also in the middle of a long computation. Its
-content states whether the process can work and, if it cannot, why; `--ready` checks that too. A process that reports
-nothing is ready as soon as it is alive.
+It is meant for orchestrators. The file's age proves that the interpreter runs, also in the middle of a long
+computation. Its content states whether the process can work and, if it cannot, why; `--ready` checks that too. A
+process that reports nothing is ready as soon as it is alive.
 """
 
 import os
@@ -27,13 +27,13 @@ class Health(StrEnum):
     STARTING = "starting"
     READY = "ready"
     UNREADY = "unready"
-    """It cannot work now, and retries."""
+    """The process cannot work now, and retries."""
 
 
 def keep_touching() -> None:
     """Touch the file that FEDSSL_LIVENESS_FILE names every five seconds, for as long as this process lives.
 
-    Does nothing where the variable is not set. Raises OSError where the file cannot be made.
+    Does nothing if the variable is not set. Raises OSError if the file cannot be created.
     """
     if not (name := os.environ.get(VARIABLE)):
         return
@@ -49,7 +49,7 @@ def keep_touching() -> None:
 
 
 def report(health: Health, reason: str = "") -> None:
-    """Write this process's health, and in one sentence why it cannot work, to the file. Does nothing without one.
+    """Write this process's health, and in one sentence why it cannot work, to the file, if the variable names one.
 
     A report that cannot be written is lost: a full disk must not end a process.
     """
@@ -61,7 +61,7 @@ def report(health: Health, reason: str = "") -> None:
 
 
 def why_dead(path: Path) -> str | None:
-    """Why the process of this file counts as dead; None: it lives."""
+    """Return why the process of this file counts as dead, or None if it is alive."""
     try:
         age = time.time() - path.stat().st_mtime
     except OSError as error:

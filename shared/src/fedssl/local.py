@@ -1,6 +1,6 @@
 """The folder in which `fedssl up` keeps a federation, and a client for the federation in it.
 
-The distribution `fedssl-local` starts the processes. Nothing here needs it: a data owner's machine does without.
+The distribution `fedssl-local` starts the processes. This module does not need it, nor does a data owner's machine.
 """
 
 import importlib.util

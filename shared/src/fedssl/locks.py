@@ -1,4 +1,4 @@
-"""Locks between processes: on an open file, and on a folder."""
+"""Locks between processes, on an open file or on a folder."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from typing import IO
 
 from fedssl.errors import FolderInUseError, LocalError
 
-# How long the processes that a killed holder started may take to end.
+# The time that the processes which a killed holder started may take to end.
 AFTERLIFE_SECONDS = 10.0
 
 
@@ -18,7 +18,7 @@ def lock(file: int | IO[bytes], *, shared: bool = False) -> None:
 
 
 def try_lock(file: int | IO[bytes]) -> bool:
-    """Take the exclusive lock on an open file; return False if another process has it. Closing the file releases it."""
+    """Take the exclusive lock on an open file. Return False if another process has it. Closing the file releases it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -55,7 +55,7 @@ class FolderLock:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The open descriptor, for another process to inherit; empty while the lock is not held."""
+        """The open descriptor, for another process to inherit, or nothing while the lock is not held."""
         return () if self._descriptor is None else (self._descriptor,)
 
     def acquire(self) -> None:

@@ -1,8 +1,8 @@
-"""torch's optimisers, without the compiler that torch loads when the first one is made.
+"""torch's optimisers, without the compiler that torch loads when the first one is created.
 
 torch excludes five methods of every optimiser from compilation. The first call of such a method imports
 `torch._dynamo`: 800 modules, more than a second and 70 MB in every process that trains. fedssl compiles objectives and
-never optimisers, so here the methods are as they were before torch wrapped them. The mathematics is torch's.
+never optimisers, so the methods here are those from before torch wrapped them. The mathematics is torch's.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 LARS_TRUST = 1e-3
-"""The length of LARS's step per length of the weight, at learning rate 1 (eta of You et al. 2017)."""
+"""The ratio of the length of LARS's step to that of the weight, at learning rate 1 (eta of You et al. 2017)."""
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -63,8 +63,11 @@ class _LARS(torch.optim.Optimizer):
 
 
 class _SGD(torch.optim.SGD):
-    """torch's SGD, whose fused kernel fails if a parameter gets its first gradient after others have had theirs (as the
-    prototypes of FedDINO do). So each has its momentum from the beginning, of zeros, which changes no number."""
+    """torch's SGD, with a momentum of zeros for each parameter from the beginning, which does not change any number.
+
+    torch's fused kernel fails if a parameter gets its first gradient after others have had theirs (as the prototypes
+    of FedDINO do).
+    """
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)

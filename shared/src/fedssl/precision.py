@@ -1,4 +1,4 @@
-"""float32 as it is meant, wherever a network runs."""
+"""Keeps float32 at its full precision wherever a network runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 
 @contextmanager
 def exact_float32(device: torch.device | str, *, deterministic: bool = False) -> Iterator[None]:
-    """float32 is float32 inside, also in a GPU's convolutions, which torch would round to TF32's 10 bits.
+    """Keep float32 at full precision inside, also in a GPU's convolutions, which torch would round to TF32's 10 bits.
 
-    So would matrix products be if the environment asks for it, as NVIDIA's images do
-    (`TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`). `deterministic`: convolutions on a GPU add up in the same order every time.
+    torch would also round matrix products if the environment asks for it, as NVIDIA's images do
+    (`TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`). With `deterministic`, convolutions on a GPU add in the same order every time.
     """
     if torch.device(device).type != "cuda":
         yield

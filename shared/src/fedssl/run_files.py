@@ -1,4 +1,4 @@
-"""The files of a run's folder, simulated or pulled, which are written whole or not at all. Does not import torch."""
+"""The files in the folder of a simulated or pulled run, written whole or not at all. Does not import torch."""
 
 import json
 import math
@@ -24,14 +24,14 @@ def write_spec(spec: "RunSpec", destination: Path) -> None:
 
 
 def spec_as_yaml(spec: "RunSpec") -> str:
-    """Return a whole spec as YAML. Not as TOML, which has no null."""
+    """Return a whole spec as YAML, because TOML has no null."""
     import yaml
 
     return str(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
 def write_json(destination: Path, value: Any) -> None:
-    """Write JSON that every reader accepts: numbers that are not finite become null."""
+    """Write JSON that every reader accepts, in which numbers that are not finite become null."""
     write_text(destination, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
 
 

@@ -1,7 +1,8 @@
-"""Where every random number comes from: a seed derived from (run seed, round, client, purpose).
+"""Derives the seed of every random number from (run seed, round, client, purpose).
 
-Nothing else may seed a generator. It is what makes simulation and deployment draw the same numbers, and a round that
-is trained again after a crash repeat itself. Standard library only: the API process samples cohorts with it.
+Nothing else may seed a generator. Therefore simulation and deployment draw the same numbers, and a round that is
+trained again after a crash gives the same result. Only the standard library is used, because the API process samples
+cohorts with it.
 """
 
 import hashlib
@@ -11,9 +12,9 @@ from fedssl.protocol.training import CohortConfig
 
 
 def derive_seed(run_seed: int, round_number: int, client_id: str, purpose: str) -> int:
-    """A seed below 2**63 that differs wherever any of its four parts does.
+    """Return a seed below 2**63 that differs if any of its four parts does.
 
-    `round_number` 0 is the time before the first round; `client_id` "" is the coordinator.
+    `round_number` 0 means before the first round; `client_id` "" means the coordinator.
 
     >>> derive_seed(0, 1, "hospital-a", "views") == derive_seed(0, 1, "hospital-a", "views")
     True
@@ -25,10 +26,10 @@ def derive_seed(run_seed: int, round_number: int, client_id: str, purpose: str) 
 
 
 def sample_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int, round_number: int) -> list[str]:
-    """The clients of one round, in name order: `cohort.fraction` of them, rounded half up, and at least one.
+    """Return the clients of one round, in name order: `cohort.fraction` of them, rounded half up, and at least one.
 
-    Every client draws a number, and those with the smallest take part: no library's way of sampling, which another
-    version might change, is in it. An over-sampled cohort (`asked_cohort`) is these and others.
+    A number is derived for every client, and the clients with the smallest numbers take part. This uses no library's
+    sampling, which another version might change. An over-sampled cohort (`asked_cohort`) has these clients and others.
 
     >>> sample_cohort(["b", "a"], CohortConfig(), 0, 1)
     ['a', 'b']
@@ -38,7 +39,7 @@ def sample_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int
 
 
 def asked_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int, round_number: int) -> list[str]:
-    """The clients that a round is offered to, in name order: more than it needs where `cohort.over_sampling` says so.
+    """Return the clients that a round is offered to, in name order: with `cohort.over_sampling`, more than it needs.
 
     >>> asked_cohort("abcd", CohortConfig(fraction=0.5, over_sampling=1.5), 0, 1)
     ['a', 'b', 'd']

@@ -1,4 +1,4 @@
-"""A whole federation on one machine, over the same engine: the same bits as the deployed one on one CPU thread."""
+"""A whole federation on one machine, with the same engine. On one CPU thread, its bits are those of a deployed one."""
 
 import contextlib
 import dataclasses
@@ -66,13 +66,14 @@ Counted = TypeVar("Counted", SiteEvaluation, SiteCounts)
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One finished round: its cohort's metrics and images by client, the coordinator's metrics, and what it cost.
+    """One finished round: its cohort's metrics and images by client, the coordinator's metrics, and its costs.
 
-    `num_images`: images trained on, each as often as it was. `bytes_down`, `bytes_up`: of the artifacts as they travel
-    in a deployment, to and from the whole cohort. `seconds`: of this machine, judging left out. `alarms`: what crossed
-    a threshold of the spec's `watch`. `rejected`: clients whose update was left out, because it could not be used or
-    lay beyond the spec's `robustness`. `updates`: what the coordinator measures of each client's update. `unusual`:
-    the updates that it raises an alarm about. `skipped`: why the round has no result, or None if it has one.
+    `num_images`: the images trained on, each counted as often as it was used. `bytes_down`, `bytes_up`: the bytes of
+    the artifacts that a deployment would transfer to and from the whole cohort. `seconds`: the time on this machine,
+    without evaluations. `alarms`: the metrics that crossed a threshold of the spec's `watch`. `rejected`: the clients
+    whose update was left out, because it could not be used or exceeded the limits of the spec's `robustness`.
+    `updates`: the coordinator's measurements of each client's update. `unusual`: the updates about which it raises an
+    alarm. `skipped`: why the round has no result, or None if it has one.
     """
 
     round_number: int
@@ -98,7 +99,7 @@ class RoundRecord:
     def loss(self) -> float | None:
         """The mean loss of the clients whose updates were used, weighted by their images, or None if there is none.
 
-        It comes from the coordinator's sum if the spec has `aggregation.arithmetic = "fixed"`.
+        It is computed from the coordinator's sum if the spec has `aggregation.arithmetic = "fixed"`.
         """
         if LOSS in self.server or NUM_EXAMPLES in self.server:
             return self.server.get(LOSS)
@@ -115,14 +116,14 @@ class RoundRecord:
 
 @dataclass(slots=True)
 class Result:
-    """A simulation, finished or as far as it has come.
+    """A simulation, finished or in progress.
 
     `model`: the last round's weights, with the averaged encoder if the spec has one; `initial`: those before training.
-    `evaluations`: what `spec.evaluation` asked for, of the last round that was judged; `evaluations_by_round`: of all
-    of them, 0 is before training. `chance`: the accuracy without an encoder on the same test images.
-    `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none. `cross_site`: by
-    round and by the site that a classifier is of, the counts of every other site. `loaded`: the tensors that were
-    loaded if the encoder did not start from random weights; empty after a simulation was resumed.
+    `evaluations`: the measures that `spec.evaluation` asks for, of the last evaluated round; `evaluations_by_round`:
+    those of all evaluated rounds, where round 0 is before training. `chance`: the accuracy without an encoder on the
+    same test images. `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none.
+    `cross_site`: by round and by the site whose classifier it is, the counts of every other site. `loaded`: the tensors
+    that were loaded if the encoder did not start from random weights; empty after a simulation was resumed.
     """
 
     spec: RunSpec
@@ -149,18 +150,18 @@ OnDistillation = Callable[[int, DistillationProgress], None]
 OnJudging = Callable[[int, str, float | None], None]
 OnEvaluation = Callable[[int, dict[str, float]], None]
 OnTrained = Callable[[int, str, Tensors], None]
-"""Called with the round, a client and the model that it has trained, before anything is averaged."""
+"""Receives the round, a client and the model that the client has trained, before anything is averaged."""
 
 
 class Checkpoint(Protocol):
-    """Where a simulation is kept while it lasts, for whoever goes on with it after an interruption."""
+    """Stores a simulation while it runs, so that it can be resumed after an interruption."""
 
     def load(self, spec: RunSpec) -> Result | None:
-        """What was saved last; None before anything was."""
+        """Return the result that was saved last, or None if none was saved."""
         ...
 
     def save(self, result: Result) -> None:
-        """Replace what was saved, whole or not at all. Called after every round."""
+        """Replace the saved result, whole or not at all. Called after every round."""
         ...
 
 
@@ -183,26 +184,26 @@ def simulate(
     on_evaluation: OnEvaluation = lambda number, measures: None,
     on_trained: OnTrained | None = None,
 ) -> Result:
-    """Train `spec` on the images of `clients` (name to images), or on `spec.partition`'s where None.
+    """Train `spec` on the images of `clients` (name to images), or on those of `spec.partition` if that is None.
 
-    `spec`: a RunSpec, or its keys and values as in a spec file. `public`: the images that everybody holds, in place of
-    those that `spec.public_data` names (FLESD's experiments make one client's images public); as many as it says.
-    `jobs`: the number of processes that train clients; above 1, this process only aggregates, and `cuda` means all
-    GPUs. On a CPU the bits do not depend on it. `checkpoint`: read at the start and written after every round; a
-    simulation that is run again goes on there, to the same bits. `cohorts`: of a deployed run whose rounds did not all
-    have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
-    simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round:
-    they start cold, as in a deployed run that has the event `client.state_lost`. `lost_clients`: of a spec with
-    `secure_aggregation`, the clients that are lost in a round, each with the phase in which it is
-    (`engine.secure_rounds.Phase`). Where the spec has an evaluation, the encoder is judged as it asks, before training
-    too. If the spec has `model.initial`, its file is read, and the digest of its weights is in the result's spec.
+    `spec`: a RunSpec, or its keys and values as in a spec file. `public`: the images that every client holds, in place
+    of those that `spec.public_data` names, and as many (FLESD's experiments make one client's images public). `jobs`:
+    the number of processes that train clients; above 1, this process only aggregates, and `cuda` means all GPUs. On a
+    CPU the bits do not depend on it. `checkpoint`: read at the start and written after every round; a simulation that
+    is run again continues from there, to the same bits. `cohorts`: the clients whose updates were accepted, by round,
+    for a deployed run in which some rounds did not have every update (no clients: the round was skipped); with them the
+    simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round;
+    they start cold, as in a deployed run that has the event `client.state_lost`. `lost_clients`: the clients that are
+    lost in a round of a spec with `secure_aggregation`, each with the phase in which it is lost
+    (`engine.secure_rounds.Phase`). If the spec has an evaluation, the encoder is evaluated accordingly, also before
+    training. If the spec has `model.initial`, its file is read, and the digest of its weights is in the result's spec.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
-    every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
-    and `on_evaluation(round, measures)` once it is. `on_trained(round, client, model)` gets the broadcast's tensors
+    every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is evaluated
+    and `on_evaluation(round, measures)` after that. `on_trained(round, client, model)` receives the broadcast's tensors
     with the values that a client has trained, before the checkpoint of the round is written. Raises SpecError,
-    DataError, DeviceError, MethodError, LocalError if one of the processes was killed, and Paused where the spec's
-    watch asks for it.
+    DataError, DeviceError, MethodError, LocalError if one of the processes was killed, and Paused if the spec's watch
+    asks for it.
     """
     spec = spec_of(spec)
     if jobs < 1:
@@ -264,7 +265,7 @@ _Train = Callable[
     [Tensors, Mapping[str, ClientState], Sequence[Context], Callable[[str, LocalProgress], None]],
     dict[str, LocalResult],
 ]
-"""Trains clients on a broadcast, from the states that they kept, and returns their results by name."""
+"""Trains clients on a broadcast, starting from their kept states, and returns their results by name."""
 
 
 def _train_here(
@@ -285,7 +286,7 @@ def _train_here(
 
 
 class _Federation:
-    """The clients and the coordinator, over the engine. `sizes`: the clients' numbers of images."""
+    """The clients and the coordinator, simulated with the engine. `sizes`: the clients' numbers of images."""
 
     def __init__(
         self,
@@ -312,7 +313,7 @@ class _Federation:
         self._frozen_bytes = frozen_bytes(plan)
 
     def start(self, start: Start | None) -> Result:
-        """Everything as it is before the first round."""
+        """Return the result as it is before the first round."""
         first = start_run(
             self._method,
             self._everywhere,
@@ -328,7 +329,7 @@ class _Federation:
         )
 
     def train(self, result: Result, number: int) -> None:
-        """One round, put into `result` only once it is finished."""
+        """Train one round, and change `result` only once the round is finished."""
         started = time.perf_counter()
         cohort = self._cohorts.get(number)
         if cohort is None:
@@ -421,7 +422,7 @@ class _Federation:
         *,
         restart: bool,
     ) -> None:
-        """Finish a round whose coordinator receives masked vectors only. It measures no update."""
+        """Finish a round in which the coordinator receives only masked vectors, and measures no update."""
         from fedssl.engine.secure_rounds import run_secure_round
 
         lost = self._lost_clients.get(ctx.round_number, {})
@@ -459,7 +460,7 @@ class _Federation:
         result.history.append(record)
 
     def _trained_model(self, broadcast: Tensors, local: LocalResult) -> Tensors:
-        """Return the broadcast with the values that a client has trained: it sends them, or keeps them."""
+        """Return the broadcast with the values that a client has trained, whether it sends or keeps them."""
         weights = {tensor.name for tensor in self._bound.plan.broadcast if tensor.kind == "weights"}
         sent = restored_update(local.update, broadcast, self._bound.rounded) if local.update else {}
         own = {**local.state, **sent}
@@ -467,7 +468,7 @@ class _Federation:
 
     @staticmethod
     def _num_new(result: Result, cohort: Sequence[str]) -> int:
-        """Return how many clients of the cohort have not taken part before, and so lack the frozen tensors."""
+        """Return the number of clients in the cohort that have not taken part yet, and so lack the frozen tensors."""
         return len(set(cohort).difference(*(record.num_examples for record in result.history)))
 
     def _num_images(self, ctx: Context) -> int:
@@ -491,7 +492,7 @@ def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping
 
 
 class _Judges:
-    """Judges the encoder of the rounds that the spec names, each once."""
+    """Evaluates the encoder of each round that the spec names, once."""
 
     def __init__(
         self, spec: RunSpec, data_root: Path | None, device: str, on_judging: OnJudging, on_evaluation: OnEvaluation
@@ -500,14 +501,14 @@ class _Judges:
         self._on_judging, self._on_evaluation = on_judging, on_evaluation
         self._labelled: Labelled | None = None
         self.chance: Chance | None = None
-        # Read before training: a missing data set must not end a run.
+        # The data set is read before training, so that a missing one does not end a run later.
         if (config := spec.central_evaluation) is not None:
             limits = {"max_train": config.max_train, "max_test": config.max_test}
             self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
             self.chance = chance_of(labels_of(self._labelled.test).tolist())
 
     def judge(self, result: Result) -> None:
-        """Measure the last round's encoder, where that is due and not done."""
+        """Evaluate the last round's encoder, if that is due and not done."""
         config, number = self._spec.central_evaluation, result.rounds_done
         if config is None or self._labelled is None:
             return
@@ -581,7 +582,7 @@ class _Sites:
         number: int,
         **heads: Any,
     ) -> Counted | str:
-        """Return what a site counts, or why it cannot. A state is only needed for a BatchNorm of the site's own."""
+        """Return a site's counts, or why it has none. A state is only needed if the site has its own BatchNorm."""
         images = self._shards[name]
         try:
             own = weights_at_site(model, state, self._spec, number)
@@ -607,12 +608,12 @@ class _Sites:
 
 
 def _least(values: list[float]) -> float:
-    """NaN where any is: an encoder that diverged is the worst."""
+    """Return the smallest value, or NaN if any value is NaN, because an encoder that diverged is the worst."""
     return math.nan if any(map(math.isnan, values)) else min(values)
 
 
 def judged_models(result: Result) -> dict[str, Tensors]:
-    """What holds the encoders of a run: the global model, under "", or where nothing is sent every client's own state.
+    """Return the models of a run: the global one, under "", or every client's own state if the method sends nothing.
 
     The papers' rows without a federation report the clients' mean (FedU) or the worst of them (FLESD's Min-Local).
     """
@@ -673,7 +674,7 @@ def _participants(cohort: CohortConfig, shards: Mapping[str, ImageData | CachedD
 
 
 def _require_masks(spec: RunSpec, num_clients: int) -> None:
-    """Raise SpecError if the spec asks for secure aggregation, and no round here could have it."""
+    """Raise SpecError if the spec asks for secure aggregation, but no round here could use it."""
     config = spec.secure_aggregation
     if config is None:
         return

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces, of the services' processes alone, and only where the standard OTEL_* variables ask for them.
+"""OpenTelemetry traces of the services' processes only, and only if the standard OTEL_* variables ask for them.
 
-A round is one trace: its id is made from the run and the round, so that every process that works on the round, today or
-after a crash, knows it without being told. Within it, who calls whom travels as `traceparent`, in HTTP headers and in
+A round is one trace. Its id is derived from the run and the round, so that every process that works on the round can
+compute it, also after a crash. Within the trace, the calling span is passed on as `traceparent`, in HTTP headers and in
 the headers of Celery's messages.
 """
 
@@ -25,13 +25,13 @@ _is_on = False
 
 
 class TracingUnavailable(FedSSLError):
-    """Traces were asked for, and what sends them is not installed."""
+    """Traces were asked for, but the package that sends them is not installed."""
 
 
 def configure(service: str, exporter: "SpanExporter | None" = None) -> None:
-    """Begin to trace this process as `service`, if a variable names an OTLP endpoint, or to `exporter`. Once a process.
+    """Begin to trace this process as `service`, to `exporter` or, if a variable names one, to an OTLP endpoint.
 
-    Raises TracingUnavailable where the SDK is not installed.
+    Call this once per process. Raises TracingUnavailable if the SDK is not installed.
     """
     global _is_on
     is_asked_for = any(os.environ.get(name) for name in _ENDPOINTS)
@@ -46,7 +46,7 @@ def configure(service: str, exporter: "SpanExporter | None" = None) -> None:
         raise TracingUnavailable(
             f"OTEL_* asks for traces, and OpenTelemetry's SDK is missing: pip install '{service}[otel]'"
         ) from None
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come before this name.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over this name.
     name = os.environ.get("OTEL_SERVICE_NAME") or service
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     if exporter is not None:
@@ -58,13 +58,13 @@ def configure(service: str, exporter: "SpanExporter | None" = None) -> None:
 
 
 def round_trace(run_id: UUID, round_number: int) -> dict[str, str]:
-    """The headers of a round's trace, the same in every process."""
+    """Return the headers of a round's trace, which are the same in every process."""
     digest = hashlib.sha256(f"{run_id}/{round_number}".encode()).hexdigest()
     return {TRACEPARENT: f"00-{digest[:32]}-{digest[32:48]}-01"}
 
 
 def carried() -> dict[str, str]:
-    """The headers that name the span that this is in; none where nothing is traced."""
+    """Return the headers that name the current span, or none if this process is not traced."""
     headers: dict[str, str] = {}
     if _is_on:
         from opentelemetry.propagate import inject
@@ -77,9 +77,9 @@ def carried() -> dict[str, str]:
 def span(
     name: str, parent: Mapping[str, str] | None = None, *, kind: Kind = "internal", **attributes: str | int | float
 ) -> Iterator[Any]:
-    """What the block does, as one span below `parent`'s headers, else below the one that this is in.
+    """Trace the block as one span, whose parent is the span in `parent`'s headers or, without them, the current one.
 
-    Yields the span, None where nothing is traced. An error that leaves the block is noted in it.
+    Yields the span, or None if this process is not traced. An error that leaves the block is recorded in the span.
     """
     if not _is_on:
         yield None
@@ -98,7 +98,7 @@ def span(
 def round_span(
     name: str, run_id: UUID, round_number: int, kind: Kind = "internal", **attributes: str | int | float
 ) -> Iterator[Any]:
-    """As `span`, at the top of the round's trace."""
+    """Trace the block as `span` does, at the top of the round's trace."""
     parent = round_trace(run_id, round_number)
     with span(name, parent, kind=kind, run=str(run_id), round=round_number, **attributes) as current:
         yield current

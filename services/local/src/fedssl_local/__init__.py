@@ -1,6 +1,6 @@
 """A federation's processes on one machine: Postgres and Valkey from wheels, and a supervisor for all of them.
 
-Needs Linux or macOS. Starts the coordinator and the worker as programs, and imports neither.
+The package needs Linux or macOS. It starts the coordinator and the worker as programs, and imports neither.
 """
 
 from fedssl_local.errors import (

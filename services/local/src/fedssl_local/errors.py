@@ -1,4 +1,4 @@
-"""What can go wrong with the processes of a federation on one machine.
+"""The errors of the processes of a federation on one machine.
 
 fedssl.errors.LocalError
 ├── fedssl.errors.FolderInUseError  another process uses the folder
@@ -8,7 +8,7 @@ fedssl.errors.LocalError
 ├── ServerFailedError       Postgres or Valkey failed to do what was asked
 ├── ServiceFailedError      a service ended, or was not ready in time, when it was started
 ├── CrashLoopError          a service ended repeatedly, or would do so; the supervisor gave it up
-└── GivenUpError            what the others continued without
+└── GivenUpError            services were given up, and the others continued without them
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ class MissingServerError(LocalError):
 
 
 class UnprivilegedError(LocalError):
-    """Started by root, and no unprivileged user can be made to run the server."""
+    """The process runs as root, and cannot run the server as any unprivileged user."""
 
 
 class PortTakenError(LocalError):
-    """The port that a server must have belongs to another process."""
+    """Another process uses the port that a server must have."""
 
     def __init__(self, server: str, port: int) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class PortTakenError(LocalError):
 
 
 class _FailedError(LocalError):
-    """Something failed, and the end of its log says why."""
+    """A program failed, and the end of its log shows why."""
 
     def __init__(self, name: str, what: str, last_lines: str, log_path: Path) -> None:
         log = f"The end of {log_path}:\n{last_lines}" if last_lines else f"{log_path} says nothing"
@@ -61,19 +61,19 @@ class _FailedError(LocalError):
 
 
 class ServerFailedError(_FailedError):
-    """Postgres or Valkey does not do what was asked; the message ends with the last lines of its log."""
+    """Postgres or Valkey failed to do what was asked. The message ends with the last lines of its log."""
 
 
 class ServiceFailedError(_FailedError):
-    """A service died, or was not ready in time, at its start; the message ends with the last lines of its log."""
+    """A service died at its start, or was not ready in time. The message ends with the last lines of its log."""
 
 
 class CrashLoopError(_FailedError):
-    """A service died again and again, or would at every start; the message ends with the last lines of its log."""
+    """A service died repeatedly, or would die at every start. The message ends with the last lines of its log."""
 
 
 class GivenUpError(LocalError):
-    """Services that are not essential died again and again, and the others continued without them."""
+    """Services that are not essential died repeatedly, and the others continued without them."""
 
     def __init__(self, failures: Sequence[CrashLoopError]) -> None:
         names = ", ".join(failure.name for failure in failures)

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: servers, coordinator and one worker a client, each a process of its own.
+"""A whole federation on one machine: servers, coordinator and one worker per client, each in its own process.
 
 The coordinator and the worker are started as `python -m ...` and never imported: this package depends on neither.
 Secrets reach the processes through the environment or files of mode 0600, never through a command line.
@@ -36,19 +36,20 @@ STEP_SECONDS = 120.0
 WORKERS_SECONDS = 120.0
 SWEEP_SECONDS = 1.0
 AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate", "notifier": "notify"}
-"""The queue of each process that serves one. Notifications wait for other servers, so nothing else waits for them."""
+"""The queue of each process that serves one. Notifications wait for other servers, so they have their own queue."""
 WORKER_UNUSABLE, WORKER_REFUSED = 2, 3  # exit statuses of a worker: unusable settings or images; not wanted
-# -P: a file of the user's that is named like one of ours or of a library must not be taken for it.
+# -P: Python must not import a user's file instead of a module of ours, or of a library, that has the same name.
 PYTHON = (sys.executable, "-P", "-m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """What the clients are to own.
+    """The images that the clients are to own.
 
-    `partition` and `data` are used where nothing has been dealt yet (`data` None: the images' own shape); `required`
-    names what must not differ in a folder where something has. `data_root` is a folder to look for the data set in.
-    `sources`, if there are any, are each client's own images (a folder or an .npz file); nothing is partitioned then.
+    `partition` and `data` are used if the folder has no images yet; the images keep their own shape if `data` is None.
+    If the folder has images already, the values in `required` must not differ from its record. `data_root` is a folder
+    in which to search for the data set. `sources`, if there are any, are each client's own images (a folder or an .npz
+    file); nothing is partitioned then.
     """
 
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -60,9 +61,11 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How the processes run. `port`: of the API; 0: any that is free; None: the folder's last, else 8000, else any.
+    """How the processes run.
 
-    `encoders` are those that the workers of some clients declare from now on; a client that is not named keeps its own.
+    `port` is the API's port. If it is 0, any free port is used; if it is None, the folder's last port, else 8000, else
+    any free port. `encoders` are those that the workers of some clients declare from now on; a client that is not named
+    keeps its own.
     """
 
     port: int | None = None
@@ -82,20 +85,20 @@ class Federation:
 
     @property
     def url(self) -> str:
-        """Where the API is."""
+        """The address of the API."""
         return f"http://{HOST}:{self.record.port}"
 
     def client(self, patience_seconds: float = 30.0) -> Client:
-        """An operator's client; close it."""
+        """Return an operator's client, which the caller must close."""
         token = self.folder.operator_token.read_text(encoding="ascii").strip()
         return Client(self.url, token, retry=Retry(seconds=patience_seconds))
 
     def raise_if_failed(self) -> None:
-        """Raise LocalError if a process without which nothing works died again and again."""
+        """Raise LocalError if an essential process died repeatedly."""
         self._supervisor.raise_if_failed()
 
     def raise_if_given_up(self) -> None:
-        """Raise LocalError if another process died again and again, so that the rest continues without it."""
+        """Raise LocalError if a process that is not essential died repeatedly, and the rest continues without it."""
         self._supervisor.raise_if_given_up()
 
     def run_until_stopped(self) -> None:
@@ -112,9 +115,9 @@ def running_federation(
     on_step: Callable[[str], None] = lambda what: None,
     on_event: Callable[[str, str], None] = lambda name, what: None,
 ) -> Iterator[Federation]:
-    """Start, or start again, what is in the folder; everything is stopped when the block ends.
+    """Start, or start again, the federation in the folder, and stop everything when the block ends.
 
-    Raises LocalError, DataError, ClientError, and SpecError where the folder was dealt otherwise.
+    Raises LocalError, DataError, ClientError, and SpecError if the folder was partitioned differently.
     """
     require_installed()
     folder.require_usable()
@@ -129,11 +132,11 @@ def running_federation(
         _Starter(federation, supervisor, machine, on_step).start()
         yield federation
     if supervisor.is_hurried:
-        raise KeyboardInterrupt  # the supervisor took it for its own; what comes after the block must not go on either
+        raise KeyboardInterrupt  # the supervisor handled the Ctrl-C; the code after the block must not run either
 
 
 def require_installed() -> None:
-    """Raise LocalError where the coordinator or the worker is not installed beside this package."""
+    """Raise LocalError if the coordinator or the worker is not installed along with this package."""
     missing = [name for name in ("fedssl_coordinator", "fedssl_worker") if importlib.util.find_spec(name) is None]
     if missing:
         wheels = " ".join(name.replace("_", "-") for name in missing)
@@ -142,7 +145,7 @@ def require_installed() -> None:
 
 @contextmanager
 def _own_variables() -> Iterator[None]:
-    """Hide the user's FEDSSL_* variables from what is started: they may be about, or a secret of, something else."""
+    """Hide the user's FEDSSL_* variables from the processes: they may belong to, or be a secret of, something else."""
     hidden = {name: value for name, value in os.environ.items() if name.startswith("FEDSSL_") and name != "FEDSSL_DATA"}
     for name in hidden:
         del os.environ[name]
@@ -171,9 +174,10 @@ def _as_the_machine_says(record: Record, machine: Machine) -> Record:
 
 
 def _own_shape(dealing: Dealing, on_step: Callable[[str], None]) -> DataConfig:
-    """The images' own channels, and their shorter side as far as a run can have it.
+    """Return the images' own number of channels, and their shorter side within the limits of a run.
 
-    If the clients' images differ, it is the smallest side, so that none are enlarged, and RGB if any has colours.
+    If the clients' images differ, the size is that of the smallest, so that none are enlarged, and the images are RGB
+    if any of them are.
     """
     from fedssl.artifacts.images import MAX_SIZE, MIN_SIZE
 
@@ -208,7 +212,7 @@ def _choose_port(wanted: int | None, last: int | None) -> int:
 
 
 class _Starter:
-    """Starts everything in the order in which one part needs the other."""
+    """Starts every process after those that it needs."""
 
     def __init__(
         self, federation: Federation, supervisor: Supervisor, machine: Machine, on_step: Callable[[str], None]
@@ -225,7 +229,7 @@ class _Starter:
     def start(self) -> None:
         self._on_step("starting Postgres and Valkey")
         if not (self._folder.postgres / "pgdata").exists():
-            # A new database knows no token of an earlier one.
+            # A new database does not have the tokens of an earlier one.
             for token in self._folder.tokens.glob("*"):
                 token.unlink()
         postgres, valkey = Postgres(self._folder.postgres), Valkey(self._folder.valkey)
@@ -245,12 +249,13 @@ class _Starter:
         self._on_step("bringing the database up to date")
         self._run_once("migrate", ["migrate"], env)
         self._on_step("starting the coordinator")
-        # One process a queue: what takes hours holds up nobody else. Those that wait are small, torch comes with work.
+        # One process per queue: work that takes hours delays no other work. An idle process is small, because torch is
+        # imported with the first work.
         on_device = env | self._threads | {"FEDSSL_DEVICE": self._machine.device}
         for name, queue in AGGREGATORS.items():
             arguments = ["fedssl_coordinator", "aggregator", "--queues", queue]
             self._start_service(name, arguments, on_device, is_essential=queue == "aggregate")
-        # It keeps nothing, so it is not waited for.
+        # It has no state, so there is no need to wait for its end.
         self._start_service("beat", ["fedssl_coordinator", "beat"], env, stop_timeout_seconds=0.2)
         arguments = ["fedssl_coordinator", "api", "--host", HOST, "--port", str(self._record.port)]
         self._start_service("api", arguments, env, ready=self._api_answers)
@@ -278,7 +283,7 @@ class _Starter:
         }
         if (encoder := self._record.encoders.get(name)) is not None:
             settings["FEDSSL_WORKER_ENCODER"] = encoder.model_dump_json()
-        # Refused for good: starting it again changes nothing, and the other clients go on without it.
+        # A worker that was refused would be refused again, and the other clients continue without it.
         self._start_service(
             name,
             ["fedssl_worker", "run"],
@@ -289,7 +294,7 @@ class _Starter:
         )
 
     def _await_workers(self, client: Client, names: set[str], since: datetime) -> None:
-        """Until all have registered: a run that is submitted next then finds the whole cohort."""
+        """Wait until all have registered, so that a run that is submitted next finds the whole cohort."""
         deadline = time.monotonic() + WORKERS_SECONDS
         while True:
             self._supervisor.raise_if_failed()
@@ -333,7 +338,7 @@ class _Starter:
                     text=True,
                     timeout=STEP_SECONDS,
                     check=False,
-                    start_new_session=True,  # a terminal's Ctrl-C is for us; leaving kills it
+                    start_new_session=True,  # a terminal's Ctrl-C is for us, and leaving kills the command
                 )
             except subprocess.TimeoutExpired:
                 what = f"fedssl_coordinator {arguments[0]} did not end within {STEP_SECONDS:g} s"

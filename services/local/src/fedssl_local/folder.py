@@ -1,4 +1,4 @@
-"""The folder of a local federation: what lies where in it, and the record of what was dealt to whom."""
+"""The folder of a local federation: its paths, and the record of which images each client was given."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _SHAPE = ("channels", "image_size", "window")
 
 
 class Record(StrictModel):
-    """What a folder's shards were made of. It is written last, so a folder that has one is complete."""
+    """The origin and the shape of a folder's shards. It is written last, so a folder that has one is complete."""
 
     format: Literal[1] = 1
     partition: PartitionConfig | None = None  # null if each client has its own images, from `sources`
@@ -35,12 +35,12 @@ class Record(StrictModel):
 
     @property
     def clients(self) -> list[str]:
-        """The data owners, in name order."""
+        """The names of the data owners, sorted."""
         return sorted(self.num_images)
 
 
 class Folder(FederationFolder):
-    """Where the parts of a federation are. Nothing is read or made before it is asked for."""
+    """The paths of a federation's parts. Nothing is read or created until a method is called."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -50,23 +50,23 @@ class Folder(FederationFolder):
         self.shards = root / "shards"
 
     def shard(self, client: str) -> Path:
-        """A client's own images."""
+        """Return the file of a client's own images."""
         return self.shards / f"{client}.npz"
 
     def worker_token(self, client: str) -> Path:
-        """The token of a client's worker."""
+        """Return the file with the token of a client's worker."""
         return self.tokens / client
 
     def worker_state(self, client: str) -> Path:
-        """What a client's worker keeps from round to round."""
+        """Return the state folder of a client's worker."""
         return self.root / "workers" / client
 
     def log(self, name: str) -> Path:
-        """The output of one process."""
+        """Return the log file of one process."""
         return self.root / "logs" / f"{name}.log"
 
     def read(self) -> Record | None:
-        """The record, None where nothing has been dealt yet. Raises LocalError where it cannot be read."""
+        """Return the record, or None if there is none yet. Raises LocalError if it cannot be read."""
         try:
             return Record.model_validate_json(self.record_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -78,11 +78,11 @@ class Folder(FederationFolder):
             ) from None
 
     def write(self, record: Record) -> None:
-        """Keep the record; a kill at any moment leaves the old one or the new one."""
+        """Write the record. If the process is killed, the old record or the new one remains."""
         write_private(self.record_path, record.model_dump_json(indent=2) + "\n")
 
     def require_usable(self) -> None:
-        """Raise LocalError where the folder is somebody else's: it holds things, but no federation."""
+        """Raise LocalError if the path is a file, or a folder that has contents but does not hold a federation."""
         if not self.root.exists():
             return
         if not self.root.is_dir():
@@ -91,9 +91,9 @@ class Folder(FederationFolder):
             raise LocalError(f"{self.root} holds other things than a federation: choose a new or an empty folder")
 
     def partition_dataset(self, partition: PartitionConfig, data: DataConfig, data_root: Path | None) -> Record:
-        """Deal a data set out, one file a client, and write the record.
+        """Partition a data set among the clients, one file per client, and write the record.
 
-        Raises DataError, before anything is written, where a client would get no images: its worker could not start.
+        Raises DataError, before anything is written, if a client would get no images: its worker could not start.
         """
         from fedssl.data.partitioning import partition_dataset, require_images
 
@@ -104,8 +104,8 @@ class Folder(FederationFolder):
     def copy_sources(self, sources: Mapping[str, str], data: DataConfig, data_root: Path | None) -> Record:
         """Convert each client's own images to one shape, one file per client, and write the record.
 
-        Labels get the same numbers at all clients if all have named classes; else they are left out. Raises DataError,
-        before anything is written.
+        Labels get the same numbers at all clients if all have named classes; otherwise they are left out. Raises
+        DataError before anything is written.
         """
         from fedssl.data import load_conformed
         from fedssl.data.images import with_common_classes
@@ -121,7 +121,7 @@ class Folder(FederationFolder):
     def _keep(self, by_client: Mapping[str, "ImageData"], data: DataConfig, **origin: Any) -> Record:
         from fedssl.data import save_npz
 
-        shutil.rmtree(self.shards, ignore_errors=True)  # of a dealing that was cut short
+        shutil.rmtree(self.shards, ignore_errors=True)  # left by an attempt that was interrupted
         self.shards.mkdir(mode=0o700)
         for client, images in by_client.items():
             save_npz(self.shard(client), images, window=data.window)

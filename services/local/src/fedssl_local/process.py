@@ -28,7 +28,7 @@ NEWLINE = b"\n"
 
 @contextmanager
 def append_log(path: Path) -> Iterator[IO[bytes]]:
-    """Open a log to append to; one of more than 8 MiB is first moved to `<name>.1`, replacing the one before."""
+    """Open a log to append to. A log of more than 8 MiB is first moved to `<name>.1`, replacing the earlier one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         if path.stat().st_size > LOG_BYTES:
@@ -50,7 +50,7 @@ def describe_end(returncode: int) -> str:
 class Process:
     """A running command below its subreaper, which appends its output to a log.
 
-    `env` is the whole environment (None: this process's). `user` is the user to run as (None: this process's).
+    `env` is the whole environment, and `user` is the user to run as; if they are None, they are those of this process.
     `pass_fds` are descriptors that the command inherits. `held_fds` stay open, with any lock on them, until no process
     of the command is left. A command that cannot be executed exits with status 127, and its log gives the reason.
 
@@ -110,7 +110,7 @@ class Process:
         self.kill()
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None while the command runs."""
+        """Return the exit status, negative for a signal, or None while the command runs."""
         returncode = self._subreaper.poll()
         if returncode is not None:
             self._clear_away()
@@ -137,13 +137,13 @@ class Process:
             self._channel.send(bytes([signum]))
 
     def stop(self, signum: int, timeout_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """Send `signum` to the group; after the timeout, or once `hurry()`, kill it. Return the exit status."""
+        """Send `signum` to the group, kill it after the timeout or once `hurry()` is true, and return the status."""
         self.signal_group(signum)
         self.wait_for(timeout_seconds, hurry)
         return self.kill()
 
     def kill(self) -> int:
-        """Kill the command and all its descendants; return the exit status when none is left."""
+        """Kill the command and all its descendants, and return the exit status when none is left."""
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
         try:
@@ -161,7 +161,7 @@ class Process:
         return ""
 
     def _clear_away(self) -> None:
-        """After the subreaper has ended: if it was killed, kill the group that it can no longer kill."""
+        """Clean up after the subreaper has ended. If it was killed, kill the group that it can no longer kill."""
         with self._ending:
             if self._ended:
                 return

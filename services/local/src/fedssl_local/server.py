@@ -1,4 +1,4 @@
-"""What a local Postgres and a local Valkey have in common: a folder, a port, a password and a life."""
+"""The common part of a local Postgres and a local Valkey: their folder, port, password and lifetime."""
 
 import importlib.util
 import os
@@ -18,15 +18,15 @@ from fedssl_local.errors import MissingServerError, PortTakenError, ServerFailed
 from fedssl_local.process import Process, describe_end
 
 PORT_ATTEMPTS = 5
-# The environment of a server: nothing of ours, so that no PG* or LC_* variable changes what it does.
+# The environment of a server. Ours is not passed on, so that no PG* or LC_* variable changes what the server does.
 SERVER_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 
 def wheel_root(package: str, wheel: str) -> Path:
-    """The folder in which `package` is installed; the package, which starts servers of its own, is not imported.
+    """Return the folder in which `package` is installed. The package, which starts its own servers, is not imported.
 
     Raises:
-        MissingServerError: it is not installed.
+        MissingServerError: the package is not installed.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -35,7 +35,7 @@ def wheel_root(package: str, wheel: str) -> Path:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on 127.0.0.1:`port` now."""
+    """Return whether a server could listen on 127.0.0.1:`port` now."""
     with socket.socket() as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -46,7 +46,7 @@ def port_is_free(port: int) -> bool:
 
 
 def choose_port() -> int:
-    """A port on 127.0.0.1 that is free now."""
+    """Return a port on 127.0.0.1 that is free now."""
     with socket.socket() as candidate:
         candidate.bind((HOST, 0))
         port: int = candidate.getsockname()[1]
@@ -54,11 +54,11 @@ def choose_port() -> int:
 
 
 class Server(ABC):
-    """A server on 127.0.0.1 with everything that it keeps in one folder.
+    """A server on 127.0.0.1 that keeps all of its data in one folder.
 
-    The folder holds its password and its port, which stay the same from start to start; only if `port` is None and
-    somebody else has taken the port meanwhile, `start` of a new object chooses another. Once an object has given out a
-    URL, that URL stays valid for all of its later starts. Methods may be called from any thread.
+    The folder holds the password and the port, which stay the same from start to start. Only if `port` is None and
+    another process has taken the port in the meantime does `start` of a new object choose another. Once an object has
+    returned a URL, that URL stays valid for all of its later starts. Methods may be called from any thread.
     """
 
     name: ClassVar[str]
@@ -81,27 +81,27 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where the server is, with its password. Only after the first start."""
+        """The server's URL, with its password, available only after the first start."""
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1. Only after the first start."""
+        """The port on 127.0.0.1, available only after the first start."""
         if self._port is None:
             raise RuntimeError(f"{self.name} has no port before its first start")
         return self._port
 
     @property
     def pid(self) -> int | None:
-        """The server's process, None while there is none."""
+        """The pid of the server's process, or None while it does not run."""
         return self._process.pid if self._process is not None and self.is_running else None
 
     @property
     def is_running(self) -> bool:
-        """Whether the server's process lives."""
+        """True while the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     def poll(self) -> int | None:
-        """The exit status of the server's process, negative for a signal; None while it runs or was never started."""
+        """Return the exit status, negative for a signal, or None if the server runs or was never started."""
         return None if self._process is None else self._process.poll()
 
     def __enter__(self) -> Self:
@@ -112,13 +112,13 @@ class Server(ABC):
         self.stop()
 
     def start(self) -> None:
-        """Start the server, if it does not run, and block until it answers.
+        """Start the server, unless it runs already, and block until it responds.
 
         Raises:
             FolderInUseError: another process runs a server in the folder.
-            PortTakenError: the port that it must have is taken.
-            ServerFailedError: it died, or did not answer in time.
-            MissingServerError, UnprivilegedError: it cannot be run here at all.
+            PortTakenError: another process uses the port that the server must have.
+            ServerFailedError: the server died, or did not respond in time.
+            MissingServerError, UnprivilegedError: the server cannot be run on this machine at all.
         """
         with self._starting:
             if self.is_running:
@@ -139,18 +139,18 @@ class Server(ABC):
         return self._process.wait()
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop the server in good order, with force after 15 s or once `hurry()`, and give the folder back."""
+        """Stop the server gracefully, kill it after 15 s or as soon as `hurry()` is true, and unlock the folder."""
         if self._process is not None:
             self._process.stop(self.stop_signal, self._stop_timeout_seconds, hurry)
         self._lock.release()
 
     def last_lines(self) -> str:
-        """The last lines that the server's last run wrote to its log."""
+        """Return the last lines that the server's last run wrote to its log."""
         return "" if self._process is None else self._process.last_lines()
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Whatever comes before the process is started; the folder is locked."""
+        """Prepare the start of the process. The folder is locked."""
 
     @abstractmethod
     def _launch(self, port: int) -> Process:
@@ -158,10 +158,10 @@ class Server(ABC):
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether our server, not somebody else's on the port, answers."""
+        """Return whether our server, not another one on the port, responds."""
 
     def _settle(self) -> None:  # noqa: B027
-        """Whatever comes after the server's first answer."""
+        """Complete the start after the server's first response."""
 
     def _start_on_a_port(self) -> None:
         for _ in range(PORT_ATTEMPTS):
@@ -178,7 +178,7 @@ class Server(ABC):
                 raise ServerFailedError(
                     self.name, f"{what} when it was started ({how})", process.last_lines(), self.log_path
                 )
-            # Somebody was faster: the next turn chooses another port, or says that it may not.
+            # Another process took the port first: the next attempt chooses another port, or raises if it may not.
         raise PortTakenError(self.name, port)
 
     def _pick_port(self) -> int:
@@ -197,7 +197,7 @@ class Server(ABC):
         return port
 
     def _password(self) -> str:
-        """The password in the folder, made at the first start."""
+        """Return the password in the folder, which is created at the first start."""
         path = self.directory / "password"
         if not path.exists():
             write_private(path, secrets.token_urlsafe(24))

@@ -17,12 +17,12 @@ Restart = Literal["always", "never"]
 class Service:
     """A command and how to keep it running.
 
-    `env` is added to this process's environment. `ready` says whether the service can be used by now; it is asked again
-    and again and must not raise; without it a service is ready as soon as it has been started. `restart="never"` means
-    that its end is only reported; so is an end with one of `final_statuses`. After one of `hopeless_statuses`, which
-    another start would repeat, the service is given up at once. If one that is not essential is given up, the others
-    continue without it. `stop_signal` goes to the command's process group, SIGKILL to everything below it
-    `stop_timeout_seconds` later. `log_path` gets its output, behind what earlier runs wrote.
+    `env` is added to this process's environment. `ready` returns whether the service can be used yet; it is called
+    repeatedly and must not raise. Without it, a service is ready as soon as it has been started. With `restart="never"`
+    the end of the service is only reported, as is an end with one of `final_statuses`. After one of
+    `hopeless_statuses`, which another start would repeat, the service is given up at once. If a service that is not
+    essential is given up, the others continue without it. `stop_signal` is sent to the command's process group, and
+    SIGKILL to the command and all its descendants `stop_timeout_seconds` later. The output is appended to `log_path`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Service:
 
 
 class ServiceRunner:
-    """The running side of a `Service`, with the same verbs as a `Server`."""
+    """Runs a `Service`, with the same methods as a `Server`."""
 
     def __init__(self, service: Service, held_fds: Sequence[int] = ()) -> None:
         self.name = service.name
@@ -52,17 +52,17 @@ class ServiceRunner:
 
     @property
     def pid(self) -> int | None:
-        """The command's process, None while there is none."""
+        """The pid of the command, or None while it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
     def ended_for_good(self) -> bool:
-        """Return whether the end that it has come to is not to be followed by a new start."""
+        """True if the service is not to be started again after its end."""
         return self._service.restart == "never" or self._status() in self._service.final_statuses
 
     @property
     def is_hopeless(self) -> bool:
-        """Return whether another start would end like the one that has ended."""
+        """True if the service has ended with a status that another start would repeat."""
         return self._status() in self._service.hopeless_statuses
 
     def _status(self) -> int | None:
@@ -72,7 +72,7 @@ class ServiceRunner:
         """Start the command and block until it is ready.
 
         Raises:
-            ServiceFailedError: it ended, or was not ready in time; nothing of it is left then.
+            ServiceFailedError: the command ended, or was not ready in time. None of its processes is left then.
         """
         service = self._service
         process = self._process = Process(
@@ -99,10 +99,10 @@ class ServiceRunner:
         return self._process.wait()
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop the command in good order, with force after its timeout or once `hurry()`."""
+        """Stop the command gracefully, and kill it after its timeout or as soon as `hurry()` is true."""
         if self._process is not None:
             self._process.stop(self._service.stop_signal, self._service.stop_timeout_seconds, hurry)
 
     def last_lines(self) -> str:
-        """The last lines that its last run wrote to the log."""
+        """Return the last lines that the command's last run wrote to the log."""
         return "" if self._process is None else self._process.last_lines()

@@ -1,4 +1,4 @@
-"""The parent of one command: when the command ends, no descendant of it stays behind.
+"""The parent of one command, which leaves no descendant of it running when the command ends.
 
 `fedssl_local.process` runs this file as a script. It needs the standard library only:
 
@@ -33,7 +33,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def prctl(option: int, value: int) -> None:
-    """Call Linux's prctl; elsewhere do nothing."""
+    """Call Linux's prctl. On other systems, do nothing."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -64,7 +64,7 @@ def start(command: Sequence[str], user: str) -> int:
     subreaper = os.getpid()
     pid = os.fork()
     if pid:
-        # Here as well as in the child, so that the group exists before its id is used.
+        # The parent does this as well as the child, so that the group exists before its id is used.
         with suppress(OSError):
             os.setpgid(pid, pid)
         return pid
@@ -155,7 +155,7 @@ def kill_everything(pid: int) -> None:
 
 
 def end_like(status: int | None) -> None:
-    """End this process as the command ended: with its exit status, or by its signal (None: it was killed here)."""
+    """End this process as the command ended: with its exit status or by its signal. None means that it was killed."""
     if status is None or os.WIFSIGNALED(status):
         import resource
 

@@ -1,4 +1,4 @@
-"""Keeping a federation's processes running on one machine, and leaving nothing behind."""
+"""Keeps a federation's processes running on one machine, and leaves none of them behind."""
 
 import signal
 import threading
@@ -40,7 +40,7 @@ class RestartPolicy:
 
 
 class _Kept(Protocol):
-    """What the supervisor needs of a server or a service."""
+    """The interface of a server or a service that the supervisor needs."""
 
     @property
     def name(self) -> str: ...
@@ -61,18 +61,19 @@ class _Kept(Protocol):
 
 
 class Supervisor:
-    """Starts servers and services, starts again what dies, and stops everything in the end.
+    """Starts servers and services, restarts those that die, and stops all of them in the end.
 
         with Supervisor(folder, on_event=show) as supervisor:
             supervisor.start(postgres)
             supervisor.start(Service(name="coordinator", command=[...], log_path=..., ready=answers))
             supervisor.run_until_stopped()
 
-    `on_event(name, what)` is told about every start, death and end; calls come one at a time, from several threads, and
-    must not raise or stop the supervisor. Inside the `with` block the program may as well do something else: Ctrl-C,
-    SIGTERM and SIGHUP then raise KeyboardInterrupt or SystemExit there, and everything is stopped on the way out. While
-    it is being stopped, one more Ctrl-C kills what is left. Signals are caught only if the block is in the main thread.
-    Such a program sleeps in short pieces: Python notices a signal that comes just before a long sleep only after it.
+    `on_event(name, what)` is called at every start, death and end. The calls come one at a time, from several threads,
+    and must not raise or stop the supervisor. Inside the `with` block the program may also do other work: Ctrl-C,
+    SIGTERM and SIGHUP then raise KeyboardInterrupt or SystemExit there, and everything is stopped when the block ends.
+    While everything is being stopped, one more Ctrl-C kills what is left. Signals are caught only if the block is in
+    the main thread. Such a program should sleep for short times only, because Python handles a signal that arrives just
+    before a long sleep only after the sleep.
 
     If this process is killed, the subreapers (`fedssl_local.subreaper`) kill everything below them.
     """
@@ -93,7 +94,7 @@ class Supervisor:
         self._failure: LocalError | None = None
         self._given_up: list[CrashLoopError] = []
         self._previous_actions: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
-        # Plain values: a signal action may not take the lock of an Event that the interrupted code may hold.
+        # Plain values, because a signal action must not take the lock of an Event: the interrupted code may hold it.
         self._is_waiting = False
         self._is_asked_to_stop = False
         self._is_hurried = False
@@ -102,12 +103,12 @@ class Supervisor:
         """Lock the folder and catch the signals.
 
         Raises:
-            FolderInUseError: another supervisor runs in the folder; `pid` says which.
+            FolderInUseError: another supervisor runs in the folder; `pid` is its process.
         """
         self._lock.acquire()
         if threading.current_thread() is threading.main_thread():
             for signum in STOP_SIGNALS:
-                # What nohup or a shell's `&` made us ignore stays ignored.
+                # Signals that nohup or a shell's `&` made us ignore stay ignored.
                 if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                     self._previous_actions[signum] = signal.signal(signum, self._on_signal)
         return self
@@ -123,7 +124,7 @@ class Supervisor:
 
         Raises:
             LocalError: it cannot be started, died or was not ready in time. It is not started again then.
-            ValueError: there is one of this name.
+            ValueError: a server or service of this name exists already.
         """
         if not self._lock.descriptors or self._stopping.is_set():
             raise RuntimeError("a supervisor starts things inside its `with` block, and not after stop()")
@@ -131,7 +132,7 @@ class Supervisor:
             raise ValueError(f"there is a service named {what.name} already")
         kept: _Kept = ServiceRunner(what, self._lock.descriptors) if isinstance(what, Service) else what
         thread = threading.Thread(target=self._watch, args=(kept,), name=f"watch {kept.name}", daemon=True)
-        # Before it is started, so that a Ctrl-C at any moment finds it.
+        # It is listed before it is started, so that a Ctrl-C at any moment stops it.
         self._kept.append((kept, thread))
         try:
             kept.start()
@@ -143,30 +144,30 @@ class Supervisor:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether Ctrl-C was pressed while everything was being stopped."""
+        """True if Ctrl-C was pressed while everything was being stopped."""
         return self._is_hurried
 
     def pid(self, name: str) -> int | None:
-        """The process of a server or service, None while it has none.
+        """Return the pid of a server or service, or None while it does not run.
 
         Raises:
-            KeyError: nothing of this name was started.
+            KeyError: no server or service of this name was started.
         """
         return {kept.name: kept for kept, _ in self._kept}[name].pid
 
     def raise_if_failed(self) -> None:
-        """Raise what made the supervisor give up, if it has.
+        """Raise the error that made the supervisor give up, if it has given up.
 
         Raises:
-            CrashLoopError: an essential service died again and again.
-            LocalError: something of our own, such as `on_event`, failed while a service was watched.
+            CrashLoopError: an essential service died repeatedly.
+            LocalError: code of our own, such as `on_event`, failed while a service was watched.
         """
         if self._failure is not None:
             raise self._failure
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """The services that died again and again, and that the others continue without."""
+        """The names of the services that died repeatedly, and without which the others continue."""
         return tuple(failure.name for failure in self._given_up)
 
     def raise_if_given_up(self) -> None:
@@ -175,10 +176,10 @@ class Supervisor:
             raise GivenUpError(self._given_up)
 
     def run_until_stopped(self) -> None:
-        """Block until Ctrl-C, SIGTERM, SIGHUP or a failure, and stop everything then.
+        """Block until Ctrl-C, SIGTERM, SIGHUP or a failure, then stop everything.
 
         Raises:
-            CrashLoopError: an essential service died again and again.
+            CrashLoopError: an essential service died repeatedly.
             LocalError: see `raise_if_failed`.
         """
         self._is_waiting = True
@@ -188,7 +189,7 @@ class Supervisor:
         self.raise_if_failed()
 
     def stop(self) -> None:
-        """Stop everything, the last started first. Starts nothing any more; a second call does nothing."""
+        """Stop everything, the last started first. Nothing can be started afterwards. A second call does nothing."""
         self._stopping.set()
         while self._kept:
             kept, thread = self._kept[-1]
@@ -229,7 +230,7 @@ class Supervisor:
                 self._failure = failure
 
     def _keep_running(self, kept: _Kept) -> LocalError | None:
-        """Wait for a running service and start it again whenever it dies; return why that was given up, if it was."""
+        """Wait for a running service and restart it when it dies. Return a failure that ends everything, or None."""
         policy, quick_deaths = self._restart_policy, 0
         began = time.monotonic()
         how = describe_end(kept.wait())
@@ -263,7 +264,7 @@ class Supervisor:
         return None
 
     def _run_once(self, kept: _Kept) -> str:
-        """Start a service again and wait for its end; return how it ended."""
+        """Start a service again, wait for its end, and return how it ended."""
         try:
             kept.start()
         except (LocalError, OSError) as error:

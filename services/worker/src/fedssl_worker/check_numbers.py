@@ -1,4 +1,4 @@
-"""The numbers of the last `fedssl-worker check --report`, which a worker with the same state folder registers with."""
+"""Stores the numbers of `fedssl-worker check --report`, with which a worker of the same state folder registers."""
 
 from pathlib import Path
 

@@ -152,7 +152,7 @@ class OwnImages:
         )
 
     def replace(self, images: "OwnImages") -> None:
-        """Become other images, for everything that has these."""
+        """Replace the images in this object, so that all of its users have the new ones."""
         self.__dict__.update(vars(images))
 
     @property

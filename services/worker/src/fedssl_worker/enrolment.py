@@ -1,7 +1,7 @@
 """A worker's first start: it exchanges an enrolment token, which others may have seen, for a token of its own.
 
 The worker creates its token itself, and the coordinator stores the hash. The token is on the disk before the
-coordinator learns of it, so after a crash or a lost answer the worker repeats the same request.
+coordinator learns of it, so after a crash or a lost response the worker repeats the same request.
 
     token.json            the token in use, and the hash of the enrolment token that it came from
     token.enrolling.json  a token that the coordinator may not know yet

@@ -69,9 +69,14 @@ class Executor:
         labels: OwnLabels | None = None,
         before_training: Callable[[], None] = lambda: None,
     ) -> None:
-        """`devices`: those that train each round together, if they are several. `max_artifact_bytes` limits the
-        broadcast and the update, unless it is None. `labels` are those of the images that methods of the sites' own
-        labels use. `before_training` is called before the images are used for a round, and may replace them."""
+        """Set up an executor.
+
+        Args:
+            devices: the devices that train each round together, if there are several.
+            max_artifact_bytes: limits the broadcast and the update, unless it is None.
+            labels: the labels of the images, for methods that use the sites' own labels.
+            before_training: is called before the images are used for a round, and may replace them.
+        """
         self._client = client
         self._images = images
         self._states = states

@@ -1,4 +1,4 @@
-"""The worker's own folder."""
+"""The worker's own folder, which one worker at a time may use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

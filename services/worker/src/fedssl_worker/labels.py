@@ -1,4 +1,4 @@
-"""The labels of this client's images. They are read here. Only counts and sums over images leave."""
+"""Reads the labels of this client's images. Only counts and sums over images leave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from fedssl_worker.disclosure.anchoring import Anchoring
 log = structlog.get_logger()
 
 _HEARTBEATS_PER_LEASE = 3
-# People watch, so progress is reported more often than the lease needs, and rarely enough that a coordinator with
+# People watch it, so progress is reported more often than the lease needs, and rarely enough that a coordinator with
 # thousands of clients, and long leases for them, is not kept busy by it.
 _PROGRESS_SECONDS = 2.0
 _REPORTS_PER_LEASE = 30
@@ -103,7 +103,7 @@ class Lease:
         except (LeaseLost, Gone, NotFound) as error:
             if error.slug:
                 self._lost = Cancelled(str(error))
-            else:  # the answer of a proxy, while it restarts for example
+            else:  # the response of a proxy, for example while it restarts
                 log.warning("heartbeat.failed", reason=str(error))
         except ClientError as error:
             if is_refusal(error):

@@ -1,4 +1,4 @@
-"""How much memory this process may use, which bounds what a coordinator may ask it to hold."""
+"""The memory that this process may use, which limits what a coordinator may ask it to hold."""
 
 from pathlib import Path
 

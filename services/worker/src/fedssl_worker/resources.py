@@ -23,8 +23,9 @@ def measured_resources(statm: Path = _STATM) -> Resources:
 def _gpu_utilisation() -> float | None:
     """Return the share of NVML's last sample, up to a second, in which the GPUs of this process computed.
 
-    The mean over the GPUs on which this process holds memory. Other processes on them count too. None if there is no
-    such GPU, or if its driver does not measure this (MIG slices, GPUs that are not NVIDIA's). Does not import torch.
+    It is the mean over the GPUs on which this process holds memory; other processes on them count too. Returns None if
+    there is no such GPU, or if its driver does not measure this (MIG slices, GPUs that are not NVIDIA's). Does not
+    import torch.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or torch.version.hip:

@@ -53,7 +53,7 @@ log = structlog.get_logger()
 M = TypeVar("M")
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
-"""Between two questions for the phase. The pause grows while the phase lasts."""
+"""The pause between two requests for the phase. It grows while the phase lasts."""
 
 _MASKED = "masked.safetensors"
 

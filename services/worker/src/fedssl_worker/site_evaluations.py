@@ -91,7 +91,7 @@ class SiteEvaluations:
             self._backoff.wait()
         except ClientError as error:
             if not (isinstance(error, ApiError) and error.slug):
-                raise  # a proxy has answered
+                raise  # the response is a proxy's
             self._refuse_item(item, str(error))
         except (LedgerError, OSError) as error:  # the owner can repair that, so the evaluation stays offered
             log.error("site_evaluation.delayed", reason=str(error))

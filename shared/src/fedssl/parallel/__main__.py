@@ -6,13 +6,13 @@ import threading
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the standard input, which comes when the simulation's process ends, however it does."""
+    """Wait for the end of the standard input, which comes when the simulation's process ends in any way, and exit."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from fedssl.parallel.process import serve  # this takes seconds, in which the thread already waits
+    from fedssl.parallel.process import serve  # this takes seconds, during which the thread waits already
 
     serve(*map(int, sys.argv[1:]))

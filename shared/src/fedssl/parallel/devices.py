@@ -26,8 +26,8 @@ def train_on_devices(
     return. The loss, its negatives and BatchNorm are therefore those of the whole batch, as on one device; sums are
     taken in another order, so the result differs by rounding.
 
-    The processes last for this round. This one uses no device, and continues if one of them ends. `data` and the public
-    images of `ctx` are in its memory.
+    The processes run for this round only. The calling process uses no device, and continues if one of them ends. `data`
+    and the public images of `ctx` are in its memory.
 
     Raises what `run_local_round` does, and what `on_progress` raises; DeviceError if a device has too little memory;
     MethodError if the encoder cannot be split; and LocalError if a process was killed.

@@ -25,7 +25,7 @@ from fedssl.protocol.runs import RunSpec
 PUBLIC = "public"
 
 _END_SECONDS = 1.0
-"""A process whose connections have broken has ended, or does so at once."""
+"""A process whose connections have broken has ended, or ends at once."""
 
 
 def images_of(client: str) -> str:
@@ -51,8 +51,8 @@ def groups_of(client: str) -> str:
 class ClientProcesses:
     """Processes, each of which trains one client at a time, for as long as the `with` block lasts.
 
-    Their bits are those of this process: each uses as many CPU threads. The images are in memory once, whatever the
-    number of processes. A process ends when this one does, even if it is killed.
+    Their results have the same bits as in this process, because each uses as many CPU threads. The images are in memory
+    once, whatever the number of processes. A process ends when this one does, even if it is killed.
 
     `data`: the clients' images, in this process's memory, which are not kept. `devices`: one per process. `remedy`:
     what to do if one is killed.
@@ -118,7 +118,7 @@ class ClientProcesses:
     ) -> dict[str, LocalResult]:
         """Train the clients of `contexts` for one round, those with the most images first.
 
-        Raises what a client's training raised, and LocalError if a process was killed; then none can be used again.
+        Raises what a client's training raised, and LocalError if a process was killed. Then none can be used again.
         """
         layout = self._broadcast.write(broadcast)
         waiting = sorted(contexts, key=lambda ctx: self._sizes[ctx.client_id])
@@ -146,7 +146,7 @@ class ClientProcesses:
         ctx: Context,
         on_progress: Callable[[LocalProgress], None],
     ) -> LocalResult:
-        """Train one client for one round on all devices together. Do it once: the processes then wait for one another.
+        """Train one client for one round on all devices together, only once: the processes then wait for one another.
 
         Raises what the training raised in any process, and LocalError if one was killed.
         """
@@ -164,7 +164,7 @@ class ClientProcesses:
                     on_progress(answer)
 
     def _received(self, process: "_Process") -> LocalProgress | LocalResult:
-        """Return a process's answer. Raises its error, or LocalError if that only says that another process is gone."""
+        """Return a process's message. Raises its error, or LocalError if that only shows that another process ended."""
         try:
             return process.receive()
         except FedSSLError:
@@ -189,7 +189,7 @@ class _Process:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fedssl.parallel", *map(str, descriptors)],
-                stdin=subprocess.PIPE,  # it ends where this does
+                stdin=subprocess.PIPE,  # the process ends when this pipe does
                 pass_fds=descriptors,
                 process_group=0,  # Ctrl-C is for this process, which ends the others
                 env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},

@@ -25,11 +25,11 @@ from fedssl.protocol.runs import RunSpec
 
 
 class _Clients:
-    """Trains the clients that it is asked for."""
+    """Trains the clients that it is asked to train."""
 
     def __init__(self, connection: Connection, images: int, broadcast: int, exchange: int) -> None:
         self._connection = connection
-        self._is_first = True  # of the processes that train a client together: the others report only errors
+        self._is_first = True  # of the processes that train a client together; the others report only errors
         self._broadcast, self._exchange = SharedTensors(broadcast), SharedTensors(exchange)
         setup = json.loads(connection.recv_bytes())
         torch.set_num_threads(setup["threads"])
@@ -65,7 +65,7 @@ class _Clients:
         return CachedImages.from_parts(self._caches[name], rows)
 
     def send(self, result: LocalResult) -> None:
-        """Send what came of a training."""
+        """Send the result of a training."""
         if not self._is_first:
             return
         tensors = {f"update.{name}": tensor for name, tensor in result.update.items()}

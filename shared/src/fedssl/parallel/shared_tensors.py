@@ -8,17 +8,17 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors
 
-_ALIGNMENT = 64  # bytes, as torch aligns its own tensors: which kernels are chosen may depend on it
+_ALIGNMENT = 64  # bytes, as torch aligns its own tensors: the choice of kernels may depend on it
 
 Layout = Sequence[tuple[str, str, Sequence[int], int]]
 """For each tensor: its name, its dtype, its shape, and the byte at which it starts. It can be sent as JSON."""
 
 
 class SharedTensors:
-    """A file in memory without a name, which one process writes to while no other reads.
+    """An unnamed file in memory, which one process writes to while no other reads it.
 
-    `descriptor`: the file as another process made it; None makes one. The system frees the memory when the last process
-    that holds the file ends, even if it is killed.
+    `descriptor`: the file that another process created; if it is None, a new one is created. The system frees the
+    memory when the last process that holds the file ends, even if it is killed.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -26,7 +26,7 @@ class SharedTensors:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> Layout:
-        """Replace what the file holds, and return what `read` needs to find it. The file grows as needed."""
+        """Replace the tensors in the file, and return the layout that `read` needs. The file grows as needed."""
         layout, end = [], 0
         for name, tensor in tensors.items():
             layout.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end))
@@ -38,7 +38,7 @@ class SharedTensors:
         return layout
 
     def read(self, layout: Layout) -> Tensors:
-        """Return the tensors that were written, without a copy: they last until the next `write`."""
+        """Return the tensors that were written, without a copy. They are valid until the next `write`."""
         if (size := os.fstat(self.descriptor).st_size) > len(self._bytes):
             self._bytes = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
         return {name: self._view(getattr(torch, dtype), shape, start) for name, dtype, shape, start in layout}

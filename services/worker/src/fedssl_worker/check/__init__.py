@@ -1,1 +1,1 @@
-"""`fedssl-worker check`: checks of a site before it joins. Nothing of it leaves this machine."""
+"""`fedssl-worker check`: checks of a site before it joins. They send none of their results."""

@@ -1,4 +1,4 @@
-"""The way from a worker to its coordinator: the proxy, the certificate, the clock, and whether a token is at hand."""
+"""Checks a worker's connection to its coordinator: proxy, certificate and clock, and whether it has a token."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def _way(settings: Settings) -> str:
 
 
 def _token(settings: Settings) -> Check:
-    """Check that a token is at hand. It is not sent."""
+    """Check that the worker has a token. It is not sent."""
     folder: Path = settings.state.expanduser()
     try:
         if settings.read_token():

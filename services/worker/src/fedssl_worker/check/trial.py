@@ -27,7 +27,7 @@ from fedssl_worker.settings import Settings
 
 NUM_STEPS = 20
 MOST_SECONDS = 60.0
-"""A step of a large encoder may take long on a CPU. After this time the steps so far are enough."""
+"""The time limit of a trial, because a step of a large encoder may take long on a CPU."""
 
 _NUM_SAMPLED = 1_000
 _CLIENT = "client"
@@ -43,7 +43,7 @@ class TrialFound:
 
 
 class StepClock:
-    """Notes when steps were done. Between two notes, nothing is built or warmed up."""
+    """Records when steps were done. Between two records, nothing is built or warmed up."""
 
     def __init__(self, images_per_step: int) -> None:
         self._images_per_step = images_per_step
@@ -51,7 +51,7 @@ class StepClock:
         self._notes: list[tuple[float, LocalProgress]] = []
 
     def on_progress(self, progress: LocalProgress) -> None:
-        """Note a step. Raises Cancelled once the time is up."""
+        """Record a step. Raises Cancelled once the time is up."""
         now = time.monotonic()
         self._notes.append((now, progress))
         if now - self._start > MOST_SECONDS and progress.step < progress.num_steps:
@@ -64,7 +64,7 @@ class StepClock:
 
     @property
     def seconds_per_step(self) -> float:
-        """The time between the first and the last note. If there is only one, all steps count."""
+        """The time per step between the first and the last record. If there is only one, all steps count."""
         (first_time, first), (last_time, last) = self._notes[0], self._notes[-1]
         if first.step == last.step:
             return self._images_per_step / last.images_per_second

@@ -18,16 +18,16 @@ _LONGEST_WAIT_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Exchange:
-    """The anchor that one request carries, if any, and the receipt that its answer brought."""
+    """The anchor that one request carries, if any, and the receipt in its response."""
 
     anchor: LedgerAnchor | None
     receipt: AnchorReceipt | None = None
 
 
 class Anchoring:
-    """Shared by the thread that works and the thread that renews the lease.
+    """Adds anchors to requests. The thread that works and the thread that renews the lease share it.
 
-    At most one request carries an anchor at a time, and an anchor that was not answered is sent again before a newer
+    At most one request carries an anchor at a time, and an anchor without a response is sent again before a newer
     one. Otherwise one request could overtake another, which the coordinator would record as a ledger that went back.
     """
 
@@ -59,7 +59,7 @@ class Anchoring:
             self._in_flight.release()
 
     def _is_due(self) -> bool:
-        """Return whether there are entries that no receipt covers and no answered request carried."""
+        """Return whether there are entries that no receipt covers and that no request with a response carried."""
         return not self._ledger.is_anchored and self._ledger.anchor.seq > self._answered_seq
 
     def _on_answer(self, anchor: LedgerAnchor, receipt: AnchorReceipt | None) -> None:

@@ -46,7 +46,7 @@ from fedssl_worker.state import Finished
 log = structlog.get_logger()
 
 SUMMED = sorted((NUM_EXAMPLES, CLIPPED, *MEANS, *map(crossed_name, WATCHED)))
-"""The names of the numbers that are words of a masked vector, besides those of the update."""
+"""The names of the numbers that are words of a masked vector, in addition to those of the update."""
 
 
 class Egress:
@@ -158,7 +158,7 @@ class Egress:
             submission = self._submission(item, finished, exchange.anchor)
             delivery = self._client.deliver(submission, finished.update, on_bytes)
             if delivery.submitted is None:
-                exchange.anchor = None  # it was not answered
+                exchange.anchor = None  # there was no response
                 return None
             self._note_delivered(**about, intent=intent.seq, sent_bytes=delivery.num_sent)
             exchange.receipt = _checked(item, delivery.submitted.receipt)
@@ -199,8 +199,8 @@ class Egress:
     ) -> None:
         """Check an update, record it in the ledger, then send its masked vector instead of it.
 
-        What the method sends each client's own of (`RunSpec.sent_apart`) is in the same file, without masks, and the
-        entry names it.
+        The tensors that the method sends separately per client (`RunSpec.sent_apart`) are in the same file, without
+        masks, and the entry names them.
 
         Args:
             masked: the file of the masked vector, whose digest `message` has.
@@ -372,7 +372,7 @@ def _checked(item: WorkItem, receipt: AnchorReceipt | None) -> AnchorReceipt | N
 
 
 def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
-    """Return over how many images the sums of representations in an update are, or None if it holds none, or zeros."""
+    """Return the number of images in an update's sums of representations, or None if it has no sums, or zeros."""
     if not {GRAM, MOMENT} <= {tensor.name for tensor in plan.update if tensor.kind == "probe-sums"}:
         return None
     tensors = load_tensors(path)

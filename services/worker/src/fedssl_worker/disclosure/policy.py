@@ -53,7 +53,7 @@ class NotPermitted(FedSSLError):
 
 
 class Privacy(StrictModel):
-    """`[dp]`: whether training must be differentially private. Nothing is yet, so `example` refuses all work."""
+    """`[dp]`: whether training must be differentially private. No training is yet, so `example` refuses all work."""
 
     require: Literal["none", "example"] = "none"
 
@@ -212,7 +212,7 @@ class PolicyEnforcer:
             raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this work: {why}")
 
     def require_enough_images(self, item: WorkItem, num_images: int) -> None:
-        """Raise NotPermitted unless sums over so many images may leave."""
+        """Raise NotPermitted unless sums over this number of images may leave."""
         if self.notice is None:
             return
         least = fewest_images(self.notice, item.spec, item.plan, item.round_number)
@@ -252,7 +252,7 @@ class PolicyEnforcer:
     def images_min_count(self, artifact: str) -> int | None:
         """Return the fewest images whose statistics may leave, or None if the policy does not allow this artifact.
 
-        It has to be allowed: without a policy it stays.
+        A policy must allow it: without a policy it does not leave.
         """
         if self._policy is None or self._policy.dp.require != "none":
             return None

@@ -49,7 +49,7 @@ class Totals:
 
         Args:
             num_bytes: the size of the update.
-            digest: of the update, or None if it is not trained yet.
+            digest: the update's digest, or None if it is not trained yet.
         """
         policy, at = f"the data owner's policy ({limits.policy[:8]})", (str(item.run_id), item.round_number)
         if not self.is_known:
