@@ -1,1 +1,1 @@
-"""Artifacts: what is declared, how it is checked, and where it is kept. No torch here: the API process imports this."""
+"""Artifacts: how they are declared, checked and stored. Imports no torch, because the API process imports this."""

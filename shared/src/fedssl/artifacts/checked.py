@@ -1,6 +1,6 @@
-"""Reads files whose bytes are compared with their digest while they are read, in one pass.
+"""Reads files, and compares their bytes with their digest in the same pass.
 
-The bytes that are used are those that were hashed: this process has them in its memory. A memory map would not promise
+The bytes that are used are those that were hashed: this process has them in its memory. A memory map would not ensure
 that, because the kernel may read its pages from the disk again later. Data sets are read like this too, without torch.
 """
 
@@ -20,7 +20,7 @@ CHUNK = 1 << 20  # hashed while it is still in the processor's cache
 
 
 class CheckedFile:
-    """An open file that is read once, from its first byte to its last, and hashed meanwhile."""
+    """An open file that is read once, from its first byte to its last, and hashed on the way."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -29,7 +29,7 @@ class CheckedFile:
         self.position = 0
 
     def read_into(self, target: NDArray[np.uint8]) -> None:
-        """Fill a one-dimensional array with the next bytes. If the file ends before, the rest of it stays as it is."""
+        """Fill a one-dimensional array with the next bytes. If the file ends first, the rest of it stays as it is."""
         view = target.data
         while view:
             count = self._file.readinto(view[:CHUNK])  # type: ignore[attr-defined]
@@ -58,13 +58,13 @@ class CheckedFile:
 
 @contextmanager
 def checked_file(path: Path) -> Iterator[CheckedFile]:
-    """Open a file to be read once. Call `require` before anything that was read is used."""
+    """Open a file to be read once. Call `require` before you use anything that was read."""
     with path.open("rb", buffering=0) as file:
         yield CheckedFile(file)
 
 
 def read_checked(path: Path, digest: str) -> NDArray[np.uint8]:
-    """Return all bytes of a file. Raises ArtifactDamaged unless the digest is theirs."""
+    """Return all bytes of a file. Raises ArtifactDamaged if this is not their digest."""
     with checked_file(path) as file:
         whole = file.read(file.size)
         file.require(digest)

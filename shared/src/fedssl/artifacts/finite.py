@@ -10,7 +10,7 @@ from fedssl.artifacts.header import Header, TensorEntry, read_header
 from fedssl.errors import ArtifactError, NotFinite
 
 _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(INFO[name].numpy_name) for name in FLOATS}
-_CHUNK = 1 << 16  # numbers: what is read at once is still in the cache of the processor when it is searched
+_CHUNK = 1 << 16  # numbers: a chunk is still in the processor's cache when it is searched
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 
@@ -51,7 +51,7 @@ def check_finite(path: Path, header: Header | None = None) -> None:
 
 
 def check_finite_in(file: SeekableReader, header: Header) -> None:
-    """Do the same as `check_finite`, for a file that is open or in memory, and its header. Reads it once, in order."""
+    """Do the same as `check_finite` for a file that is open or in memory, and its header. Reads it once, in order."""
     for span in _spans(header):
         dtype, position, stop = _NUMPY[span[0].dtype], span[0].start, span[-1].stop
         file.seek(header.data_start + position)
@@ -71,8 +71,10 @@ def check_finite_in(file: SeekableReader, header: Header) -> None:
 
 
 def _spans(header: Header) -> list[list[TensorEntry]]:
-    """Return the tensors of floating-point numbers, those together that lie behind one another and have one dtype: with
-    many small tensors, the calls take longer than the comparison."""
+    """Return the floating-point tensors, with adjacent ones of the same dtype in one group.
+
+    With many small tensors, the calls would take longer than the comparison.
+    """
     spans: list[list[TensorEntry]] = []
     for entry in header.entries:
         if entry.dtype not in _NUMPY or entry.start == entry.stop:

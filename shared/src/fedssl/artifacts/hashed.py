@@ -1,4 +1,4 @@
-"""A file that is hashed while it is read, so that its digest costs no further reading."""
+"""A file that is hashed while it is read, so that its digest needs no second read."""
 
 import hashlib
 import os
@@ -21,14 +21,14 @@ class HashedFile:
         self._scratch = bytearray(_CHUNK)
 
     def read(self, num_bytes: int) -> bytes:
-        """Return the next bytes; fewer only at the end of the file."""
+        """Return the next `num_bytes`, or fewer at the end of the file."""
         data = self._file.read(num_bytes)
         self._hash.update(data)
         self._position += len(data)
         return data
 
     def seek(self, position: int) -> None:
-        """Read and hash everything up to a position, which must not lie behind."""
+        """Read and hash everything up to a position, which must not be before the current one."""
         assert position >= self._position, "the file is read once"
         while self._position < position and self._skip(position - self._position):
             pass
@@ -41,7 +41,7 @@ class HashedFile:
         self._file.seek(self._position)
 
     def is_at(self, path: Path) -> bool:
-        """Return whether a path is that of this file, and not of another one that has its name now."""
+        """Return whether a path is that of this file, and not of another file that has replaced it."""
         return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
 
     def require(self, digest: str) -> None:
@@ -51,7 +51,7 @@ class HashedFile:
         require_digest(self._hash.hexdigest(), digest)
 
     def _skip(self, num_bytes: int) -> int:
-        """Read and hash at most so many bytes into the same memory each time. Return how many: 0 at the end."""
+        """Read at most `num_bytes` into the same memory each time, and hash them. Returns how many; 0 at the end."""
         count: int = self._file.readinto(memoryview(self._scratch)[:num_bytes])  # type: ignore[attr-defined]
         self._hash.update(memoryview(self._scratch)[:count])
         self._position += count

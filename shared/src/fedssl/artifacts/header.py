@@ -1,9 +1,9 @@
-"""The safetensors header, read and checked before a single byte of the body is.
+"""Reads and checks the safetensors header before a single byte of the body is read.
 
 The format is 8 bytes (little-endian length n), n bytes of JSON, then the tensors' bytes. The reader here is stricter
-than the format: tensors follow one another without a gap or an overlap, and no metadata is allowed. What is checked
-against a plan must besides be written as the safetensors library writes it, to the letter: one set of tensors has one
-form, and nothing can hide between them, in spaces, in the order of names or in the spelling of a letter.
+than the format: tensors follow one another without a gap or an overlap, and no metadata is allowed. A file that is
+checked against a plan must also be written exactly as the safetensors library writes it: one set of tensors has one
+form, and nothing can be hidden between them, in spaces, in the order of names or in the spelling of a letter.
 """
 
 import json
@@ -48,26 +48,26 @@ class Header:
     entries: tuple[TensorEntry, ...]
     data_start: int
     text: bytes = field(default=b"", compare=False, repr=False)
-    """The JSON as it was written, with the spaces behind it."""
+    """The JSON as it was written, with the spaces that follow it."""
 
     @property
     def total_bytes(self) -> int:
-        """The size that the whole file must have."""
+        """Return the size that the whole file must have."""
         return self.data_start + (self.entries[-1].stop if self.entries else 0)
 
 
 def max_header_bytes(tensors: Sequence[TensorSpec]) -> int:
-    """The largest header that a file of these tensors can need."""
+    """Return the size of the largest header that a file of these tensors can need."""
     return 64 + _BYTES_PER_ENTRY * len(tensors)
 
 
 def num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that a tensor takes in a file."""
+    """Return how many bytes a tensor takes in a file."""
     return ITEM_SIZES[dtype] * math.prod(shape)
 
 
 def max_file_bytes(tensors: Sequence[TensorSpec]) -> int:
-    """The largest file that can hold exactly these tensors."""
+    """Return the size of the largest file that can hold exactly these tensors."""
     return LENGTH_BYTES + max_header_bytes(tensors) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
 
 
@@ -82,7 +82,7 @@ def frozen_bytes(plan: ArtifactPlan) -> int:
 
 
 def header_length(prefix: bytes, limit: int) -> int:
-    """The header's length from a file's first 8 bytes. Raises ArtifactTooLarge above `limit`."""
+    """Return the header's length from a file's first 8 bytes. Raises ArtifactTooLarge above `limit`."""
     if len(prefix) < LENGTH_BYTES:
         raise ArtifactError("the file ends within its first 8 bytes: it is not a safetensors file")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
@@ -92,10 +92,10 @@ def header_length(prefix: bytes, limit: int) -> int:
 
 
 def parse_header(text: bytes, *, allow_metadata: bool = False) -> Header:
-    """Read a header's JSON. Raises ArtifactError at anything that is not exactly the strict form.
+    """Parse a header's JSON. Raises ArtifactError if it is not exactly in the strict form.
 
-    Whatever it accepts, the safetensors library reads too: what the API lets in never fails an aggregator. With
-    `allow_metadata`, which is for files of other libraries, metadata is permitted and ignored.
+    The safetensors library can read everything that this accepts, so no file that the API accepts fails an aggregator.
+    With `allow_metadata`, which is for files of other libraries, metadata is permitted and ignored.
     """
     if text[:1] != b"{":
         raise ArtifactError("the safetensors header is not a JSON object")
@@ -126,7 +126,7 @@ def read_header(file: Reader, limit: int = 64 * 2**20, *, allow_metadata: bool =
 
 
 def header_bytes(tensors: Sequence[TensorSpec]) -> bytes:
-    """The beginning of a file whose tensors follow in this order: the length and the JSON, filled up to 8 bytes."""
+    """Return the beginning of a file whose tensors have this order: the length, and the JSON padded to 8 bytes."""
     entries, position = {}, 0
     for tensor in tensors:
         end = position + num_bytes(tensor.dtype, tensor.shape)
@@ -140,7 +140,7 @@ def header_bytes(tensors: Sequence[TensorSpec]) -> bytes:
 def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> None:
     """Raise PlanMismatch unless the header holds exactly the declared tensors; `what` names the file in the message.
 
-    Raises ArtifactError where it says so in another form than the one that the safetensors library writes.
+    Raises ArtifactError if it is in another form than the one that the safetensors library writes.
     """
     declared = {t.name: t for t in tensors}
     present = {e.name: e for e in header.entries}

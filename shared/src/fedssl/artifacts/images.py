@@ -1,9 +1,9 @@
 """Files of images: a whole data set as one safetensors file, written and read in parts.
 
-A *public* set is one tensor, `images`: U8 (N, C, S, S). A *labelled* set has `train_images` and `test_images` like it,
-`train_labels` and `test_labels`: I64 (N,), and, where its classes have names, `class_names`: U8, a JSON list.
+A *public* set has one tensor, `images`: U8 (N, C, S, S). A *labelled* set has `train_images` and `test_images` like it,
+`train_labels` and `test_labels`: I64 (N,), and, if its classes have names, `class_names`: U8, a JSON list.
 C is 1 or 3, S the height and width in pixels. Equal images give equal bytes, those that the safetensors library writes.
-No torch here: the API process checks these files.
+This module does not import torch, because the API process checks these files.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ Choose = Callable[[int], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class PublicShape:
-    """What the header of a public set says."""
+    """The values in the header of a public set."""
 
     num_images: int
     channels: Literal[1, 3]
@@ -56,7 +56,7 @@ class PublicShape:
 
 @dataclass(frozen=True, slots=True)
 class LabelledShape:
-    """What the header of a labelled set says."""
+    """The values in the header of a labelled set."""
 
     num_train: int
     num_test: int
@@ -66,7 +66,7 @@ class LabelledShape:
 
 @dataclass(frozen=True, slots=True)
 class LabelledArrays:
-    """A labelled set. `class_names`: the classes by number; empty where they have none."""
+    """A labelled set. `class_names` are the classes by number, or empty if they have no names."""
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.int64]
@@ -76,7 +76,7 @@ class LabelledArrays:
 
     @property
     def num_classes(self) -> int:
-        """As many as are named, else one more than the largest label."""
+        """Return the number of class names, or one more than the largest label if there are none."""
         return len(self.class_names) or 1 + max(int(self.train_labels.max()), int(self.test_labels.max()))
 
 
@@ -89,7 +89,7 @@ class Stream:
 
 
 def public_shape(header: Header) -> PublicShape:
-    """Raises ArtifactError where the header is not that of a public set."""
+    """Return the shape of a public set. Raises ArtifactError if the header is not that of one."""
     entries = {entry.name: entry for entry in header.entries}
     if entries.keys() != _PUBLIC:
         raise ArtifactError("the file is not a public data set, which has one tensor, images")
@@ -97,7 +97,7 @@ def public_shape(header: Header) -> PublicShape:
 
 
 def labelled_shape(header: Header) -> LabelledShape:
-    """Raises ArtifactError where the header is not that of a labelled set."""
+    """Return the shape of a labelled set. Raises ArtifactError if the header is not that of one."""
     entries = {entry.name: entry for entry in header.entries}
     if entries.keys() - {_CLASS_NAMES} != _LABELLED:
         raise ArtifactError(f"the file is not a labelled data set, which has tensors {', '.join(sorted(_LABELLED))}")
@@ -113,7 +113,7 @@ def labelled_shape(header: Header) -> LabelledShape:
 
 
 def data_set_shape(header: Header) -> PublicShape | LabelledShape:
-    """What kind of data set a header describes. Raises ArtifactError where it is neither."""
+    """Return the shape of the data set that a header describes. Raises ArtifactError if it is of neither kind."""
     names = {entry.name for entry in header.entries}
     if names == _PUBLIC:
         return public_shape(header)
@@ -125,14 +125,14 @@ def data_set_shape(header: Header) -> PublicShape | LabelledShape:
 
 
 def map_public(path: Path) -> NDArray[np.uint8]:
-    """The images of a public set, memory-mapped. Raises ArtifactError where the file is none."""
+    """Return the images of a public set, memory-mapped. Raises ArtifactError if the file is not one."""
     header = _checked_header(path)
     public_shape(header)
     return _map(path, header, header.entries[0])
 
 
 def map_labelled(path: Path) -> LabelledArrays:
-    """A labelled set, memory-mapped. Raises ArtifactError where the file is none, or its labels make no sense."""
+    """Return a labelled set, memory-mapped. Raises ArtifactError if the file is not one, or its labels are invalid."""
     header = _checked_header(path)
     labelled_shape(header)
     return _labelled({entry.name: _map(path, header, entry) for entry in header.entries})
@@ -171,7 +171,7 @@ def read_labelled(path: Path, digest: str, choose_train: Choose, choose_test: Ch
 
 
 def _labelled(found_arrays: Mapping[str, NDArray[Any]]) -> LabelledArrays:
-    """Return a labelled set from its tensors. Raises ArtifactError if the labels make no sense."""
+    """Return a labelled set from its tensors. Raises ArtifactError if the labels are invalid."""
     arrays = dict(found_arrays)
     names = _class_names(arrays.pop(_CLASS_NAMES).tobytes()) if _CLASS_NAMES in arrays else ()
     found = LabelledArrays(**arrays, class_names=names)
@@ -183,7 +183,7 @@ def _labelled(found_arrays: Mapping[str, NDArray[Any]]) -> LabelledArrays:
 
 
 def public_streams(shape: PublicShape, parts: Iterable[NDArray[np.uint8]]) -> list[Stream]:
-    """The one tensor of a public set."""
+    """Return the one tensor of a public set."""
     return [_image_stream("images", shape.num_images, shape, parts)]
 
 
@@ -195,7 +195,7 @@ def labelled_streams(
     test_labels: NDArray[np.int64],
     class_names: Sequence[str] = (),
 ) -> list[Stream]:
-    """The tensors of a labelled set in the order of the library: wide elements first, then by name."""
+    """Return the tensors of a labelled set in the order of the library: wide elements first, then by name."""
     streams = [
         _stream("test_labels", "I64", test_labels.shape, [test_labels]),
         _stream("train_labels", "I64", train_labels.shape, [train_labels]),
@@ -209,7 +209,7 @@ def labelled_streams(
 
 
 def write_streams(path: Path, streams: Sequence[Stream]) -> str:
-    """Write a file, never holding more than a part of it, and return its sha256."""
+    """Write a file, with at most one part of it in memory, and return its sha256."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for data in _serialised(streams):
@@ -219,7 +219,7 @@ def write_streams(path: Path, streams: Sequence[Stream]) -> str:
 
 
 def streams_digest(streams: Sequence[Stream]) -> str:
-    """The sha256 of the file that `write_streams` would write."""
+    """Return the sha256 of the file that `write_streams` would write."""
     digest = hashlib.sha256()
     for data in _serialised(streams):
         digest.update(data)
@@ -262,7 +262,7 @@ def _check_size(path: Path, header: Header, size: int) -> None:
 
 
 def _checked(path: Path, digest: str, read: Callable[[CheckedFile], T]) -> T:
-    """Read a file once. A file with other bytes is damaged, whatever else it seems to be. Raises ArtifactDamaged."""
+    """Read a file once. Raises ArtifactDamaged if the digest differs, instead of any other error."""
     with checked_file(path) as file:
         try:
             found = read(file)
@@ -294,7 +294,7 @@ def _read_rows(file: CheckedFile, entry: TensorEntry, chosen: NDArray[np.int64])
 
 
 def _images(entry: TensorEntry) -> tuple[int, Literal[1, 3], int]:
-    """Number, channels and size. Raises ArtifactError."""
+    """Return the number, channels and size of the images. Raises ArtifactError."""
     if entry.dtype == "U8" and len(entry.shape) == 4:
         count, channels, height, width = entry.shape
         if count > 0 and channels in (1, 3) and height == width and MIN_SIZE <= width <= MAX_SIZE:
@@ -325,7 +325,10 @@ def _class_names(text: bytes) -> tuple[str, ...]:
 
 
 def _is_whole_text(name: object) -> bool:
-    """JSON can hold half a character (`\\ud800`), which nothing else can, and NUL, which Postgres refuses."""
+    """Return whether a name can be stored.
+
+    JSON can hold half a character (`\\ud800`), which nothing else can, and NUL, which Postgres refuses.
+    """
     if not isinstance(name, str) or "\0" in name:
         return False
     try:

@@ -1,4 +1,4 @@
-"""An artifact that arrives in several requests, perhaps to several processes; in a folder one file that grows."""
+"""An artifact that arrives in several requests, perhaps at several processes. In a folder it is a growing file."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,36 +20,36 @@ class Whole(Protocol):
     def path(self) -> Path: ...
 
     def keep(self, digest: str) -> None:
-        """Make an artifact of what is at `path`, once its digest has been verified."""
+        """Store the file at `path` as an artifact. Its digest must have been verified."""
         ...
 
 
 class Partial(Protocol):
-    """An artifact that arrives in several requests, perhaps to several processes."""
+    """An artifact that arrives in several requests, perhaps at several processes."""
 
     def part_bytes(self, num_bytes: int) -> int:
-        """How much of an upload of this size is best written at once."""
+        """Return how many bytes of an upload of this size are best written at once."""
         ...
 
     @property
     def size(self) -> int:
-        """Bytes that are there; 0 before the first."""
+        """Return how many bytes have arrived."""
         ...
 
     @property
     def written_at(self) -> float | None:
-        """When the last bytes came, in seconds since 1970; None before the first."""
+        """Return when the last bytes arrived, in seconds since 1970, or None if none have arrived."""
         ...
 
     def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
         """Write the parts one after the other at the end, which must be `offset`.
 
-        Raises OffsetMismatch, writing nothing, and OSError.
+        Raises OffsetMismatch, in which case nothing is written, and OSError.
         """
         ...
 
     def sync(self) -> None:
-        """Wait until what has arrived is on the disk, so that less is left to write in the end.
+        """Wait until what has arrived is on the disk, so that less is left to write at the end.
 
         Raises OSError if that fails. Discard what has arrived then: the kernel reports such a failure once, and a
         second attempt would look as if all bytes were on the disk.
@@ -59,16 +59,16 @@ class Partial(Protocol):
     def open(self) -> BinaryIO | None:
         """Open what has arrived for reading while more of it arrives, or return None if that cannot be done.
 
-        Bytes that were appended successfully do not change any more.
+        Bytes that were appended successfully no longer change.
         """
         ...
 
     def whole(self) -> AbstractContextManager[Whole]:
-        """What has arrived, for the length of a block: what comes meanwhile does not change it."""
+        """Yield what has arrived, for the duration of a block. Bytes that arrive meanwhile do not change it."""
         ...
 
     def locked(self) -> AbstractContextManager[bool]:
-        """Hold it against other holders; False: somebody holds it, or nothing is there."""
+        """Lock it against other holders. Yields False if another one holds it, or nothing has arrived."""
         ...
 
     def discard(self) -> None:
@@ -77,9 +77,9 @@ class Partial(Protocol):
 
 
 class PartialFile:
-    """The bytes that have arrived so far. How many there are is the file's size, so no crash can make the two differ.
+    """The bytes that have arrived so far. Their number is the file's size, so a crash cannot make the two differ.
 
-    Every write names its place and is done under the file's lock: whoever writes, and however many at once, nothing is
+    Every write states its offset and is done under the file's lock: however many processes write at once, nothing is
     overwritten and nothing is left out.
     """
 
@@ -89,12 +89,12 @@ class PartialFile:
         self._make_folder = make_folder
 
     def part_bytes(self, num_bytes: int) -> int:
-        """How much of an upload of this size is best written at once."""
+        """Return how many bytes of an upload of this size are best written at once."""
         return _PART_BYTES
 
     @property
     def size(self) -> int:
-        """Bytes that are there; 0 before the first."""
+        """Return how many bytes have arrived."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class PartialFile:
 
     @property
     def written_at(self) -> float | None:
-        """When the last bytes came, in seconds since 1970; None before the first."""
+        """Return when the last bytes arrived, in seconds since 1970, or None if none have arrived."""
         try:
             return self.path.stat().st_mtime
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class PartialFile:
     def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
         """Write the parts one after the other at the end, which must be `offset`.
 
-        Raises OffsetMismatch, writing nothing, and OSError.
+        Raises OffsetMismatch, in which case nothing is written, and OSError.
         """
         if offset == 0:
             self._make_folder()
@@ -142,7 +142,7 @@ class PartialFile:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Hold the file against writers and other holders; False: somebody holds it, or there is no file."""
+        """Lock the file against writers and other holders. Yields False if it is held, or there is no file."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -155,11 +155,11 @@ class PartialFile:
 
     @contextmanager
     def whole(self) -> Iterator["PartialFile"]:
-        """The file itself: its end is where it was announced to be, so nothing goes on to it."""
+        """Yield the file itself. It has the announced size, so nothing is appended to it."""
         yield self
 
     def keep(self, digest: str) -> None:
-        """Make an artifact of it, once its digest has been verified. If the disk fails, it is discarded."""
+        """Store it as an artifact. Its digest must have been verified. If the disk fails, it is discarded."""
         try:
             self.sync()
         except OSError:

@@ -1,5 +1,7 @@
-"""Whether a data owner's policy lets a run's update leave: one answer for the worker, which is bound by it, and for the
-coordinator, which spares the worker what it would refuse."""
+"""Decides whether a data owner's policy lets a run's update leave.
+
+The worker, which is bound by it, and the coordinator, which does not offer what the worker would refuse, share this.
+"""
 
 import re
 from collections import Counter
@@ -17,7 +19,7 @@ _GROUPS_SHOWN = 5
 
 
 def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_number: int = 1) -> str | None:
-    """Why the policy keeps the update of this run and round back; None: it lets it leave."""
+    """Return why the policy does not let the update of this run and round leave, or None if it does."""
     if (why := _privacy_obstacle(policy)) is not None:
         return why
     kept: dict[str, list[str]] = {}
@@ -40,7 +42,7 @@ def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_numbe
 def fewest_images(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_number: int = 1) -> int | None:
     """Return the fewest images whose sums may leave, or None if the plan has no sums over images.
 
-    `refusal` returns whether the update may leave at all.
+    `refusal` decides whether the update may leave at all.
     """
     sums = [tensor for tensor in plan.update if tensor.kind == "probe-sums"]
     width = max((tensor.shape[0] - 1 for tensor in sums if len(tensor.shape) == 2), default=0)
@@ -50,7 +52,7 @@ def fewest_images(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round
 
 
 def permits_metric(policy: PolicyNotice, method: str, name: str) -> bool:
-    """Whether a number of this name may leave in a run of the method."""
+    """Return whether a metric with this name may leave in a run of the method."""
     rules = (rule for rule in policy.allow if rule.artifact == "metrics")
     return any(_any(rule.methods, method) and _any(rule.tensors, name) for rule in rules)
 
@@ -82,7 +84,7 @@ def _privacy_obstacle(policy: PolicyNotice) -> str | None:
 def _rule_for(
     rules: Sequence[AllowRule], tensor: TensorSpec, spec: RunSpec, round_number: int
 ) -> tuple[int | None, str]:
-    """The first rule that lets the tensor leave; None and the reason that comes closest where there is none."""
+    """Return the first rule that lets the tensor leave, or None and the reason that comes closest."""
     nearest = f"no rule allows {tensor.kind} of {spec.method.name}"
     for index, rule in enumerate(rules):
         if rule.artifact != tensor.kind or not _any(rule.methods, spec.method.name):
@@ -109,7 +111,7 @@ def _limit_obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | 
 
 
 def _obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
-    """What stands against a rule that fits by kind, method and name."""
+    """Return why a rule that fits by kind, method and name does not allow this round, or None if it does."""
     if (why := _limit_obstacle(rule, spec, round_number)) is not None:
         return why
     public = spec.public_data
@@ -132,7 +134,7 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Names by their first part, as patterns that would match them."""
+    """Return the names grouped by their first part, as patterns that would match them."""
     counts = Counter(name if "." not in name else f"{name.split('.')[0]}.*" for name in names)
     shown = [f"{group}: {count}" for group, count in counts.most_common(_GROUPS_SHOWN)]
     return ", ".join(shown) + (", and others" if len(counts) > _GROUPS_SHOWN else "")

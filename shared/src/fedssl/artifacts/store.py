@@ -1,4 +1,4 @@
-"""The content-addressed store: bytes under their sha256, written once and never changed."""
+"""The content-addressed store: bytes are stored under their sha256, written once and never changed."""
 
 import errno
 import hashlib
@@ -24,12 +24,12 @@ _CHUNK = 1 << 20
 
 
 def drop_old_files(folder: Path, seconds: float) -> list[int]:
-    """Remove what nobody has written to for so long; the sizes in bytes of what was."""
+    """Remove the files that were not written to for `seconds`, and return their sizes in bytes."""
     dropped: list[int] = []
     if not folder.is_dir():
         return dropped
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process removes it at the same time
+        with suppress(FileNotFoundError):  # another process removed it at the same time
             about = path.stat()
             if time.time() - about.st_mtime > seconds:
                 path.unlink()
@@ -39,7 +39,7 @@ def drop_old_files(folder: Path, seconds: float) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One artifact as the store holds it; `age_seconds` since its last byte was written."""
+    """One artifact as the store holds it. `age_seconds` have passed since its last byte was written."""
 
     digest: str
     num_bytes: int
@@ -50,7 +50,7 @@ class Writer(Protocol):
     """Takes an artifact's bytes as they arrive. Nothing is visible in the store until `commit`."""
 
     path: Path
-    """Where the bytes are meanwhile: for checks before the commit."""
+    """The file that has the bytes meanwhile, for checks before the commit."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
@@ -61,7 +61,7 @@ class Writer(Protocol):
     def sync(self) -> None:
         """Wait until what was written before is on the disk, so that less is left for `commit`. Raises OSError.
 
-        More may be written meanwhile by another thread.
+        Another thread may write more meanwhile.
         """
         ...
 
@@ -84,15 +84,15 @@ class DirectPart:
 
 
 class Direct(Protocol):
-    """One upload's way into the store that does not pass the coordinator."""
+    """An upload that is sent to the store without passing through the coordinator."""
 
     def missing(self, limit: int) -> list[DirectPart]:
-        """Where to send what has not arrived, `limit` parts at most; none: all is there, and closed to senders."""
+        """Return where to send what has not arrived, at most `limit` parts. If none, all is there and final."""
         ...
 
 
 class Store(Protocol):
-    """Where artifacts live."""
+    """A store of artifacts."""
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
@@ -100,43 +100,45 @@ class Store(Protocol):
         ...
 
     def partial(self, name: str) -> Partial:
-        """Bytes on their way in that outlive the process which receives them, under a name of the caller's choice."""
+        """Return the upload with a name that the caller chooses. It outlives the process that receives its bytes."""
         ...
 
     def partials(self) -> list[str]:
-        """The names of all that are on their way in."""
+        """Return the names of all uploads in progress."""
         ...
 
     def path(self, digest: str) -> Path:
-        """A local file to read or memory-map. Raises ArtifactNotFound."""
+        """Return a local file to read or memory-map. Raises ArtifactNotFound."""
         ...
 
     def size(self, digest: str) -> int:
-        """An artifact's size in bytes. Raises ArtifactNotFound."""
+        """Return an artifact's size in bytes. Raises ArtifactNotFound."""
         ...
 
     def version(self, digest: str) -> tuple[int, str]:
-        """Return an artifact's size in bytes, and a text that is another one once its bytes were written again, also
-        with the same content. Raises ArtifactNotFound.
+        """Return an artifact's size in bytes, and a text that differs once its bytes were written again.
+
+        It differs even if they have the same content. Raises ArtifactNotFound.
         """
         ...
 
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
-        """Its bytes from `start` up to `stop`, a mebibyte at a time, out of the store itself."""
+        """Yield an artifact's bytes from `start` up to `stop`, one MiB at a time, from the store itself."""
         ...
 
     def open(self, digest: str) -> BinaryIO | None:
-        """Return the artifact's file, opened for reading, or None if it is not a file of this machine. Raises
-        ArtifactNotFound.
+        """Return the artifact's file, opened for reading, or None if it is not a file on this machine.
+
+        Raises ArtifactNotFound.
         """
         ...
 
     def link(self, digest: str, seconds: int) -> str | None:
-        """An address at which anybody may fetch it for so long; None: this store has none."""
+        """Return a URL at which anyone may fetch the artifact for `seconds`, or None if this store has no URLs."""
         ...
 
     def direct(self, name: str, num_bytes: int) -> Direct | None:
-        """How `partial(name)` may arrive without passing the coordinator; None: in this store it cannot."""
+        """Return how `partial(name)` may arrive without passing the coordinator, or None if it cannot in this store."""
         ...
 
     def __contains__(self, digest: str) -> bool: ...
@@ -146,31 +148,31 @@ class Store(Protocol):
         ...
 
     def set_aside(self, digest: str) -> bool:
-        """Read an artifact again, and move it to `damaged/DIGEST` if its bytes are not those of the digest.
+        """Read an artifact again, and move it to `damaged/DIGEST` if its bytes do not match the digest.
 
-        Then the store has no such artifact any more. Returns whether this caller moved it. A file that is being written
+        The store then no longer has the artifact. Returns whether this caller moved it. A file that is being written
         stays. Local copies of the artifact are removed.
         """
         ...
 
     def delete(self, digest: str) -> None:
-        """Remove an artifact; one that is not there is no error."""
+        """Remove an artifact. It is not an error if it does not exist."""
         ...
 
     def files(self) -> Iterator[StoredFile]:
-        """Everything that is stored, in no order. What comes or goes meanwhile may be in it or not."""
+        """Yield everything that is stored, in no order. What is stored or removed meanwhile may be included or not."""
         ...
 
     def drop_abandoned(self, seconds: float) -> list[int]:
-        """Remove what killed writers left, and what was set aside, this long ago; the sizes in bytes of what was."""
+        """Remove what killed writers left and what was set aside, `seconds` ago or more. Returns the sizes in bytes."""
         ...
 
 
 class FileStore:
-    """A store in a folder: `ab/cd/abcd...`, each file written aside, synced, then renamed into place.
+    """A store in a folder: `ab/cd/abcd...`. Each file is written elsewhere, synced, and then renamed into place.
 
-    What arrives in one go is written below `incoming`, what arrives in parts below `partial`. `damaged` holds files
-    that had other bytes than their digests say.
+    Artifacts that arrive in one request are written below `incoming`, those that arrive in parts below `partial`.
+    `damaged` holds files whose bytes did not match their digests.
     """
 
     def __init__(self, root: Path) -> None:
@@ -270,9 +272,9 @@ class FileStore:
         return drop_old_files(self._incoming, seconds) + drop_old_files(self._damaged, seconds)
 
     def _make(self, folder: Path) -> None:
-        """Make a folder of the store that is gone, after a restore for example.
+        """Create a folder of the store if it is missing, for example after a restore.
 
-        Raises OSError while the store's file system is not mounted: what is written then is not in the store later.
+        Raises OSError if the store's file system is not mounted: what is written then is not in the store later.
         """
         if folder.is_dir():
             return
@@ -312,7 +314,7 @@ class FileStore:
 
 
 class FileWriter:
-    """Writes to a file of its own, which `adopt` takes under its digest; the digest is computed on the way."""
+    """Writes to a separate file and computes its digest on the way. `adopt` stores the file under that digest."""
 
     def __init__(self, adopt: Callable[[Path, str], None], descriptor: int, path: Path) -> None:
         self.path = path
@@ -346,7 +348,7 @@ class FileWriter:
         return digest
 
     def close(self) -> None:
-        """Drop what was not committed."""
+        """Close the file, and remove it if it was not committed."""
         self._file.close()
         if not self._is_adopted:
             self.path.unlink(missing_ok=True)
@@ -359,6 +361,6 @@ def require_digest(digest: str, expected: str) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """sha256 of a file's bytes."""
+    """Return the sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

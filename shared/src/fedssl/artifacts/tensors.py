@@ -1,4 +1,4 @@
-"""Tensors in and out of safetensors files. The one module of this package that needs torch; import it where torch is.
+"""Reads and writes tensors in safetensors files. Needs torch, so import it only where torch is installed.
 
 Tensors are put in name order and made contiguous before they are written, so that equal tensors give equal bytes.
 """
@@ -39,13 +39,13 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.i
 
 
 def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """The same tensors, ordered by name, detached, on the CPU and contiguous."""
+    """Return the same tensors, ordered by name, detached, on the CPU and contiguous."""
     return {name: tensors[name].detach().to("cpu").contiguous() for name in sorted(tensors)}
 
 
 def serialised(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The bytes of a safetensors file without metadata. Equal tensors give equal bytes."""
-    # Clones: safetensors refuses tensors that share memory, as a target network may with its online one.
+    """Return the bytes of a safetensors file without metadata. Equal tensors give equal bytes."""
+    # Cloned, because safetensors refuses tensors that share memory, as a target network may with its online one.
     return save({name: tensor.clone() for name, tensor in in_name_order(tensors).items()})
 
 
@@ -84,9 +84,9 @@ def read_tensors(path: Path, digest: str) -> Tensors:
 
 
 class FileTensors(Mapping[str, torch.Tensor]):
-    """The tensors of an open file, in name order, each read when it is asked for, into memory of its own.
+    """The tensors of an open file, in name order. Each is read into separate memory when it is asked for.
 
-    Their bytes are not compared with a digest: it is for files that this process has compared before. Raises
+    Their bytes are not compared with a digest, so it is for files that this process has already compared. Raises
     ArtifactError if the file does not have the size that its header describes.
     """
 
@@ -102,7 +102,7 @@ class FileTensors(Mapping[str, torch.Tensor]):
         return self._read(entry, entry.start, entry.stop).view(entry.shape)
 
     def pieces(self, name: str, size: int) -> Iterator[torch.Tensor]:
-        """Yield a flattened tensor in pieces of `size` numbers. Each is read when its turn comes."""
+        """Yield a flattened tensor in pieces of `size` numbers. Each is read when it is reached."""
         entry = self._entries[name]
         step = size * ITEM_SIZES[entry.dtype]
         for start in range(entry.start, max(entry.stop, entry.start + 1), step):  # an empty tensor is one empty piece

@@ -1,4 +1,4 @@
-"""Files of weights that others have made: read with every check, and written in the one form that is registered.
+"""Reads files of weights from other libraries, with every check, and writes the one form that is registered.
 
 The registered form is a safetensors file without metadata, as the safetensors library writes it: the names are those of
 `weight_names.py`, numbers are float32, and the counters of BatchNorm int64. Equal tensors give equal bytes, whatever
@@ -40,7 +40,7 @@ MAX_HEADER_BYTES = 64 + 512 * MAX_TENSORS
 
 MAX_FILE_BYTES = 8 << 30
 COUNTER = ".num_batches_tracked"
-"""What the name of the one integer tensor of a network, which BatchNorm counts with, ends with."""
+"""The end of the name of a network's only kind of integer tensor, with which BatchNorm counts batches."""
 
 _NUMPY: dict[str, str] = {name: info.numpy_name for name, info in INFO.items()}
 _MAX_FOREIGN_HEADER_BYTES = 16 << 20
@@ -62,10 +62,10 @@ _WIDENING = (
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of an encoder, by the names that they have in a model of ours.
+    """The tensors of an encoder, by the names that they have in a fedssl model.
 
-    `family`: whose names the file has. `left_out`: tensors of the file that belong to no encoder.
-    `source_digest`: the sha256 of the file that was read.
+    `family` is the origin of the file's names, and `left_out` are the tensors of the file that belong to no encoder.
+    `source_digest` is the sha256 of the file that was read.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -75,14 +75,14 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """The number of values, the counters of BatchNorm left out."""
+        """Return the number of values, without the counters of BatchNorm."""
         return sum(array.size for name, array in self.arrays.items() if not name.endswith(COUNTER))
 
 
 def read_weights(path: Path) -> Weights:
-    """Read a safetensors file with names of ours, torchvision's, timm's or Hugging Face's ResNets.
+    """Read a safetensors file with the names of fedssl, torchvision, timm or Hugging Face's ResNets.
 
-    Only F32 is read, so that what is registered has the numbers of the file, bit for bit.
+    Only F32 is read, so that the registered file has the numbers of the file, bit for bit.
 
     Raises:
         ArtifactError: the file is pickled, damaged or too large, or has a dtype or names that no encoder can have.
@@ -176,7 +176,7 @@ def _header(path: Path, file: BinaryIO) -> Header:
 
 
 def _named(path: Path, entries: Sequence[TensorEntry], family: Family) -> dict[str, TensorEntry]:
-    """Return the tensors by their names in a model of ours, those that belong to no encoder left out."""
+    """Return the tensors by their names in a fedssl model, without those that belong to no encoder."""
     named: dict[str, TensorEntry] = {}
     for entry in entries:
         name = encoder_name(entry.name, family)

@@ -1,6 +1,6 @@
 """The names that libraries give to a network's tensors, and the names that fedssl gives to the same tensors.
 
-Each family is recognised by its names. An encoder of ours and torchvision's networks keep their names; timm's ResNets
+Each family is recognised by its names. fedssl's encoders and torchvision's networks keep their names; timm's ResNets
 have torchvision's. Hugging Face's ResNets are renamed, tensor by tensor, to torchvision's:
 
     embedder.embedder.convolution, .normalization                 conv1, bn1
@@ -16,10 +16,10 @@ from typing import Literal
 from fedssl.errors import ArtifactError
 
 Family = Literal["fedssl", "torchvision", "huggingface"]
-"""The origin of the names in a file. `torchvision`: also timm's, and those of every other network, which are kept."""
+"""The origin of the names in a file. `torchvision` includes timm's and those of all other networks, which are kept."""
 
 PREFIX = "encoder."
-"""What the name of every tensor of an encoder begins with in a model of ours."""
+"""The beginning of the name of every tensor of an encoder in a fedssl model."""
 
 CLASSIFIERS = ("fc", "classifier", "head", "head.fc", "heads.head")
 """The modules that classify in the networks of torchvision and timm. An encoder has none of them."""
@@ -40,14 +40,14 @@ _HUGGINGFACE = (
 
 
 class _Group(str):
-    """A group of a match. The format `+` counts from 1 what is counted from 0."""
+    """A group of a match. The format `+` numbers from 1 what is numbered from 0."""
 
     def __format__(self, spec: str) -> str:
         return str(int(self) + 1) if spec == "+" else str(self)
 
 
 def family_of(names: Iterable[str]) -> Family:
-    """Return whose names these are.
+    """Return the family that uses these names.
 
     >>> family_of(["conv1.weight", "fc.bias"]), family_of(["encoder.conv1.weight", "projector.0.weight"])
     ('torchvision', 'fedssl')
@@ -59,7 +59,7 @@ def family_of(names: Iterable[str]) -> Family:
 
 
 def encoder_name(name: str, family: Family) -> str | None:
-    """Return the name that a tensor has in a model of ours, or None if it belongs to no encoder.
+    """Return the name that a tensor has in a fedssl model, or None if it belongs to no encoder.
 
     Raises ArtifactError if the family has no such name.
 
@@ -74,7 +74,7 @@ def encoder_name(name: str, family: Family) -> str | None:
 
 
 def is_classifier(name: str) -> bool:
-    """Return whether a tensor of a model of ours belongs to the classifier of the network that it was taken from.
+    """Return whether a tensor of a fedssl model belongs to the classifier of the network that it was taken from.
 
     >>> is_classifier("encoder.fc.weight"), is_classifier("encoder.layer4.0.conv1.weight")
     (True, False)
@@ -84,7 +84,7 @@ def is_classifier(name: str) -> bool:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a tensor of a model of ours belongs to a layer's low-rank adapter.
+    """Return whether a tensor of a fedssl model belongs to a layer's low-rank adapter.
 
     >>> is_adapter("encoder.blocks.0.attn.qkv.lora_a"), is_adapter("encoder.blocks.0.attn.qkv.weight")
     (True, False)

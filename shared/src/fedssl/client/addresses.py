@@ -1,4 +1,4 @@
-"""Addresses that requests go to."""
+"""Parses and classifies the addresses to which requests are sent."""
 
 import ipaddress
 
@@ -8,7 +8,7 @@ _MAX_PORT = 65535
 
 
 def parsed(url: str) -> httpx.URL | None:
-    """A server's address, over http or https and without a user in it; None: it is none.
+    """Return the address of a server, or None if it is not an http or https URL, or contains a user name.
 
     >>> parsed("https://fed.example.org/v1"), parsed("https://user@host"), parsed("file:///etc/passwd")
     (URL('https://fed.example.org/v1'), None, None)
@@ -22,7 +22,7 @@ def parsed(url: str) -> httpx.URL | None:
 
 
 def origin(address: httpx.URL) -> str:
-    """Its server, without path and query.
+    """Return the server of an address (scheme, host and port), without the path and the query.
 
     >>> origin(httpx.URL("https://store.example.org:443/bucket/key?signature=x"))
     'https://store.example.org'
@@ -31,7 +31,9 @@ def origin(address: httpx.URL) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, and nobody else's; a name other than localhost may mean any.
+    """Return whether a host is a loopback address, which only this machine can reach.
+
+    The only name that counts is localhost, because any other may stand for any address.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, True, False)
@@ -43,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(url: str) -> bool:
-    """Return whether no one in between can read what is sent to this URL.
+    """Return whether no one on the way can read what is sent to this URL.
 
     >>> is_private("https://id.example.org"), is_private("http://127.0.0.1:5000"), is_private("http://id.example.org")
     (True, True, False)

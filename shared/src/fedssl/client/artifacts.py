@@ -1,4 +1,4 @@
-"""The operator's client, as far as weights and other artifacts are concerned."""
+"""The operator's client: the methods for weights and other artifacts."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ _LARGEST_HEADER = 1 << 26
 
 
 class ArtifactMethods:
-    """Fetches what runs have made."""
+    """The methods that download the artifacts of runs."""
 
     _connection: Connection
 
@@ -25,10 +25,10 @@ class ArtifactMethods:
         on_bytes: OnBytes = lambda count: None,
         on_size: OnSize = lambda size: None,
     ) -> str:
-        """Fetch a run's weights (safetensors) into a file and return their digest.
+        """Download a run's weights (safetensors) to a file, and return their digest.
 
-        The file appears whole or not at all; what an earlier attempt fetched of the same weights counts. Raises
-        DigestMismatch, and NotFound before the first weights are made.
+        The file appears only when it is complete. Bytes of the same weights that an earlier attempt downloaded are
+        kept. Raises DigestMismatch, and NotFound if the run has no weights yet.
         """
         return download(
             self._connection,
@@ -40,14 +40,14 @@ class ArtifactMethods:
         )
 
     def download_artifact(self, digest: str, destination: Path) -> None:
-        """Fetch a file of the store (a broadcast, an update, a server state), which appears whole or not at all.
+        """Download an artifact (a broadcast, an update, a server state) to a file, which appears only when complete.
 
-        Raises DigestMismatch, and NotFound where the coordinator has none of this digest.
+        Raises DigestMismatch, and NotFound if the coordinator has no artifact with this digest.
         """
         download(self._connection, f"/v1/artifacts/{digest}", destination, digest=digest)
 
     def artifact_header(self, digest: str) -> Header:
-        """Which tensors an artifact holds, without the values. Raises ArtifactError where it is no safetensors file."""
+        """Return an artifact's tensors, without their values. Raises ArtifactError if it is not a safetensors file."""
         path = f"/v1/artifacts/{digest}"
         prefix = self._connection.fetch(path, 0, LENGTH_BYTES - 1)
         end = LENGTH_BYTES + header_length(prefix, _LARGEST_HEADER)

@@ -1,4 +1,4 @@
-"""What the operator's and the worker's client have in common."""
+"""The part that the operator's and the worker's clients share."""
 
 import time
 from email.utils import parsedate_to_datetime
@@ -16,7 +16,7 @@ from fedssl.protocol.views import Health
 
 
 class BaseClient:
-    """What both clients share: one connection, closed by the `with` block."""
+    """The base class of both clients: one connection, which the `with` block closes."""
 
     def __init__(
         self,
@@ -29,7 +29,10 @@ class BaseClient:
         transport: httpx.BaseTransport | None = None,
         may_go_to: MayGoTo = lambda server: True,
     ) -> None:
-        """`may_go_to`: whether an object store that the coordinator names, https://HOST:PORT, is one to go to."""
+        """Create a client. `may_go_to` returns whether to use an object store that the coordinator names.
+
+        It receives the store's address, https://HOST:PORT.
+        """
         self._connection = Connection(
             url, token, timeout=timeout, retry=retry, tls=tls, transport=transport, may_go_to=may_go_to
         )
@@ -51,17 +54,17 @@ class BaseClient:
 
     @property
     def url(self) -> str:
-        """The coordinator's address."""
+        """Return the coordinator's address."""
         return self._connection.url
 
     def health(self) -> Health:
-        """Whether the coordinator's process answers. One attempt, no token needed."""
+        """Check that the coordinator's process responds. Makes one attempt, and needs no token."""
         return self._connection.call("GET", "/healthz", Health, retry=Retry(seconds=0))
 
     def clock_difference_seconds(self) -> float:
-        """How far the coordinator's clock is ahead of this machine's, negative: behind; to about a second.
+        """Return how far the coordinator's clock is ahead of this machine's, to about a second; negative if behind.
 
-        One attempt, no token needed. Raises BadAnswer where no time is told.
+        Makes one attempt, and needs no token. Raises BadAnswer if the response has no valid Date header.
         """
         asked = time.time()
         with self._connection.stream("GET", "/healthz") as response:
@@ -69,15 +72,15 @@ class BaseClient:
             told = response.headers.get("Date", "")
         answered = time.time()
         try:
-            theirs = parsedate_to_datetime(told).timestamp() + 0.5  # told to the second, rounded down
+            theirs = parsedate_to_datetime(told).timestamp() + 0.5  # the header has whole seconds, rounded down
         except (ValueError, TypeError, ArithmeticError, LookupError):
             raise BadAnswer(f"{self.url} sent no valid Date header: is there a proxy in between?") from None
         return 0.0 if asked <= theirs <= answered else min(theirs - asked, theirs - answered, key=abs)
 
     def ready(self) -> Health:
-        """Whether the coordinator and all that it needs answer; `unavailable` is an answer, not an error.
+        """Return whether the coordinator and all that it needs respond; `unavailable` is a result, not an error.
 
-        One attempt, no token needed. Raises Unreachable when nothing answers.
+        Makes one attempt, and needs no token. Raises Unreachable if there is no response.
         """
         with self._connection.stream("GET", "/readyz", accepted=(503,)) as response:
             return parse(Health, read(response), "GET /readyz")

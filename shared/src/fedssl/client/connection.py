@@ -1,4 +1,4 @@
-"""One connection to a coordinator: the only module that knows how requests are sent and what can go wrong with them."""
+"""The connection to a coordinator. Only this module knows how requests are sent and how they can fail."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,13 +27,13 @@ Params = Mapping[str, str | int | float]
 CONNECT_SECONDS = 5.0
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM_BYTES = 1 << 20
-_ANSWER_BYTES = 64 << 20  # of what is read as a whole; files are streamed
+_ANSWER_BYTES = 64 << 20  # the limit of a body that is read into memory; files are streamed
 _ANSWER_BYTES_PER_SECOND = 16 << 10
 MALFORMED = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""The errors of validation: pydantic's ValidationError is a ValueError, and validators of ours meet any values."""
+"""The errors of validation: pydantic's ValidationError is a ValueError, and our validators may receive any value."""
 
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
-_MISTAKES_LOOKED_AT = 1000  # pydantic describes all of them or none
+_MISTAKES_LOOKED_AT = 1000  # pydantic describes either all of them or none
 _PLACE_CHARACTERS, _MESSAGE_CHARACTERS = 200, 500  # both may contain what was sent
 _PAGE_SIZE = 100
 _LENGTH = re.compile(r"[0-9]{1,18}")
@@ -45,10 +45,11 @@ _HINTS = {
 
 
 class Connection:
-    """Sends requests with the token and turns every failure into a ClientError. Shared by threads; closed by its owner.
+    """Sends requests with the token and turns every failure into a ClientError.
 
-    `timeout` is in seconds. It limits connecting, every wait for bytes, and the time until an answer's head is
-    complete. The body may take longer, but only while enough of it arrives (`Deadline`).
+    Threads may share it, and its owner closes it. `timeout` is in seconds. It limits connecting, every wait for bytes,
+    and the time until a response's head is complete. The body may take longer, but only while it arrives fast enough
+    (`Deadline`).
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class Connection:
             tls.check_token_may_go(address)
         self._http = httpx.Client(
             base_url=self.url,
-            # Not compressed: a few bytes could then be any number.
+            # Not compressed, because a few compressed bytes could expand to any size.
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             timeout=self._limits(None),
             transport=transport,
             verify=tls.context(address) if transport is None else False,
-            # A proxy that the environment names has no part in what does not leave this machine.
+            # Requests that do not leave this machine do not use a proxy that the environment names.
             trust_env=not is_loopback(address.host),
         )
         if transport is None:
@@ -103,7 +104,7 @@ class Connection:
         idempotent: bool = True,
         max_bytes: int | None = None,
     ) -> M:
-        """Send a request and read its answer, of at most `max_bytes`, or 64 MiB if that is None."""
+        """Send a request and parse the response, of at most `max_bytes`, or 64 MiB if that is None."""
         content = self.send(
             method,
             path,
@@ -131,9 +132,9 @@ class Connection:
         max_bytes: int | None = None,
         on_headers: Callable[[Mapping[str, str]], None] = lambda headers: None,
     ) -> bytes:
-        """Send a request, again if that may help, and return the whole answer's body. Raises ClientError.
+        """Send a request, retry it if that may help, and return the response's whole body. Raises ClientError.
 
-        `on_headers` receives the answer's headers.
+        `on_headers` receives the response's headers.
         """
         content = None if body is None else body.model_dump_json().encode()
         sent = {"Content-Type": "application/json"} if body is not None else {}
@@ -148,7 +149,10 @@ class Connection:
         return with_retries(attempt, retry or self.retry, idempotent=idempotent)
 
     def fetch(self, path: str, first: int, last: int) -> bytes:
-        """These bytes of an artifact, out of the object store where the coordinator says so. Raises ClientError."""
+        """Return the bytes from `first` to `last`, both included, of an artifact. Raises ClientError.
+
+        They come from the object store if the coordinator redirects the request there.
+        """
         wanted = {"Range": f"bytes={first}-{last}"}
 
         def attempt() -> bytes:
@@ -166,14 +170,14 @@ class Connection:
         return with_retries(attempt, self.retry)
 
     def offer_direct(self, headers: Mapping[str, str]) -> tuple[dict[str, str], tuple[int, ...]]:
-        """Headers of a request for an artifact, and the statuses of its answer beside success.
+        """Return the headers of a request for an artifact, and the statuses to accept besides success.
 
-        With 307 the coordinator names the object store that has the bytes: to whoever says that they can go there.
+        With 307 the coordinator names the object store that has the bytes, if the request offers to fetch them there.
         """
         return ({**headers, "Accept-Direct": "1"}, (307,)) if self.direct_transfer.is_open else (dict(headers), ())
 
     def pages(self, path: str, item: type[M], params: Params | None = None) -> Iterator[M]:
-        """Every item of a list, page after page."""
+        """Yield every item of a list, page by page."""
         page_type = Page[item]  # type: ignore[valid-type]
         query: dict[str, str | int | float] = {"limit": _PAGE_SIZE, **(params or {})}
         while True:
@@ -196,10 +200,10 @@ class Connection:
         accepted: tuple[int, ...] = (),
         bytes_per_second: float | None = _ANSWER_BYTES_PER_SECOND,
     ) -> Iterator[httpx.Response]:
-        """One attempt whose answer the block reads. The one seam where httpx's errors become a ClientError.
+        """Make one attempt; the block reads the response. Turns httpx's errors into a ClientError.
 
-        Statuses outside 200 to 299 raise, but for those `accepted`. `bytes_per_second`: how fast the body must arrive
-        at least. A stream of events, with None, may be as slow as it is.
+        Statuses outside 200 to 299 raise, except those in `accepted`. `bytes_per_second` is the lowest rate at which
+        the body may arrive. If it is None, as for a stream of events, any rate is accepted.
         """
         seconds = self.timeout if timeout is None else timeout
         deadline = None if bytes_per_second is None else Deadline(seconds, bytes_per_second)
@@ -233,7 +237,7 @@ class Connection:
 
     def _no_answer(self, error: httpx.TransportError) -> str:
         reason = str(error) or type(error).__name__
-        # A coordinator that asks for certificates hangs up on whoever shows none that it accepts, without a word.
+        # A coordinator that requires certificates disconnects, without a response, a client that sends none it accepts.
         hint = MUTUAL_TLS_HINT if self._is_encrypted and not isinstance(error, _NOT_SENT) else ""
         return (
             f"No answer from {self.url} ({reason}): check that the coordinator runs and that this is its address{hint}."
@@ -241,7 +245,7 @@ class Connection:
 
 
 def read(response: httpx.Response, max_bytes: int | None = None) -> bytes:
-    """The whole body of an answer that is no file. Raises BadAnswer where it is compressed, or longer than any."""
+    """Return the body of a response that is not a file. Raises BadAnswer if it is compressed or too long."""
     if _is_packed(response):
         raise BadAnswer(f"{response.request.url.host} compresses its answers, unasked: does a proxy stand in between?")
     max_bytes = _ANSWER_BYTES if max_bytes is None else max_bytes
@@ -271,7 +275,7 @@ def _is_packed(response: httpx.Response) -> bool:
 
 
 def parse(model: type[M], content: str | bytes, what: str) -> M:
-    """Read a part of an answer as the protocol's model; `what` names it. Raises BadAnswer."""
+    """Parse a response, or part of one, as a model of the protocol. Raises BadAnswer, whose message names it `what`."""
     try:
         return model.model_validate_json(content)
     except MALFORMED as error:
@@ -299,7 +303,7 @@ def summary(error: ValidationError) -> str:
 
 
 def checked_url(url: str) -> str:
-    """A coordinator's address in the form in which it is used. Raises ClientError."""
+    """Return a coordinator's address in the form in which it is used. Raises ClientError."""
     address = parsed(url)
     if address is None:
         raise ClientError("The coordinator's address must be http://HOST:PORT or https://HOST, without a user in it.")
@@ -331,7 +335,7 @@ def _problem(response: httpx.Response, body: bytes) -> Problem:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return after how many seconds an answer asks to send the request again, or None if it does not ask."""
+    """Return after how many seconds a response asks for a retry, or None if it does not ask."""
     value = headers.get("Retry-After", "").strip()
     if not value:
         return None
@@ -339,6 +343,6 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return min(float(value[:20]), _MAX_RETRY_AFTER_SECONDS)
     try:
         seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-    except MALFORMED:  # also a time without a zone
+    except MALFORMED:  # also raised for a time without a zone
         return None
     return min(max(0.0, seconds), _MAX_RETRY_AFTER_SECONDS)

@@ -1,4 +1,4 @@
-"""The operator's client, as far as data sets are concerned."""
+"""The operator's client: the methods for data sets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ _PUBLIC, _EVALUATION = "/v1/public-datasets", "/v1/evaluation-datasets"
 
 
 class DatasetMethods:
-    """Registers data sets and looks at them."""
+    """The methods that register and list data sets."""
 
     _connection: Connection
 
@@ -36,19 +36,19 @@ class DatasetMethods:
         project: str | None = None,
         on_bytes: OnBytes = lambda count: None,
     ) -> PublicDatasetView:
-        """Register a file of public images, uploading it where the coordinator lacks it, or the rest of it.
+        """Register a file of public images, and upload it, or the rest of it, if the coordinator does not have it.
 
-        The same again is no error. Raises Conflict where the name has other images, and Rejected.
+        Registering the same file again is not an error. Raises Conflict if the name has other images, and Rejected.
         """
         body = request_body(PublicDatasetCreate, name=name, digest=digest_of(source), split=split, project=project)
         return self._register(_PUBLIC, PublicDatasetView, body, body.digest, source, on_bytes)
 
     def public_datasets(self) -> Iterator[PublicDatasetView]:
-        """Every public data set, by name."""
+        """Yield all public data sets, by name."""
         return self._connection.pages(_PUBLIC, PublicDatasetView)
 
     def public_dataset(self, name: str) -> PublicDatasetView:
-        """One public data set."""
+        """Return one public data set."""
         return self._connection.call("GET", f"{_PUBLIC}/{quote(name, safe='')}", PublicDatasetView)
 
     def add_evaluation_dataset(
@@ -59,16 +59,16 @@ class DatasetMethods:
         return self._register(_EVALUATION, EvaluationDatasetView, body, body.digest, source, on_bytes)
 
     def evaluation_datasets(self) -> Iterator[EvaluationDatasetView]:
-        """Every evaluation data set, by name."""
+        """Yield all evaluation data sets, by name."""
         return self._connection.pages(_EVALUATION, EvaluationDatasetView)
 
     def evaluation_dataset(self, name: str) -> EvaluationDatasetView:
-        """One evaluation data set."""
+        """Return one evaluation data set."""
         return self._connection.call("GET", f"{_EVALUATION}/{quote(name, safe='')}", EvaluationDatasetView)
 
     def _register(self, path: str, answer: type[M], body: BaseModel, digest: str, source: Path, on_bytes: OnBytes) -> M:
         try:
             return self._connection.call("POST", path, answer, body=body)
-        except NotFound:  # the images themselves are not there yet
+        except NotFound:  # the coordinator does not have the images yet
             upload(self._connection, digest, source, on_bytes=on_bytes)
         return self._connection.call("POST", path, answer, body=body)

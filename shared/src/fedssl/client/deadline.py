@@ -26,9 +26,9 @@ _current = threading.local()
 class Deadline:
     """How long an exchange may still wait for its peer: `seconds`, and more only if enough bytes pass.
 
-    Bytes that are sent, and those of an answer's body, add what they may take at `bytes_per_second`, up to `seconds` in
-    all. Those of an answer's head add nothing, because a peer can send any number of heads. The time that this side
-    needs, to write to a disk for example, does not count.
+    Bytes that are sent, and those of a response's body, add the time that they may take at `bytes_per_second`; at most
+    `seconds` are left at any time. Those of a response's head add nothing, because a peer can send any number of heads.
+    The time that this side needs, for example to write to a disk, does not count.
     """
 
     def __init__(self, seconds: float, bytes_per_second: float) -> None:
@@ -37,7 +37,7 @@ class Deadline:
         self._has_head = False
 
     def head_came(self) -> None:
-        """Record that the answer's head is complete."""
+        """Record that the response's head is complete."""
         self._has_head = True
 
     def sent(self, num_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Deadline:
             self.sent(num_bytes)
 
     def wait(self, act: Callable[[float], T], timeout: float | None, error: type[Exception]) -> T:
-        """Return what `act` returns, which gets the seconds that it may wait. Raises `error` if none are left."""
+        """Call `act` with the seconds that it may wait, and return its result. Raises `error` if none are left."""
         if self._left <= 0:
             raise error("the exchange took too long")
         began = time.monotonic()
@@ -62,7 +62,7 @@ class Deadline:
 
 @contextmanager
 def running(deadline: Deadline | None) -> Iterator[None]:
-    """Let the deadline hold for what this thread sends and receives in the block, or no deadline if it is None."""
+    """Apply the deadline to what this thread sends and receives in the block, or no deadline if it is None."""
     before = getattr(_current, "deadline", None)
     _current.deadline = deadline
     try:
@@ -73,8 +73,8 @@ def running(deadline: Deadline | None) -> Iterator[None]:
 
 def observe_deadlines(client: httpx.Client) -> None:
     """Make a new client observe the deadlines of the threads that use it."""
-    # By a private name, because httpx has no parameter for it, and reads a proxy from the environment only if it makes
-    # its transports itself.
+    # Uses private names, because httpx has no parameter for this, and reads a proxy from the environment only if it
+    # creates its transports itself.
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx.HTTPTransport):
             transport._pool._network_backend = _Backend()

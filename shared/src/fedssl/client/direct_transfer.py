@@ -1,4 +1,4 @@
-"""Transfers to and from the object store that the coordinator names: to signed URLs, without the token."""
+"""Transfers to and from the object store that the coordinator names. They use signed URLs, and never the token."""
 
 import ipaddress
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger("fedssl.client")
 
 _CONNECT_SECONDS = 5.0
 _CLOSED_SECONDS = 600.0
-_REFUSALS = 2  # in a row: the first may be because the URL has expired
+_REFUSALS = 2  # in a row: the first may mean only that the URL has expired
 _BUSY = (408, 429)
 _NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 
@@ -36,7 +36,7 @@ class DirectTransfer:
 
     Redirects are not followed. Threads may share an object; its owner closes it. A store that may not or cannot be
     reached, or that refuses, is not used for ten minutes, because the coordinator has the bytes too. A store that has
-    answered in the last ten minutes is retried, like the coordinator itself.
+    responded in the last ten minutes is retried, like the coordinator itself.
     """
 
     def __init__(self, coordinator: httpx.URL, tls: Tls, timeout: float, may_go_to: MayGoTo) -> None:
@@ -72,7 +72,7 @@ class DirectTransfer:
         content: Iterable[bytes] | None = None,
         accepted: tuple[int, ...] = (),
     ) -> Iterator[httpx.Response]:
-        """Make one attempt; the block reads the answer.
+        """Make one attempt; the block reads the response.
 
         Raises StoreUnreachable if the store may not or cannot be reached, or has refused two requests in a row, and
         Unavailable if it fails otherwise.
@@ -102,7 +102,7 @@ class DirectTransfer:
             raise BadAnswer(f"{where} gave an answer that cannot be read: {error}") from None
 
     def _permitted(self, url: str) -> httpx.URL:
-        """Parse and check a URL. A coordinator must not send a client to what only that client can reach."""
+        """Parse and check a URL. A coordinator must not send a client to a server that only that client can reach."""
         address = parsed(url)
         if address is None:
             raise BadAnswer(f"the coordinator sent an invalid object-store address: {url.partition('?')[0][:200]!r}")
@@ -133,7 +133,7 @@ class DirectTransfer:
                 stream = info["return_value"]
                 try:
                     is_near = _is_near(stream.get_extra_info("server_addr")[0])
-                except OSError as error:  # the connection is closed already
+                except OSError as error:  # the connection is already closed
                     stream.close()
                     raise httpx.ConnectError(str(error)) from None
                 if is_near:
@@ -143,7 +143,7 @@ class DirectTransfer:
         return look
 
     def _unreachable(self, where: str, error: httpx.TransportError) -> StoreUnreachable | Unreachable:
-        """Return the error. A store that answered recently is retried: it may already have parts of what was sent."""
+        """Return the error. A store that responded recently is retried: it may already have parts of an upload."""
         what = str(error) or type(error).__name__
         reason = (
             f"No answer from {where}, where the coordinator keeps its artifacts ({what}): check that this machine may "
@@ -171,7 +171,7 @@ class DirectTransfer:
         )
 
     def _store_unreachable(self, reason: str) -> StoreUnreachable:
-        """Use no object store for ten minutes. Logs the reason, unless it was logged last."""
+        """Use no object store for ten minutes, and return the error. Logs the reason, unless it was logged last."""
         with self._lock:
             self._closed_until = time.monotonic() + _CLOSED_SECONDS
             if reason != self._logged_reason:

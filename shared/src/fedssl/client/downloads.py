@@ -1,7 +1,7 @@
-"""Artifacts from the coordinator: streamed into files, in constant memory, with their sha256 checked.
+"""Downloads artifacts from the coordinator into files, in constant memory, and checks their sha256.
 
-What has arrived lies beside the target as `.NAME.DIGEST.part`, until it is whole. A connection that breaks, a
-coordinator that is away and a process that is killed cost nothing but time: the next attempt asks for the rest.
+Until a file is complete, the bytes that have arrived are next to it in `.NAME.DIGEST.part`. A broken connection, an
+unreachable coordinator or a killed process costs only time, because the next attempt requests the rest.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from fedssl.errors import ArtifactError, ArtifactTooLarge, DigestMismatch
 from fedssl.locks import try_lock
 
 OnBytes = Callable[[int], None]
-"""Called with how many bytes of the file have gone over the line; what it raises ends the transfer."""
+"""Called with how many bytes of the file have been transferred. An exception that it raises ends the transfer."""
 
 OnSize = Callable[[int], None]
 """Called with the size of the whole file once it is known."""
 
 PROGRESS_BYTES = 4096
-"""An attempt that brought fewer bytes than this has not got further: a peer could send one byte per connection."""
+"""An attempt that transfers fewer bytes than this makes no progress: a peer could send one byte per connection."""
 
 _CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -48,10 +48,10 @@ def download(
     on_bytes: OnBytes = lambda count: None,
     on_size: OnSize = lambda size: None,
 ) -> str:
-    """Fetch an artifact into `destination`, which appears whole or not at all, and return its digest.
+    """Download an artifact to `destination`, which appears only when it is complete, and return its digest.
 
-    `digest` None: the one that the answer's ETag names. The time that `retry` allows counts from the last byte. Raises
-    ArtifactTooLarge above `max_bytes`, DigestMismatch and ClientError.
+    If `digest` is None, the response's ETag names it. The time that `retry` allows counts from the last attempt that
+    made progress. Raises ArtifactTooLarge above `max_bytes`, DigestMismatch and ClientError.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _part(destination, digest) as part:
@@ -65,7 +65,7 @@ def download(
 
 
 class _Part:
-    """What has arrived of one file, in this process or before it."""
+    """The bytes of one file that have arrived, in this process or before it."""
 
     def __init__(self, destination: Path, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -74,12 +74,12 @@ class _Part:
 
     @property
     def digest(self) -> str | None:
-        """Of the whole that these bytes are the beginning of, where that is known."""
+        """Return the digest of the whole file that begins with these bytes, or None if it is not known."""
         name = self.path.name.removesuffix(".part").rpartition(".")[2]
         return name if _DIGEST.fullmatch(name) else None
 
     def empty(self, digest: str | None) -> None:
-        """Begin anew, with the bytes of this digest."""
+        """Drop the bytes, and start from scratch with those of this digest."""
         self.file.seek(0)
         self.file.truncate()
         self.path = self.path.rename(_place(self._destination, digest))
@@ -87,7 +87,10 @@ class _Part:
 
 @contextmanager
 def _part(destination: Path, digest: str | None) -> Iterator[_Part]:
-    """The part of a file, this process's alone. It stays where the rest may still come; raises ClientError."""
+    """Open the part of a file, and lock it for this process. It is kept if the rest may still arrive.
+
+    Raises ClientError if another process has locked it.
+    """
     path = _place(destination, digest)
     if digest is None:
         path = next(iter(sorted(destination.parent.glob(f".{escape(destination.name)}.*.part"))), path)
@@ -110,7 +113,7 @@ def _place(destination: Path, digest: str | None) -> Path:
 
 
 class _Download:
-    """One file on its way: what has arrived stays, and the next attempt asks for the rest."""
+    """The download of one file. Bytes that have arrived are kept, and the next attempt requests the rest."""
 
     def __init__(
         self,
@@ -169,7 +172,10 @@ class _Download:
                 timer.wait(error)
 
     def _attempt(self) -> bool:
-        """False: to be tried anew, without what was longer than the whole, or without the object store."""
+        """Make one attempt. Returns False if another one is needed, from scratch or without the object store.
+
+        It starts from scratch if more bytes are here than the whole file has.
+        """
         headers: dict[str, str] = {}
         if self._size and (self._etag or self._expected):
             headers["Range"] = f"bytes={self._size}-"
@@ -186,9 +192,9 @@ class _Download:
             if response.status_code != 307:
                 return self._take(response, response.headers.get("ETag"))
             location, etag = response.headers.get("Location", ""), response.headers.get("ETag")
-        if self._etag not in (None, etag):  # another artifact by now: none of it is here
+        if self._etag not in (None, etag):  # it is another artifact now, and none of its bytes are here
             headers.pop("Range", None)
-        # Its address is the artifact's own, so a range of it needs no condition.
+        # The address belongs to this artifact only, so a range of it needs no condition.
         try:
             with self._connection.direct_transfer.stream("GET", location, headers=headers, accepted=(416,)) as response:
                 return self._take(response, etag)
@@ -196,7 +202,7 @@ class _Download:
             return False
 
     def _take(self, response: httpx.Response, etag: str | None) -> bool:
-        """Read an answer to its end. `etag`: the coordinator's name for the whole."""
+        """Read a response to its end. Returns False if the range was refused. `etag` names the whole file."""
         if response.status_code == 416:
             if not self._size:
                 raise BadAnswer(f"{self._path} was refused as a range (416), but the whole was asked for")
@@ -216,9 +222,9 @@ class _Download:
         return True
 
     def _follow(self, response: httpx.Response, etag: str | None) -> None:
-        """Go on where the last attempt stopped, or begin anew if that is what the coordinator sends."""
+        """Continue where the last attempt stopped, or start from scratch if the response has the whole file."""
         sent = response.headers.get("Content-Range", "")
-        if response.status_code == 206 or sent:  # some object stores send a range under status 200
+        if response.status_code == 206 or sent:  # some object stores send a range with status 200
             if sent.startswith(f"bytes {self._size}-"):
                 self._is_resumed = True
                 return
@@ -229,7 +235,7 @@ class _Download:
         self._etag = etag
 
     def _restart(self, *, keep: bool = False) -> None:
-        """Read what is here, or drop it."""
+        """Read and hash the bytes that are here if `keep`, or else drop them."""
         self.hash, self._size = hashlib.sha256(), 0
         file = self._part.file
         file.seek(0)

@@ -24,7 +24,7 @@ class Target:
 
 
 class FederationFolder:
-    """The paths in a federation's folder that tell a client how to connect. Nothing is read before it is asked for."""
+    """The paths in a federation's folder that a client needs to connect. Nothing is read until it is asked for."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -33,7 +33,7 @@ class FederationFolder:
         self.operator_token = self.tokens / "operator"
 
     def url(self) -> str | None:
-        """Return where the folder's coordinator listens, or last listened; None if the folder has no federation."""
+        """Return where the folder's coordinator listens, or last listened, or None if the folder has no federation."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             port = json.loads(self.record_path.read_text(encoding="utf-8"))["port"]
             return None if port is None else f"http://{HOST}:{int(port)}"
@@ -41,7 +41,7 @@ class FederationFolder:
 
 
 def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> Target:
-    """Return the address and the token that the variables name, else those in `folder`. Raises ClientError."""
+    """Return the address and the token that the variables name, or else those in `folder`. Raises ClientError."""
     local = FederationFolder(folder)
     local_url = local.url()
     url = environment.get("FEDSSL_URL") or local_url
@@ -52,7 +52,7 @@ def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> Ta
     if token := environment.get("FEDSSL_TOKEN", "").strip():
         return Target(url, token)
     path = Path(environment["FEDSSL_TOKEN_FILE"]) if environment.get("FEDSSL_TOKEN_FILE") else None
-    # The local token goes to its own coordinator only.
+    # The local token is sent only to the local coordinator.
     if path is None and url.rstrip("/") == local_url:
         path = local.operator_token
     if path is None:

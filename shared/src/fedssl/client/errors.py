@@ -2,12 +2,12 @@
 
 FedSSLError
 └── ClientError               the coordinator did not do what was asked, or could not be asked
-    ├── Unreachable           no answer: the connection was refused, timed out or broke
+    ├── Unreachable           no response: the connection was refused, timed out or broke
     ├── InvalidRequest        an argument that cannot be sent
-    ├── RunNotFinished        a run did not finish within the time for which it was waited
+    ├── RunNotFinished        a run did not finish while the caller waited for it
     ├── Untrusted             a certificate of one side that the other does not accept
     ├── StoreUnreachable      an object store that may not or cannot be used; ask the coordinator for the bytes
-    ├── BadAnswer             an answer that cannot be parsed
+    ├── BadAnswer             a response that cannot be parsed
     │   ├── UnknownWork       a work item that this version does not understand; it can be declined
     │   └── UnknownEvaluation an evaluation at this site that this version does not understand; it can be refused
     └── ApiError              the coordinator refused; `problem` is its explanation
@@ -55,7 +55,7 @@ class InvalidRequest(ClientError):
 
 
 class RunNotFinished(ClientError):
-    """A run did not finish within the time for which it was waited. `run` is the run as it was last."""
+    """A run did not finish while the caller waited for it. `run` is its last known state."""
 
     def __init__(self, run: "RunView") -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class RunNotFinished(ClientError):
 
 
 class Unreachable(ClientError):
-    """No answer came. If `maybe_sent`, the request may have arrived and had its effect."""
+    """There was no response. If `maybe_sent`, the request may have arrived and taken effect."""
 
     def __init__(self, message: str, *, maybe_sent: bool = True) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class StoreUnreachable(ClientError):
 
 
 class BadAnswer(ClientError):
-    """The answer cannot be parsed: another program answered, or another version of the coordinator."""
+    """The response cannot be parsed: it is from another program, or from another version of the coordinator."""
 
 
 class UnknownWork(BadAnswer):
@@ -103,7 +103,7 @@ class UnknownEvaluation(BadAnswer):
 
 
 class ApiError(ClientError):
-    """The coordinator answered with an error."""
+    """The coordinator responded with an error."""
 
     def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
         super().__init__(_describe(problem))
@@ -113,7 +113,7 @@ class ApiError(ClientError):
 
     @property
     def slug(self) -> str:
-        """The problem's stable name, `lease-lost` for example; empty if the answer did not come from a coordinator."""
+        """Return the problem's stable name, for example `lease-lost`; empty if the response is not a coordinator's."""
         return self.problem.type.removeprefix(PROBLEM_PREFIX) if self.problem.type.startswith(PROBLEM_PREFIX) else ""
 
 
@@ -126,15 +126,15 @@ class NotAllowed(ApiError):
 
 
 class NotFound(ApiError):
-    """There is nothing of this name here."""
+    """There is nothing with this name."""
 
 
 class Conflict(ApiError):
-    """The state of things does not allow it."""
+    """The current state does not allow the request."""
 
 
 class LeaseLost(Conflict):
-    """The assignment belongs to this worker no longer."""
+    """The assignment no longer belongs to this worker."""
 
 
 class DuplicateUpdate(Conflict):
@@ -150,11 +150,11 @@ class Rejected(ApiError):
 
 
 class TryAgain(ApiError):
-    """The request came too slowly, or what it needs is held for a moment."""
+    """The request arrived too slowly, or something that it needs is locked for a moment."""
 
 
 class TooManyRequests(ApiError):
-    """Asked too often."""
+    """The client sent too many requests."""
 
 
 class ServerError(ApiError):
@@ -184,7 +184,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def api_error(problem: Problem, retry_after: float | None = None) -> ApiError:
-    """The class of the tree that fits the problem.
+    """Return an error of the class that fits the problem.
 
     >>> api_error(Problem(type="urn:fedssl:problem:lease-lost", title="Lease lost", status=409, detail="Claim again."))
     LeaseLost('Claim again.')

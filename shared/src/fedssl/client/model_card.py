@@ -1,4 +1,4 @@
-"""The files next to a pulled encoder: a card for people, and for programs its lineage, digest by digest."""
+"""The files next to a pulled encoder: a model card for people, and its lineage, as digests, for programs."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -29,9 +29,10 @@ def write_card(
     folder: Path,
     sites: Iterable[SiteRoundView] = (),
 ) -> dict[str, Path]:
-    """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
+    """Write both files, and return their paths. `model` is the digest of the run's weights.
 
-    `sites`: the evaluations at the sites. Rounds that were closed after `run` was fetched are left out.
+    `encoder` is the file extracted from them, and `sites` are the evaluations at the sites. Rounds that were
+    closed after `run` was fetched are left out.
     """
     rounds = [view for view in rounds if view.number <= run.rounds_closed]
     evaluations = [row for row in evaluations if row.state == "completed" and row.round_number <= run.rounds_closed]
@@ -45,7 +46,7 @@ def write_card(
 def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: str) -> dict[str, Any]:
     """Return the files from which the weights were made: each round's broadcast, and the updates in its weights.
 
-    A round that was skipped or failed has none: its updates were accepted and not used.
+    A round that was skipped or failed lists no updates: they were accepted, but not used.
     """
     return {
         "run": str(run.id),
@@ -130,7 +131,7 @@ def _start(initial: InitialConfig) -> dict[str, Any]:
 
 
 def _made(spec: RunSpec, num_owners: int) -> str:
-    """Return what the weights are, and from what they were made."""
+    """Return a description of the weights, and of what they were made from."""
     owners = f"{num_owners} data owners" if num_owners != 1 else "1 data owner"
     method, encoder = spec.method, spec.model.encoder
     if isinstance(method, SiteLabelsConfig):
@@ -143,7 +144,7 @@ def _made(spec: RunSpec, num_owners: int) -> str:
 
 
 def _average(spec: RunSpec) -> list[tuple[str, str]]:
-    """Return the row about the average that the encoder is; nothing if it is that of the last round."""
+    """Return the row about the average of the encoder, or nothing if the encoder is that of the last round."""
     config = spec.aggregation.encoder_average
     if config is None:
         return []
@@ -165,7 +166,7 @@ def _began(initial: InitialConfig | None) -> str:
 
 
 def _examples(rounds: Sequence[RoundView]) -> dict[str, int]:
-    """Return the images per client, as last reported, for the clients whose updates are part of the weights."""
+    """Return the number of images per client, as last reported, for clients whose updates are in the weights."""
     return {
         part.client_id: part.num_examples or 0
         for view in rounds
@@ -202,7 +203,7 @@ def _scores(evaluations: Sequence[EvaluationView]) -> str:
 
 
 def _at_the_sites(sites: Sequence[SiteRoundView]) -> list[str]:
-    """Return the section about the newest round that sites have evaluated; nothing if there is none."""
+    """Return the section about the newest round that sites have evaluated, or nothing if there is none."""
     answered = [view for view in sites if view.mean]
     if not answered:
         return []

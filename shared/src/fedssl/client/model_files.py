@@ -1,4 +1,4 @@
-"""The files of a pulled model: the weights, the encoder on its own, and the spec that describes it. Needs no torch."""
+"""The files of a pulled model: the weights, the encoder, and the spec that describes it. Does not import torch."""
 
 import json
 from pathlib import Path

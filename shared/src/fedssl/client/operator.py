@@ -74,21 +74,21 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     """An operator's view of one coordinator.
 
     Args:
-        url: the coordinator's address, `http://127.0.0.1:8000` for example.
+        url: the coordinator's address, for example `http://127.0.0.1:8000`.
         token: an admin's, an operator's or a viewer's. It appears in no repr, log or error.
-        timeout: seconds to wait for a connection and for each piece of an answer.
-        retry: for how long to try again what failed for a passing reason.
-        transport: another way to the API than the network, for tests.
+        timeout: seconds to wait for a connection and for each piece of a response.
+        retry: for how long to retry requests that fail for a temporary reason.
+        transport: a replacement for the network, for tests.
 
     Every method raises `Unreachable`, `BadAnswer` or an `ApiError`.
     """
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ, *, retry: Retry = DEFAULT_RETRY) -> Self:
-        """Return a client for the coordinator that the environment names, else for the `fedssl up` of this folder.
+        """Return a client for the coordinator that the environment names, or else for this folder's `fedssl up`.
 
         Reads FEDSSL_URL; FEDSSL_TOKEN, or the file FEDSSL_TOKEN_FILE; FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT,
-        FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP. Without FEDSSL_URL it takes the address in ./.fedssl. The token of
+        FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP. Without FEDSSL_URL it uses the address in ./.fedssl. The token of
         that folder is sent only to its own coordinator. Raises ClientError.
         """
         target = target_of(environment)
@@ -99,8 +99,8 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def wait(self, run_id: UUID, *, timeout_seconds: float | None = None, through_pauses: bool = False) -> RunView:
         """Block until a run has finished, however it ended (its `outcome`), or is paused, and return it.
 
-        With `through_pauses` a pause is waited for too. Raises RunNotFinished, which has the run, if `timeout_seconds`
-        have passed.
+        With `through_pauses`, it continues to wait while the run is paused. Raises RunNotFinished, which has the run,
+        if `timeout_seconds` have passed.
         """
         end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -119,10 +119,10 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         initial: bool = False,
         on_fetch: OnFetch = lambda: (lambda count: None, lambda size: None),
     ) -> PulledRun:
-        """Fetch a run's newest weights, the encoder by itself, the spec, a model card and its lineage into a folder.
+        """Download a run's newest weights, the encoder, the spec, a model card and its lineage to a folder.
 
-        By default the folder is ./run-ID. `initial`: only the weights before training, and the spec.
-        `fedssl.models.load_encoder(folder)` loads the encoder. Raises NotFound before the first weights are made.
+        By default the folder is ./run-ID. With `initial`, only the weights before training and the spec are downloaded.
+        `fedssl.models.load_encoder(folder)` loads the encoder. Raises NotFound if the run has no weights yet.
         """
         return pull(self, run_id, folder, initial=initial, on_fetch=on_fetch)
 
@@ -134,9 +134,9 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         idempotency_key: str | None = None,
         project: str | None = None,
     ) -> RunView:
-        """Submit a run. The same key gives the same run again, however often it is sent; None makes a new key.
+        """Submit a run. Repeated requests with the same key return the same run; None generates a new key.
 
-        `project`: by default that of the token, or else `default`.
+        By default the project is that of the token, or else `default`.
         """
         return self._connection.call(
             "POST",
@@ -147,7 +147,7 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         )
 
     def runs(self, state: RunState | None = None) -> Iterator[RunSummary]:
-        """All runs, newest first."""
+        """Yield all runs, or those in one state, newest first."""
         return self._connection.pages("/v1/runs", RunSummary, {} if state is None else {"state": state.value})
 
     def run(self, run_id: UUID, *, assignments: bool = True) -> RunView:
@@ -155,26 +155,26 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.call("GET", f"/v1/runs/{run_id}", RunView, params={} if assignments else _COUNTS_ONLY)
 
     def start(self, run_id: UUID) -> RunView:
-        """Let a created run begin."""
+        """Start a run that was created without being started."""
         return self._steer(run_id, "start")
 
     def pause(self, run_id: UUID) -> RunView:
-        """Open no further round; the round in progress goes on."""
+        """Pause a run: no further round opens, but the round in progress continues."""
         return self._steer(run_id, "pause")
 
     def resume(self, run_id: UUID) -> RunView:
-        """Go on with a paused run."""
+        """Resume a paused run."""
         return self._steer(run_id, "resume")
 
     def stop(self, run_id: UUID) -> RunView:
-        """End a run for good; its newest model stays."""
+        """Stop a run permanently. Its newest model is kept."""
         return self._steer(run_id, "stop")
 
     def continue_run(self, run_id: UUID, num_rounds: int) -> RunView:
-        """Train a completed run further, until it has `num_rounds` rounds in total; the same again changes nothing.
+        """Train a completed run further, until it has `num_rounds` rounds in total. A repeated request changes nothing.
 
-        Raises Conflict if the run has not completed, if its state is lost, or if its rounds would have been others in a
-        longer run, and NotFound if it was deleted.
+        Raises Conflict if the run has not completed, if its state is lost, or if its rounds would have been different
+        in a longer run, and NotFound if it was deleted.
         """
         body = request_body(RunContinue, num_rounds=num_rounds)
         return self._connection.call("POST", f"/v1/runs/{run_id}/continue", RunView, body=body)
@@ -182,12 +182,12 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def edit_run(
         self, run_id: UUID, *, name: str | None = None, tags: Sequence[str] | None = None, notes: str | None = None
     ) -> RunView:
-        """Change a run's displayed name, tags or notes. What is None stays; `tags` replace the earlier ones."""
+        """Change a run's displayed name, tags or notes. None changes nothing; `tags` replace the earlier ones."""
         body = request_body(RunEdit, name=name, tags=None if tags is None else tuple(tags), notes=notes)
         return self._connection.call("PATCH", f"/v1/runs/{run_id}", RunView, body=body)
 
     def delete_run(self, run_id: UUID) -> None:
-        """Delete a finished run, with its weights. Raises Conflict where it is not finished."""
+        """Delete a finished run, with its weights. Raises Conflict if it is not finished."""
         self._connection.send("DELETE", f"/v1/runs/{run_id}")
 
     def _steer(self, run_id: UUID, verb: str) -> RunView:
@@ -202,23 +202,23 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.pages(f"/v1/runs/{run_id}/rounds/{round_number}/assignments", AssignmentView)
 
     def metrics(self, run_id: UUID, name: str | None = None) -> Iterator[MetricView]:
-        """A run's numbers, or those of one name."""
+        """Yield a run's metrics, or those with one name."""
         return self._connection.pages(f"/v1/runs/{run_id}/metrics", MetricView, {} if name is None else {"name": name})
 
     def dimension_assignments(self, run_id: UUID) -> Iterator[DimensionAssignmentView]:
-        """Which of the embedding's dimensions are whose, by client; nothing where the method divides none."""
+        """Yield the embedding dimensions that are assigned to each client; nothing if the method assigns none."""
         return self._connection.pages(f"/v1/runs/{run_id}/dimension-assignments", DimensionAssignmentView)
 
     def distillation_jobs(self, run_id: UUID) -> Iterator[DistillationJobView]:
-        """What the coordinator itself has trained in a run, oldest first."""
+        """Yield the trainings on the coordinator in a run, oldest first."""
         return self._connection.pages(f"/v1/runs/{run_id}/distillation-jobs", DistillationJobView)
 
     def distillation_job(self, job_id: UUID) -> DistillationJobView:
-        """One training on the coordinator."""
+        """Return one training on the coordinator."""
         return self._connection.call("GET", f"/v1/distillation-jobs/{job_id}", DistillationJobView)
 
     def cancel_distillation(self, job_id: UUID) -> DistillationJobView:
-        """Call a training on the coordinator off and pause its run; resumed, the run begins the same one anew."""
+        """Cancel a training on the coordinator and pause its run. A resumed run starts it again from scratch."""
         return self._connection.call("POST", f"/v1/distillation-jobs/{job_id}/cancel", DistillationJobView)
 
     def estimate(self, spec: RunSpec, project: str | None = None) -> EstimateView:
@@ -229,23 +229,26 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def request_evaluation(
         self, run_id: UUID, config: JudgingConfig | Mapping[str, Any], round_number: int | None = None
     ) -> EvaluationView:
-        """Have the encoder of a round, by default the newest, judged; the same again is not an error.
+        """Request an evaluation of the encoder of a round, by default the newest. A repeated request is not an error.
 
-        Raises Conflict where the round is not closed yet or the run has no encoder to judge, and Rejected.
+        Raises Conflict if the round is not closed yet or the run has no encoder to evaluate, and Rejected.
         """
         body = request_body(EvaluationCreate, config=config, round_number=round_number)
         return self._connection.call("POST", f"/v1/runs/{run_id}/evaluations", EvaluationView, body=body)
 
     def evaluations(self, run_id: UUID) -> Iterator[EvaluationView]:
-        """The judgements of a run's encoders, by round."""
+        """Yield the evaluations of a run's encoders, by round."""
         return self._connection.pages(f"/v1/runs/{run_id}/evaluations", EvaluationView)
 
     def site_evaluations(self, run_id: UUID) -> Iterator[SiteRoundView]:
-        """The evaluations of a run's encoders at the sites, by round."""
+        """Yield the evaluations of a run's encoders at the sites, by round."""
         return self._connection.pages(f"/v1/runs/{run_id}/site-evaluations", SiteRoundView)
 
     def cross_site(self, run_id: UUID, round_number: int | None = None) -> CrossSiteView:
-        """Each site's own classifier at every other site, of a round, by default the newest. Raises NotFound."""
+        """Return how each site's own classifier does at every other site, by default in the newest round.
+
+        Raises NotFound.
+        """
         params = {} if round_number is None else {"round_number": round_number}
         return self._connection.call("GET", f"/v1/runs/{run_id}/cross-site", CrossSiteView, params=params)
 
@@ -259,26 +262,26 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.call("POST", f"/v1/runs/{run_id}/site-evaluations", SiteRoundView, body=body)
 
     def evaluation(self, evaluation_id: UUID) -> EvaluationView:
-        """One judgement of an encoder."""
+        """Return one evaluation of an encoder."""
         return self._connection.call("GET", f"/v1/evaluations/{evaluation_id}", EvaluationView)
 
     def evaluation_map(self, evaluation_id: UUID) -> EmbeddingMapView:
-        """The map of the representations that an evaluation has kept. Raises NotFound where it has none."""
+        """Return the map of representations that an evaluation has stored. Raises NotFound if it has none."""
         return self._connection.call("GET", f"/v1/evaluations/{evaluation_id}/map", EmbeddingMapView)
 
     def cancel_evaluation(self, evaluation_id: UUID) -> EvaluationView:
-        """Call a judgement off."""
+        """Cancel an evaluation."""
         return self._connection.call("POST", f"/v1/evaluations/{evaluation_id}/cancel", EvaluationView)
 
     def event_log(self, run_id: UUID, kind: str | None = None) -> Iterator[EventView]:
-        """What has happened in a run so far, oldest first; only events of one kind where that is given."""
+        """Yield the events of a run so far, or those of one kind, oldest first."""
         return self._connection.pages(f"/v1/runs/{run_id}/events", EventView, {} if kind is None else {"kind": kind})
 
     def events(self, run_id: UUID, after: int | None = None) -> Iterator[EventView]:
-        """A run's events as they happen, from the first or from the one after id `after`, until the run has finished.
+        """Yield a run's events as they happen, from the first or from the one after id `after`, until it has finished.
 
-        A broken stream is taken up again without a gap or a repetition. Raises Unreachable when the coordinator stays
-        away for as long as `retry` allows.
+        A broken stream is resumed without a gap or a repetition. Raises Unreachable if the coordinator stays
+        unreachable for longer than `retry` allows.
         """
         timer = RetryTimer(self._connection.retry)
         last = after
@@ -290,7 +293,7 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
                     event = parse(EventView, sent.data, "an event")
                     last, is_last = event.id, event.kind == LAST_EVENT
                     yield event
-                if was_finished or is_last:  # a run that was resumed after a failure has an earlier one
+                if was_finished or is_last:  # a run that was resumed after a failure has an earlier last event
                     return
                 was_finished = self.run(run_id, assignments=False).state is RunState.FINISHED
                 if was_finished:
@@ -312,45 +315,45 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     # Methods, clients, tokens
 
     def methods(self) -> Iterator[MethodView]:
-        """Every method that the coordinator can run."""
+        """Yield every method that the coordinator can run."""
         return self._connection.pages("/v1/methods", MethodView)
 
     def method(self, name: str) -> MethodView:
-        """One method, with the JSON schema of its parameters."""
+        """Return one method, with the JSON schema of its parameters."""
         return self._connection.call("GET", f"/v1/methods/{_segment(name)}", MethodView)
 
     def clients(self) -> Iterator[ClientView]:
-        """Every data owner that the coordinator knows."""
+        """Yield every data owner that the coordinator knows."""
         return self._connection.pages("/v1/clients", ClientView)
 
     def client(self, client_id: str) -> ClientView:
-        """One data owner."""
+        """Return one data owner."""
         return self._connection.call("GET", f"/v1/clients/{_segment(client_id)}", ClientView)
 
     def data_card(self, project: str | None = None) -> FederationCardView:
-        """Return what a project's sites let the coordinator know of their images, and their mean and deviation.
+        """Return what a project's sites disclose about their images, and their mean and deviation.
 
-        `project`: None is the caller's own, or else the default one.
+        If `project` is None, it is the caller's own, or else the default one.
         """
         path = "/v1/data-card" if project is None else f"/v1/data-card?project={_segment(project)}"
         return self._connection.call("GET", path, FederationCardView)
 
     def rename_client(self, client_id: str, display_name: str) -> ClientView:
-        """Change a data owner's display name; empty: none. Its id stays, because seeds derive from it."""
+        """Change a data owner's display name; an empty one removes it. The id stays, because seeds derive from it."""
         body = request_body(ClientEdit, display_name=display_name)
         return self._connection.call("PATCH", f"/v1/clients/{_segment(client_id)}", ClientView, body=body)
 
     def confirm_identity(self, client_id: str, identity: str) -> ClientView:
-        """Let a client take part in secure rounds with the new identity key that its owner has confirmed."""
+        """Allow a client to take part in secure rounds with the new identity key that its owner has confirmed."""
         path, body = f"/v1/clients/{_segment(client_id)}/identity", IdentityConfirmation(identity=identity)
         return self._connection.call("POST", path, ClientView, body=body)
 
     def revoke_client(self, client_id: str) -> ClientView:
-        """Shut a data owner out: its tokens stop working and no run draws on it any more."""
+        """Exclude a data owner: its tokens stop working, and no run selects it any more."""
         return self._connection.call("POST", f"/v1/clients/{_segment(client_id)}/revoke", ClientView)
 
     def ledger_anchors(self, client_id: str) -> Iterator[LedgerAnchorView]:
-        """How far a data owner's ledger went, oldest first."""
+        """Yield the anchors of a data owner's ledger, which record how far it went, oldest first."""
         return self._connection.pages(f"/v1/clients/{_segment(client_id)}/ledger-anchors", LedgerAnchorView)
 
     def create_token(
@@ -361,9 +364,9 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         lifetime_seconds: int | None = None,
         project: str | None = None,
     ) -> TokenCreated:
-        """Create a token, which is valid until it is revoked or for this long, and is restricted to `project` if given.
+        """Create a token that is valid for `lifetime_seconds`, or until it is revoked, and only in `project` if given.
 
-        Only the answer contains its secret, so the request is not repeated once it may have arrived.
+        Only the response contains its secret, so the request is not repeated once it may have arrived.
         """
         body = request_body(
             TokenCreate, role=role, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds, project=project
@@ -388,11 +391,11 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.pages("/v1/projects", ProjectView)
 
     def tokens(self) -> Iterator[TokenView]:
-        """Every token, without its secret."""
+        """Yield every token, without its secret."""
         return self._connection.pages("/v1/tokens", TokenView)
 
     def revoke_token(self, token_id: UUID) -> None:
-        """Make a token worthless."""
+        """Revoke a token."""
         self._connection.send("DELETE", f"/v1/tokens/{token_id}")
 
     # Notifications
@@ -405,8 +408,10 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         label: str = "",
         project: str | None = None,
     ) -> DestinationCreated:
-        """Add a destination of notifications. Only this answer has the secret that signs a webhook, so the request is
-        not sent again once it may have arrived.
+        """Add a destination for notifications.
+
+        Only this response contains the secret that signs a webhook, so the request is not repeated once it may have
+        arrived.
         """
         body = request_body(
             DestinationCreate, kind=kind, target=target, topics=list(topics), label=label, project=project
@@ -414,11 +419,11 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.call("POST", _DESTINATIONS, DestinationCreated, body=body, idempotent=False)
 
     def notification_destinations(self) -> Iterator[DestinationView]:
-        """Return every destination of notifications."""
+        """Yield every destination for notifications."""
         return self._connection.pages(_DESTINATIONS, DestinationView)
 
     def remove_notification_destination(self, destination_id: UUID) -> None:
-        """Remove a destination. What waits for it is not delivered."""
+        """Remove a destination. Notifications that wait for it are not delivered."""
         self._connection.send("DELETE", f"{_DESTINATIONS}/{destination_id}")
 
     def test_notification_destination(self, destination_id: UUID) -> DeliveryView:
@@ -426,7 +431,7 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.call("POST", f"{_DESTINATIONS}/{destination_id}/test", DeliveryView, idempotent=False)
 
     def notification_deliveries(self, destination_id: UUID) -> Iterator[DeliveryView]:
-        """Return the deliveries to a destination, newest first."""
+        """Yield the deliveries to a destination, newest first."""
         return self._connection.pages(f"{_DESTINATIONS}/{destination_id}/deliveries", DeliveryView)
 
 

@@ -1,4 +1,4 @@
-"""Fetching a run: its weights and what describes them, as files."""
+"""Downloads a run: its weights, and the files that describe them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from fedssl.client.downloads import OnBytes, OnSize
 from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
 
 OnFetch = Callable[[], tuple[OnBytes, OnSize]]
-"""Called before each download. Returns what is called with its bytes, and with its size once that is known."""
+"""Called before each download. Returns the functions that receive its progress, and its size once that is known."""
 
 
 class RunSource(Protocol):
-    """The part of :class:`fedssl.client.Client` from which a run is fetched."""
+    """The part of :class:`fedssl.client.Client` that `pull` uses."""
 
     def run(self, run_id: UUID) -> RunView: ...
     def rounds(self, run_id: UUID) -> Iterable[RoundView]: ...
@@ -34,7 +34,7 @@ class RunSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PulledRun:
-    """A run's files. `files`: the paths by what they hold; `digest`: the sha256 of the weights."""
+    """A run's files. `files` has the paths by what they hold, and `digest` is the sha256 of the weights."""
 
     run: RunView
     folder: Path
@@ -43,7 +43,7 @@ class PulledRun:
 
 
 def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool, on_fetch: OnFetch) -> PulledRun:
-    """Fetch a run into a folder, as :meth:`fedssl.client.Client.pull` describes."""
+    """Download a run to a folder, as :meth:`fedssl.client.Client.pull` describes."""
     view = client.run(run_id)
     folder = folder or Path(f"run-{str(view.id)[:8]}")
     model = folder / (model_files.INITIAL if initial else model_files.MODEL)

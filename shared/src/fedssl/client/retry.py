@@ -18,7 +18,7 @@ log = logging.getLogger("fedssl.client")
 class Retry:
     """Retry for up to `seconds` (0 means one attempt), waiting `first_delay`, then twice that, up to `max_delay`.
 
-    Each wait is drawn between half of that and the whole, so that the clients of a cohort do not return at once.
+    Each wait is random, between half of that and all of it, so that the clients of a cohort do not retry together.
     """
 
     seconds: float = 30.0
@@ -54,7 +54,7 @@ class RetryTimer:
         self._end = time.monotonic() + self._seconds
 
     def bytes_lost(self, error: Exception) -> None:
-        """Restore the deadline before `bytes_sent`, because the bytes did not arrive. Raises `error` if it is over."""
+        """Restore the deadline from before `bytes_sent`: the bytes did not arrive. Raises `error` if it has passed."""
         self._end = self._confirmed_end
         if time.monotonic() > self._end:
             raise error
@@ -79,7 +79,7 @@ def is_temporary(error: Exception, *, idempotent: bool = True) -> bool:
 def with_retries(attempt: Callable[[], T], retry: Retry, *, idempotent: bool = True) -> T:
     """Return the result of the first successful `attempt`.
 
-    Raises a permanent error at once, and a temporary one when the time is over.
+    Raises a permanent error immediately, and a temporary one when the time is used up.
     """
     timer = RetryTimer(retry)
     while True:

@@ -1,4 +1,4 @@
-"""How a connection is kept from being read: whom it trusts, who it says it is, and what may go without."""
+"""Settings for TLS: the trusted authorities, the client's certificate, and whether to do without encryption."""
 
 import ssl
 from collections.abc import Mapping
@@ -21,9 +21,12 @@ MUTUAL_TLS_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Files in PEM. `ca_file`: the only authorities that are trusted; None: the machine's. `client_cert` and
-    `client_key`: who this is, where the coordinator asks (mutual TLS); the key may be in the certificate's file.
-    `insecure_http`: whether a token may go to another machine in the clear."""
+    """Settings for TLS; the files are in PEM format.
+
+    `ca_file` holds the only authorities that are trusted; if it is None, the machine's are. `client_cert` and
+    `client_key` identify this client if the coordinator asks for it (mutual TLS); the key may be in the certificate's
+    file. `insecure_http` is whether a token may be sent unencrypted to another machine.
+    """
 
     ca_file: Path | None = None
     client_cert: Path | None = None
@@ -32,7 +35,7 @@ class Tls:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """From FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT, FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP (1)."""
+        """Read FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT, FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP (1)."""
 
         def path(name: str) -> Path | None:
             return Path(environment[name]) if environment.get(name) else None
@@ -45,7 +48,7 @@ class Tls:
         )
 
     def context(self, url: httpx.URL) -> ssl.SSLContext | bool:
-        """What httpx verifies with; False where nothing is encrypted. Raises ClientError."""
+        """Return what httpx verifies with, or False if the connection is not encrypted. Raises ClientError."""
         if url.scheme != "https":
             return False
         try:
@@ -76,7 +79,7 @@ DEFAULT_TLS = Tls()
 
 
 def trust_error(error: BaseException, url: str) -> Untrusted | None:
-    """What to say where one side's certificate did not satisfy the other; None: the error is about something else."""
+    """Return an Untrusted if one side rejected the other's certificate, or None if the error has another cause."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__

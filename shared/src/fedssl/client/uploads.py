@@ -1,8 +1,8 @@
-"""Artifacts to the coordinator: streamed from files, in constant memory.
+"""Uploads artifacts to the coordinator, streamed from files in constant memory.
 
-A small one is one PUT. A larger one goes by the protocol tus 1.0: announced once more after every break, it goes on at
-the byte that the coordinator names, whichever process sends it. Where the coordinator offers it, its parts go to the
-object store directly.
+A small file is sent in one PUT. A larger one is sent by the tus 1.0 protocol: after every interruption it is announced
+again and continues at the byte that the coordinator names, whichever process sends it. If the coordinator offers it,
+its parts are sent directly to the object store.
 """
 
 import base64
@@ -23,16 +23,16 @@ from fedssl.protocol.views import UploadPart, UploadParts
 from fedssl.protocol.work import BROADCAST_HEADER, DELIVERY_HEADER, Submit, Submitted
 
 WHOLE_BYTES = 1 << 20
-"""The largest file that is sent in one request: it costs less to send again than to ask how much has arrived."""
+"""The largest file that is sent in one request: sending it again costs less than asking how much has arrived."""
 
 _CHUNK_BYTES = 1 << 20
-_ANSWER_SECONDS = 120.0  # the coordinator checks and syncs what it received before it answers
-_ADDRESS_SECONDS = 600.0  # addresses of parts are signed for 15 minutes, and a part must begin before
+_ANSWER_SECONDS = 120.0  # the coordinator checks and syncs what it received before it responds
+_ADDRESS_SECONDS = 600.0  # URLs of parts are signed for 15 minutes, and a part must begin within that time
 _LARGEST_ANSWER = 1 << 16
 _LARGEST_PARTS = 8 << 20
 _BUSY_SECONDS = 3600.0  # how long the coordinator may check what it has received
-_MOST_TIMES = 16  # as often as all bytes of a file are sent at most; a coordinator accepts no more
-_BROKEN_PARTS = 2  # in a row that are sent again, however long they took
+_MOST_TIMES = 16  # a file is sent at most this many times; a coordinator accepts no more
+_BROKEN_PARTS = 2  # broken parts in a row that are retried, however long they took
 _LOCATION = re.compile(r"/v1/uploads/[0-9a-f-]{36}")
 _OFFSET = re.compile(r"[0-9]{1,19}")
 _TUS = {"Tus-Resumable": "1.0.0"}
@@ -49,11 +49,11 @@ def upload(
     retry: Retry | None = None,
     on_bytes: OnBytes = lambda count: None,
 ) -> int:
-    """Send a file from disk, and return how many of its bytes were put on the line: those sent again count again.
+    """Upload a file from disk, and return how many of its bytes were sent. Bytes that were sent again count again.
 
-    They are counted as they are handed over, a mebibyte at a time, so at most that many have left. One that the
-    coordinator has already is no error. The time that `retry` allows counts from the last attempt that brought bytes.
-    Raises ClientError.
+    They are counted when they are handed over, one MiB at a time, so at most that many were sent. It is not an error if
+    the coordinator already has the file. The time that `retry` allows counts from the last attempt that transferred
+    bytes. Raises ClientError.
     """
     sending = _Upload(connection, digest, source, assignment_id, on_bytes)
     if sending.size <= WHOLE_BYTES:
@@ -68,8 +68,8 @@ class Delivery:
     """The result of a delivery.
 
     Attributes:
-        submitted: the answer, or None if this kind of request was refused: upload the file, and submit it.
-        num_sent: how many bytes of the file were put on the line; those that were sent again count again.
+        submitted: the response, or None if this kind of request was refused: upload the file, and submit it.
+        num_sent: how many bytes of the file were sent; bytes that were sent again count again.
     """
 
     submitted: Submitted | None
@@ -79,7 +79,7 @@ class Delivery:
 def deliver(
     connection: Connection, submission: Submit, source: Path, on_bytes: OnBytes = lambda count: None
 ) -> Delivery:
-    """Send a small file and its submission in one request, again if that may help. Raises ClientError."""
+    """Send a small file and its submission in one request, and retry if that may help. Raises ClientError."""
     sending = _Upload(connection, submission.update, source, submission.assignment_id, on_bytes)
     try:
         answer = with_retries(partial(sending.send_with, submission), connection.retry)
@@ -91,7 +91,7 @@ def deliver(
 
 
 class _Upload:
-    """One file on its way out."""
+    """The upload of one file."""
 
     def __init__(
         self, connection: Connection, digest: str, source: Path, assignment_id: UUID | None, on_bytes: OnBytes
@@ -109,18 +109,18 @@ class _Upload:
         self._busy_since: float | None = None
 
     def send_whole(self) -> None:
-        """One PUT with all of it."""
+        """Send the whole file in one PUT."""
         params = {} if self._assignment_id is None else {"assignment": str(self._assignment_id)}
         self._send("PUT", f"/v1/artifacts/{self._digest}", 0, {"Content-Type": "application/octet-stream"}, params)
 
     def send_with(self, submission: Submit) -> bytes:
-        """One POST with all of it and its submission."""
+        """Send the whole file and its submission in one POST."""
         about = submission.model_dump_json()
         headers = {"Content-Type": "application/octet-stream", DELIVERY_HEADER: about, BROADCAST_HEADER: "1"}
         return self._send("POST", _DELIVER, 0, headers, {})
 
     def run(self, timer: RetryTimer) -> None:
-        """Announce, send from the byte that the coordinator names, and again until nothing is left to send."""
+        """Announce the file and send it from the byte that the coordinator names, repeatedly, until all is sent."""
         while True:
             is_announced, before = False, self.num_sent
             try:
@@ -132,7 +132,7 @@ class _Upload:
                     self._send_rest(location, offset, timer, is_direct=is_direct)
                 return
             except StoreUnreachable:
-                continue  # so the coordinator takes all of it itself
+                continue  # so the whole file is sent to the coordinator itself
             except (Unreachable, ApiError) as failed:
                 error = _passing(failed) if is_announced else failed
                 if isinstance(error, ApiError) and error.slug == "upload-busy":
@@ -145,7 +145,7 @@ class _Upload:
                 timer.wait(error)
 
     def _wait_while_busy(self, timer: RetryTimer, error: ApiError) -> None:
-        """Restart the deadline, because all bytes are there and are being checked. Raises `error` after an hour."""
+        """Restart the deadline, because all bytes have arrived and are being checked. Raises `error` after an hour."""
         now = time.monotonic()
         self._busy_since = now if self._busy_since is None else self._busy_since
         if now - self._busy_since > _BUSY_SECONDS:
@@ -153,7 +153,7 @@ class _Upload:
         timer.progress()
 
     def _judge(self, offset: int, timer: RetryTimer) -> None:
-        """Whether the last attempt brought anything. Raises its error where it did not, and the time is used up."""
+        """Restart the deadline if the last attempt made progress, or raise its error if the time is used up."""
         broken, self._broken = self._broken, None
         if offset >= min(self._reached + PROGRESS_BYTES, self.size) > self._reached:
             self._reached = offset
@@ -169,7 +169,7 @@ class _Upload:
         self._send("PATCH", location, offset, headers, {})
 
     def _send_directly(self, location: str, timer: RetryTimer) -> None:
-        """Every part to the object store, until the coordinator misses none. The token does not go there."""
+        """Send every part to the object store, until the coordinator misses none. The token is not sent there."""
         while missing := self._missing(location):
             end = time.monotonic() + _ADDRESS_SECONDS
             for part in missing:
@@ -184,7 +184,7 @@ class _Upload:
             with self._connection.direct_transfer.stream("PUT", part.url, headers=headers, content=content) as response:
                 read(response, _LARGEST_ANSWER)
         except (Unreachable, ApiError):
-            # A part is there as a whole or not at all, and may take longer than what is tried again at all.
+            # A part is stored whole or not at all, and may take longer than the time that retries are allowed.
             if self.num_sent > before and self._num_broken_parts < _BROKEN_PARTS:
                 self._num_broken_parts += 1
                 timer.progress()
@@ -201,7 +201,7 @@ class _Upload:
         return missing
 
     def _announce(self) -> tuple[str, int, bool]:
-        """Where to send it, from which byte on, and whether its parts may go to the object store instead."""
+        """Return where to send the file, from which byte on, and whether its parts may go to the object store."""
         metadata = {"digest": self._digest}
         if self._assignment_id is not None:
             metadata["assignment"] = str(self._assignment_id)
@@ -211,7 +211,7 @@ class _Upload:
             location = response.headers.get("Location", "")
             offset = response.headers.get("Upload-Offset", "")
             is_direct = response.headers.get("Upload-Direct") == "1"
-        # The token goes nowhere else, wherever an answer points to.
+        # The token is sent to no other server, whatever address a response names.
         if not _LOCATION.fullmatch(location) or not _OFFSET.fullmatch(offset):
             raise BadAnswer("POST /v1/uploads did not return where to send the file: is this a fedssl coordinator?")
         if int(offset) > self.size:
@@ -219,7 +219,7 @@ class _Upload:
         return location, int(offset), is_direct
 
     def _send(self, method: str, path: str, offset: int, headers: dict[str, str], params: dict[str, str]) -> bytes:
-        """All bytes from `offset` on. The answer comes once the coordinator has checked and stored them."""
+        """Send all bytes from `offset` on. The response comes once the coordinator has checked and stored them."""
         headers = {**headers, "Content-Length": str(self.size - offset)}
         seconds = max(self._connection.timeout, _ANSWER_SECONDS)
         content = self._chunks(offset, self.size - offset)
@@ -247,7 +247,7 @@ class _Upload:
 
 
 def _passing(error: Unreachable | ApiError) -> Unreachable | ApiError:
-    """What went wrong with an upload that was announced: that it has moved on since, or was forgotten, passes."""
+    """Return the error of an announced upload, as temporary if its offset has changed or it was forgotten."""
     if isinstance(error, NotFound) or (isinstance(error, Conflict) and error.slug == "offset-mismatch"):
         return TryAgain(error.problem, error.retry_after)
     return error

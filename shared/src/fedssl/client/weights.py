@@ -1,4 +1,4 @@
-"""The operator's client, as far as weights that runs may start from are concerned."""
+"""The operator's client: the methods for weights that runs may start from."""
 
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _PATH = "/v1/weights"
 
 
 class WeightMethods:
-    """Registers, shows and removes weights."""
+    """The methods that register, list and remove weights."""
 
     _connection: Connection
 
@@ -30,9 +30,9 @@ class WeightMethods:
     ) -> WeightsView:
         """Register weights under a name: a safetensors file, or what `read_weights` returned for one.
 
-        The file may have names of ours, of torchvision, of timm or of Hugging Face's ResNets. It is written in the
-        registered form, and sent if the coordinator lacks it. The same weights again are not an error. Raises
-        ArtifactError if the file cannot be weights, Conflict if the name has other weights, and Rejected.
+        The file may have the names of fedssl, torchvision, timm or Hugging Face's ResNets. It is written in the
+        registered form, and uploaded if the coordinator does not have it. Registering the same weights again is not an
+        error. Raises ArtifactError if the file cannot be weights, Conflict if the name has other weights, and Rejected.
         """
         weights = source if isinstance(source, Weights) else read_weights(source)
         with tempfile.TemporaryDirectory(prefix="fedssl-") as folder:
@@ -47,16 +47,16 @@ class WeightMethods:
             )
             try:
                 return self._connection.call("POST", _PATH, WeightsView, body=body)
-            except NotFound:  # the weights themselves are not there yet
+            except NotFound:  # the coordinator does not have the weights yet
                 upload(self._connection, body.digest, file, on_bytes=on_bytes)
             return self._connection.call("POST", _PATH, WeightsView, body=body)
 
     def weights(self) -> Iterator[WeightsView]:
-        """Return all registered weights, by name."""
+        """Yield all registered weights, by name."""
         return self._connection.pages(_PATH, WeightsView)
 
     def weights_named(self, name: str) -> WeightsView:
-        """Return registered weights. Raises NotFound."""
+        """Return the weights registered under a name. Raises NotFound."""
         return self._connection.call("GET", f"{_PATH}/{quote(name, safe='')}", WeightsView)
 
     def remove_weights(self, name: str) -> None:

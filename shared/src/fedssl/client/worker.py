@@ -1,4 +1,4 @@
-"""The worker's client: what the process of a data owner asks of the coordinator."""
+"""The worker's client: the requests of a data owner's process to the coordinator."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -76,7 +76,7 @@ class _Offered(BaseModel):
 def _understood(
     model: type[M], content: bytes, request: str, what: str, part: type[P], unknown: Callable[[P, str], Exception]
 ) -> M:
-    """Return an answer, or raise `unknown` of its part if only the rest is of another version. Raises BadAnswer."""
+    """Parse a response, or raise `unknown` of its part if only the rest is of another version. Raises BadAnswer."""
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
@@ -97,29 +97,29 @@ class WorkerClient(BaseClient):
     _delivery_bytes = 0
     _takes_resources = False
     _pause_seconds = 0.0
-    _site_evaluations: str | None = None  # the header of the last claim's answer
+    _site_evaluations: str | None = None  # the header of the last claim's response
 
     def enrol(self, token_hash: str) -> Enrolled:
-        """With an enrolment token: make the token valid whose secret has this sha256. Again, it gets the same answer.
+        """Activate the token whose secret has this sha256, with an enrolment token.
 
-        Raises NotAuthenticated where the enrolment was revoked, or has expired unused, and Conflict where another
-        worker has used it.
+        A repeated request gets the same response. Raises NotAuthenticated if the enrolment was revoked, or has expired
+        unused, and Conflict if another worker has used it.
         """
         return self._call("/v1/enrolments", Enrolled, Enrol(token_hash=token_hash))
 
     def register(self, introduction: Register) -> Registered:
-        """Say what this worker is and learn which client it works for."""
+        """Describe this worker to the coordinator, and return which client it works for."""
         return self._call("/v1/work/register", Registered, introduction)
 
     def report_data(self, report: DataReport) -> None:
-        """Send what the data owner lets the coordinator know of its images. Raises NotFound if that is older."""
+        """Send what the data owner discloses about its images. Raises NotFound if the coordinator is too old."""
         self._call("/v1/work/data-report", DataReported, report)
 
     def claim(self, wait_seconds: float = 25.0) -> WorkItem | None:
-        """Lease an assignment, waiting up to `wait_seconds` for one; None: there was nothing to do.
+        """Lease an assignment, waiting up to `wait_seconds` for one, or return None if there was nothing to do.
 
-        A worker that comes back gets the assignment that it still holds. Raises UnknownWork, with the assignment to
-        decline, for an item that this version does not understand.
+        A worker that reconnects gets the assignment that it still holds. Raises UnknownWork, with the assignment to
+        decline, if this version does not understand the item.
         """
         claim = Claim(wait_seconds=wait_seconds, site_evaluations=self._site_evaluations is not None)
         try:
@@ -127,7 +127,7 @@ class WorkerClient(BaseClient):
         except Rejected:
             if not claim.site_evaluations:
                 raise
-            # Another process of the coordinator has answered the last claim, and an older one this claim.
+            # Another process of the coordinator answered the last claim, and an older one answered this claim.
             self._site_evaluations = None
             content = self._send_claim(Claim(wait_seconds=wait_seconds))
         if not content:  # 204
@@ -150,7 +150,7 @@ class WorkerClient(BaseClient):
 
     @property
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next claim, if the last one brought no work; at most 60 s.
+        """Return how long to wait before the next claim if the last one brought no work, at most 60 s.
 
         It is 0 if the coordinator has waited for work, as older ones always do.
         """
@@ -164,7 +164,7 @@ class WorkerClient(BaseClient):
     def claim_site_evaluation(self) -> SiteEvaluationItem | None:
         """Return the oldest evaluation that this site has not answered, or None if there is none.
 
-        Raises UnknownEvaluation for one that this version does not understand.
+        Raises UnknownEvaluation if this version does not understand it.
         """
         path = "/v1/work/site-evaluations/claim"
         content = self._connection.send("POST", path, max_bytes=_WORK_BYTES)
@@ -176,7 +176,7 @@ class WorkerClient(BaseClient):
         )  # fmt: skip
 
     def answer_site_evaluation(self, answer: SiteAnswer) -> SiteAnswered:
-        """Send a site's counts, or why it has none. The same answer again gets the same reply. Raises Conflict."""
+        """Send a site's counts, or why it has none. A repeated request gets the same response. Raises Conflict."""
         answered = self._call("/v1/work/site-evaluations/submit", SiteAnswered, answer)
         if answered.evaluation_id != answer.evaluation_id:
             raise BadAnswer(
@@ -195,10 +195,10 @@ class WorkerClient(BaseClient):
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> HeartbeatReply:
-        """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own.
+        """Renew a lease, or only report that the worker is alive.
 
-        `resources` are left out unless the coordinator of the last claim reads them. `state_lost`: what the reply
-        decides about, before the training begins.
+        If `timeout` (in seconds) or `retry` is None, the client's is used. `resources` are left out unless the
+        coordinator of the last claim reads them. The reply decides about `state_lost` before the training begins.
         """
         body = Heartbeat(
             assignment_id=assignment_id,
@@ -212,7 +212,7 @@ class WorkerClient(BaseClient):
         except Rejected:
             if body.resources is None:
                 raise
-            # Another process of the coordinator has answered this claim, and an older one this heartbeat.
+            # Another process of the coordinator answered the claim, and an older one answered this heartbeat.
             self._takes_resources = False
             older = body.model_copy(update={"resources": None})
             return self._call("/v1/work/heartbeat", HeartbeatReply, older, timeout=timeout, retry=retry)
@@ -223,7 +223,10 @@ class WorkerClient(BaseClient):
         return self._takes_resources
 
     def submit(self, submission: Submit) -> Submitted:
-        """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
+        """Submit an uploaded update. A repeated request gets the same response.
+
+        Raises LeaseLost, DuplicateUpdate, Gone.
+        """
         headers = {BROADCAST_HEADER: "1"}
         answer = self._connection.call(
             "POST", "/v1/work/submit", Submitted, body=submission, headers=headers, max_bytes=_ANSWER_BYTES
@@ -232,13 +235,13 @@ class WorkerClient(BaseClient):
 
     @property
     def delivery_bytes(self) -> int:
-        """Up to which size the coordinator of the last claim takes a delivery. 0: it is older than deliveries."""
+        """Return the largest size of a delivery to the coordinator of the last claim, or 0 if it is too old for any."""
         return self._delivery_bytes
 
     def deliver(self, submission: Submit, source: Path, on_bytes: OnBytes = lambda count: None) -> Delivery:
         """Send an update of at most `delivery_bytes` from disk and submit it, in one request.
 
-        Sent again, it gets the same answer. Raises what `upload` and `submit` raise.
+        A repeated request gets the same response. Raises what `upload` and `submit` raise.
         """
         delivery = deliver(self._connection, submission, source, on_bytes)
         if delivery.submitted is not None:
@@ -246,7 +249,7 @@ class WorkerClient(BaseClient):
         return delivery
 
     def send_secure(self, assignment_id: UUID, message: SecureMessage) -> SecureStatus:
-        """Send one message of secure aggregation, and return the phase. Sent again, it changes nothing.
+        """Send one message of secure aggregation, and return the phase. A repeated one changes nothing.
 
         Raises Conflict if another message of this phase has arrived, and Gone if the phase is over.
         """
@@ -262,13 +265,14 @@ class WorkerClient(BaseClient):
         return self._connection.call("POST", path, SecureStatus, body=body, max_bytes=SECURE_ANSWER_BYTES)
 
     def decline(self, assignment_id: UUID, reason: str, cause: Cause | None = None) -> Submitted:
-        """Give an assignment back, with the reason (cut to 500 characters) and whose problem it is."""
+        """Decline an assignment, with the reason (cut to 500 characters) and whose problem it is."""
         body = Decline(assignment_id=assignment_id, reason=reason[:SHORT_TEXT_CHARACTERS], cause=cause)
         return self._about(assignment_id, self._call("/v1/work/decline", Submitted, body))
 
     def ended_runs(self, run_ids: Collection[UUID]) -> set[UUID]:
-        """Those of the runs whose client states will not be asked for again. Raises NotFound where an older coordinator
-        cannot say.
+        """Return those of the runs whose client states will not be needed again.
+
+        Raises NotFound if the coordinator is too old for this request.
         """
         query = EndedQuery(run_ids=tuple(run_ids))
         return set(self._call("/v1/work/ended-runs", EndedRuns, query).run_ids) & set(query.run_ids)
@@ -281,10 +285,10 @@ class WorkerClient(BaseClient):
         on_bytes: OnBytes = lambda count: None,
         on_size: OnSize = lambda size: None,
     ) -> None:
-        """Fetch an artifact into a file that appears whole or not at all; what an earlier process fetched of it counts.
+        """Download an artifact to a file that appears only when complete. Bytes from an earlier process are kept.
 
-        `on_size` is told how large it is, before its bytes come, and `on_bytes` how much has arrived; what they raise
-        ends the download. Raises ArtifactTooLarge, DigestMismatch, NotFound.
+        `on_size` receives its size before its bytes arrive, and `on_bytes` how much has arrived. An exception that they
+        raise ends the download. Raises ArtifactTooLarge, DigestMismatch, NotFound.
         """
         path = f"/v1/artifacts/{digest}"
         download(
@@ -298,10 +302,10 @@ class WorkerClient(BaseClient):
         )
 
     def upload(self, digest: str, source: Path, assignment_id: UUID, on_bytes: OnBytes = lambda count: None) -> int:
-        """Send an artifact from disk, and return how many bytes were put on the line, those sent again included.
+        """Upload an artifact from disk, and return how many bytes were sent, including those sent again.
 
-        One that the coordinator has already is no error. `on_bytes` is told how far it is; what it raises ends the
-        upload, which may be continued. Raises Rejected, LeaseLost.
+        It is not an error if the coordinator already has it. `on_bytes` receives how much was sent; an exception that
+        it raises ends the upload, which may be continued. Raises Rejected, LeaseLost.
         """
         return upload(self._connection, digest, source, assignment_id=assignment_id, on_bytes=on_bytes)
 

@@ -1,1 +1,1 @@
-"""The artifact store in an object store that speaks S3. Needs boto3: the extra `s3`."""
+"""The artifact store in an S3-compatible object store. Needs boto3, which the extra `s3` installs."""

@@ -1,4 +1,4 @@
-"""Where an object store is, in one line."""
+"""The address of an object store, in one line."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,8 +11,11 @@ _FORM = "s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION"
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """`prefix`: before every key, without slashes at its ends. `endpoint`: None, AWS's own. `public_endpoint`: what
-    clients reach it by in direct transfer, where that is another address."""
+    """The address of a bucket. `prefix` precedes every key, and has no slashes at its ends.
+
+    If `endpoint` is None, it is AWS's own. `public_endpoint` is the address that clients use in direct transfer, if it
+    is another one.
+    """
 
     bucket: str
     prefix: str = ""
@@ -22,7 +25,7 @@ class S3Address:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Raises SpecError.
+        """Parse an address. Raises SpecError.
 
         >>> S3Address.parse("s3://artifacts/fedssl?endpoint=https://s3.example.org").endpoint
         'https://s3.example.org'

@@ -1,4 +1,4 @@
-"""One prefix of a bucket: the only module that knows the S3 library, how it is set up, and what it raises."""
+"""One prefix of a bucket. Only this module knows the S3 library, how it is set up, and what it raises."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,11 +19,11 @@ from fedssl.errors import StoreUnavailable
 CHUNK = 1 << 20
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
 ATTEMPTS = 3
-SECONDS = 10.0  # how long each waits for a word from the store
-_WHOLE_SECONDS = 120.0  # while it copies an object, or puts one together
+SECONDS = 10.0  # how long each attempt waits for bytes from the store
+_WHOLE_SECONDS = 120.0  # the same, while the store copies or assembles an object
 _CONFIG = {
     "signature_version": "s3v4",
-    # Checksums in trailers are newer than many stores; what counts here is the sha256.
+    # Many stores are older than checksums in trailers; here the sha256 is what is checked.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
     "connect_timeout": 5,
@@ -34,12 +34,12 @@ _UPLOAD = TransferConfig(multipart_threshold=16 << 20, multipart_chunksize=16 <<
 
 
 class NoSuchObject(Exception):
-    """There is no object, or no multipart upload, of this name."""
+    """There is no object or multipart upload with this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """`key` without the prefix; `etag`: the store's own name for these bytes, "" in a listing of parts."""
+    """One object. `key` is without the prefix, and `etag` is the store's own name for these bytes."""
 
     key: str
     num_bytes: int
@@ -49,7 +49,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Multipart:
-    """An object that is being sent in parts and cannot be seen yet."""
+    """An object that is being sent in parts and is not visible yet."""
 
     key: str
     upload_id: str
@@ -67,13 +67,14 @@ class SentPart:
 
 
 class Bucket:
-    """Every method raises StoreUnavailable, after trying for half a minute, and NoSuchObject. Shared by threads.
+    """Every method raises StoreUnavailable, after trying for half a minute, and NoSuchObject. Threads may share it.
 
-    `upload`, `copy` and `complete`, which make whole objects, may take some minutes: not in a transaction.
+    `upload`, `copy` and `complete`, which create whole objects, may take some minutes: do not call them in a
+    transaction.
     """
 
     def __init__(self, address: S3Address, access_key: str | None = None, secret_key: str | None = None) -> None:
-        """Without keys the library looks for them: the AWS_* variables, files, the pod's or the machine's own role."""
+        """Set up the access. Without keys, the library uses AWS_* variables, files, or the pod's or machine's role."""
         session = boto3.session.Session(access_key, secret_key, region_name=address.region)
         self._name = address.bucket
         self._prefix = f"{address.prefix}/" if address.prefix else ""
@@ -83,7 +84,7 @@ class Bucket:
         self._signing = self._s3 if public is None else _client(session, public, SECONDS)
 
     def find(self, key: str) -> Object | None:
-        """What is known of an object; None: there is none."""
+        """Return what is known of an object, or None if it does not exist."""
         try:
             with _translated():
                 found = self._s3.head_object(**self._at(key))
@@ -96,7 +97,7 @@ class Bucket:
         return f"s3://{self._name}/{self._prefix}{key}"
 
     def read(self, key: str, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from `start` up to `stop`, which the object must have, a mebibyte at a time."""
+        """Yield the bytes from `start` up to `stop`, which the object must have, one MiB at a time."""
         while start < stop:
             before = start
             try:
@@ -117,43 +118,43 @@ class Bucket:
             self._s3.put_object(**self._at(key), Body=data)
 
     def upload(self, key: str, path: Path) -> None:
-        """A file, in parts where it is large; nothing can be seen before all of it has arrived."""
+        """Upload a file, in parts if it is large. The object is not visible until all of it has arrived."""
         with _translated():
             self._patient.upload_file(str(path), self._name, self._prefix + key, Config=_UPLOAD)
 
     def copy(self, source: Object, key: str) -> None:
-        """Within the store; it takes at most `5 * 2**30` bytes at once."""
+        """Copy an object within the store, which copies at most `5 * 2**30` bytes at once."""
         origin = {"Bucket": self._name, "Key": self._prefix + source.key}
         with _translated():
             self._patient.copy_object(**self._at(key), CopySource=origin, CopySourceIfMatch=source.etag)
 
     def delete(self, key: str) -> None:
-        """One that is not there is no error."""
+        """Delete an object. It is not an error if it does not exist."""
         with _translated():
             self._s3.delete_object(**self._at(key))
 
     def objects(self, prefix: str = "") -> Iterator[Object]:
-        """All whose keys begin so, in the order of their keys."""
+        """Yield all objects whose keys begin with `prefix`, in the order of their keys."""
         for found in self._pages("list_objects_v2", "Contents", Prefix=self._prefix + prefix):
             yield Object(self._short(found["Key"]), found["Size"], found["LastModified"], found["ETag"])
 
     def multiparts(self, prefix: str = "") -> Iterator[Multipart]:
-        """What has begun to arrive in parts, under keys that begin so."""
+        """Yield the multipart uploads in progress whose keys begin with `prefix`."""
         for found in self._pages("list_multipart_uploads", "Uploads", Prefix=self._prefix + prefix):
             yield Multipart(self._short(found["Key"]), found["UploadId"], found["Initiated"])
 
     def begin(self, key: str) -> str:
-        """Begin to send an object in parts; the multipart upload's name."""
+        """Begin to send an object in parts, and return the multipart upload's name."""
         with _translated():
             return str(self._s3.create_multipart_upload(**self._at(key))["UploadId"])
 
     def parts(self, upload: Multipart) -> list[SentPart]:
-        """Those that have arrived, in their order."""
+        """Return the parts that have arrived, in order."""
         found = self._pages("list_parts", "Parts", Key=self._prefix + upload.key, UploadId=upload.upload_id)
         return [SentPart(part["PartNumber"], part["Size"], part["LastModified"], part["ETag"]) for part in found]
 
     def complete(self, upload: Multipart, parts: list[SentPart]) -> None:
-        """Make the object of its parts. From here on nobody can send another."""
+        """Assemble the object from its parts. After that, no other part can be sent."""
         chosen = {"Parts": [{"PartNumber": part.number, "ETag": part.etag} for part in parts]}
         with _translated():
             self._patient.complete_multipart_upload(
@@ -161,7 +162,7 @@ class Bucket:
             )
 
     def abort(self, upload: Multipart) -> None:
-        """Drop the parts that have arrived; one that has ended is no error."""
+        """Drop the parts that have arrived. It is not an error if the upload has already ended."""
         try:
             with _translated():
                 self._s3.abort_multipart_upload(**self._at(upload.key), UploadId=upload.upload_id)
@@ -169,12 +170,12 @@ class Bucket:
             return
 
     def signed_get(self, key: str, seconds: int) -> str:
-        """An address at which anybody may read the object for so long."""
+        """Return a URL at which anyone may read the object for `seconds`."""
         with _translated():
             return str(self._signing.generate_presigned_url("get_object", self._at(key), ExpiresIn=seconds))
 
     def signed_part(self, upload: Multipart, number: int, num_bytes: int, seconds: int) -> str:
-        """An address to which anybody may send one part of exactly this size for so long, by PUT."""
+        """Return a URL to which anyone may send one part of exactly this size for `seconds`, by PUT."""
         what = {"UploadId": upload.upload_id, "PartNumber": number, "ContentLength": num_bytes}
         with _translated():
             values = {**self._at(upload.key), **what}
@@ -194,11 +195,11 @@ class Bucket:
         except NoSuchObject:
             if operation == "list_parts":
                 raise
-            # Some stores say so where a bucket has no multipart uploads.
+            # Some stores report this if a bucket has no multipart uploads.
 
 
 def _client(session: Any, endpoint: str | None, seconds: float) -> Any:
-    # Stores of one's own rarely have a name for every bucket.
+    # Self-hosted stores rarely have a host name for every bucket.
     style = {"addressing_style": "auto" if endpoint is None else "path"}
     return session.client("s3", endpoint_url=endpoint, config=Config(s3=style, read_timeout=seconds, **_CONFIG))
 

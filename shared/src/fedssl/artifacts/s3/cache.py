@@ -1,4 +1,4 @@
-"""Local copies of artifacts in one folder, of bounded size; several processes may share it."""
+"""Local copies of artifacts in one folder, of bounded size, which several processes may share."""
 
 import os
 import tempfile
@@ -11,23 +11,25 @@ from fedssl.artifacts.store import drop_old_files
 from fedssl.files import sync
 from fedssl.locks import lock
 
-_ABANDONED_SECONDS = 3600.0  # without a byte more: whoever writes there writes on
-_IN_USE_SECONDS = 10.0  # whoever was given a path opens it within that time
+_ABANDONED_SECONDS = 3600.0  # without another byte: a process that is alive keeps writing
+_IN_USE_SECONDS = 10.0  # a caller that was given a path opens it within this time
 
 
 class Cache:
-    """Files under their digests below `files`, what is being written below `incoming`. A file is renamed into place
-    whole, so every process sees it whole or not at all."""
+    """Files under their digests below `files`, and those that are being written below `incoming`.
+
+    A file is renamed into place when it is complete, so every process sees it whole or not at all.
+    """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._files = root / "files"
         self._incoming = root / "incoming"
         self._max_bytes = max_bytes
         self._make_folders()
-        self.drop_abandoned(_ABANDONED_SECONDS)  # of a process that was killed for want of memory, again and again
+        self.drop_abandoned(_ABANDONED_SECONDS)  # left by a process that was killed repeatedly for lack of memory
 
     def find(self, digest: str, num_bytes: int) -> Path | None:
-        """A copy of this size, which counts as used now."""
+        """Return a copy of this size, and mark it as used now, or return None if there is none."""
         path = self._files / digest
         try:
             with self._locked(shared=True):
@@ -37,13 +39,13 @@ class Cache:
             return None
 
     def scratch(self) -> tuple[int, Path]:
-        """An empty file to write to; its descriptor and its path."""
+        """Create an empty file to write to, and return its descriptor and its path."""
         self._make_folders()  # it may be emptied at any time
         descriptor, name = tempfile.mkstemp(dir=self._incoming)
         return descriptor, Path(name)
 
     def adopt(self, path: Path, digest: str) -> Path:
-        """Make a file, whose digest has been verified, a copy; the ones used longest ago make room for it."""
+        """Make a file, whose digest has been verified, a copy. Removes the least recently used copies to make room."""
         sync(path)  # so that its name cannot survive a power cut that its bytes do not
         self._make_room(path.stat().st_size)
         place = self._files / digest
@@ -52,11 +54,11 @@ class Cache:
         return place
 
     def drop(self, digest: str) -> None:
-        """Remove a copy; one that is not there is no error."""
+        """Remove a copy. It is not an error if it does not exist."""
         (self._files / digest).unlink(missing_ok=True)
 
     def drop_abandoned(self, seconds: float) -> list[int]:
-        """Remove what processes that were killed have left, this old at least; the sizes in bytes of what was."""
+        """Remove what killed processes left, if it is older than `seconds`, and return the sizes in bytes."""
         return drop_old_files(self._incoming, seconds)
 
     def _make_folders(self) -> None:
@@ -77,16 +79,16 @@ class Cache:
                 excess -= size
 
     def _evicted(self, path: Path) -> bool:
-        """Whether it is gone now; not where somebody has just asked for it."""
+        """Remove a copy unless it was just asked for, and return whether it is gone now."""
         with self._locked(shared=False), suppress(FileNotFoundError):
             if _is_in_use(path.stat().st_mtime):
                 return False
-            path.unlink()  # whoever has it open keeps it
+            path.unlink()  # a process that has it open keeps it
         return True
 
     @contextmanager
     def _locked(self, *, shared: bool) -> Iterator[None]:
-        """Between threads and processes: a copy that was found is marked as used before it is judged, or not found."""
+        """Lock against threads and processes: a copy that is found is marked as used before its eviction is decided."""
         descriptor = os.open(self._files, os.O_RDONLY)
         try:
             lock(descriptor, shared=shared)

@@ -1,4 +1,4 @@
-"""Parts that a sender puts into the object store by itself, at addresses that were signed for it."""
+"""Parts that a sender uploads directly to the object store, at URLs that were signed for it."""
 
 from fedssl.artifacts.s3.bucket import Bucket, Multipart, NoSuchObject, SentPart
 from fedssl.artifacts.s3.partial import S3Partial, direct_key_of
@@ -11,9 +11,9 @@ _MAX_PARTS = 1000  # one page of the store's listing
 
 
 class S3Direct:
-    """One upload's way directly into the store: an S3 multipart upload, whose object becomes what has arrived of it.
+    """An upload directly to the store: an S3 multipart upload, whose object becomes what has arrived of it.
 
-    Until it is whole there is nothing of it, and when it is, nobody can change it any more.
+    Until it is complete, the object does not exist. After that, no one can change it any more.
     """
 
     def __init__(self, bucket: Bucket, partial: S3Partial, name: str, num_bytes: int) -> None:
@@ -25,7 +25,7 @@ class S3Direct:
         self.part_bytes = max(_PART_BYTES, -(-even // _PART_BYTES) * _PART_BYTES)
 
     def missing(self, limit: int) -> list[DirectPart]:
-        """Where to send what has not arrived, `limit` parts at most; none: all of it is there, and closed to senders.
+        """Return where to send what has not arrived, at most `limit` parts. If none, all is there and final.
 
         Raises StoreUnavailable.
         """
@@ -37,12 +37,12 @@ class S3Direct:
             wanted = [number for number in self._numbers() if not self._is_whole(number, sent.get(number))]
             if not wanted:
                 self._bucket.complete(upload, [sent[number] for number in self._numbers()])
-        except NoSuchObject:  # completed by another, or dropped
+        except NoSuchObject:  # completed by another process, or dropped
             return []
         return [self._part(upload, number) for number in wanted[:limit]]
 
     def _upload(self) -> Multipart:
-        """The one that was begun first, where two processes have begun one."""
+        """Return the upload, begun here if there is none, or the first if two processes have begun one."""
         if not (begun := self._partial.multiparts()):
             self._bucket.begin(direct_key_of(self._name))
             begun = self._partial.multiparts()

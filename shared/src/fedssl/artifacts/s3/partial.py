@@ -1,4 +1,4 @@
-"""An artifact that arrives in several requests, at several processes: objects that are never written over."""
+"""An artifact that arrives in several requests, at several processes, as objects that are never overwritten."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from fedssl.errors import ArtifactError, ArtifactNotFound, OffsetMismatch, Store
 
 FOLDER = "partial"
 Lock = Callable[[str], AbstractContextManager[bool]]
-"""Holds a name against every other process; False: somebody else holds it."""
+"""Locks a name against every other process. Yields False if another one holds it."""
 
 _KEY = re.compile(rf"{FOLDER}/([^/]+)/[0-9]{{20}}-[^/]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -25,7 +25,7 @@ COPY_BYTES = 5 << 30  # the most that S3 copies at once
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an object adds to the run of bytes from 0 on: its bytes from `skip` on."""
+    """The bytes that an object adds to the run of bytes from 0 on: those from `skip` on."""
 
     object: Object
     skip: int
@@ -34,9 +34,9 @@ class Piece:
 class S3Partial:
     """The bytes that have arrived so far: the longest unbroken run from byte 0 among the objects of one upload.
 
-    An object is written once, under a name of its own that says where its bytes belong. Whoever writes, and however
-    many at once, nothing is overwritten, and the run never gets shorter. Senders of other bytes for the same place are
-    found out by the digest of the whole.
+    Each object is written once, under a unique name that states where its bytes belong. However many processes write
+    at once, nothing is overwritten, and the run never gets shorter. If other bytes are sent for the same place, the
+    digest of the whole detects it.
     """
 
     def __init__(self, bucket: Bucket, cache: Cache, lock: Lock, name: str) -> None:
@@ -46,17 +46,17 @@ class S3Partial:
         self._name = name
 
     def part_bytes(self, num_bytes: int) -> int:
-        """How much of an upload of this size is best written at once: half of its objects are for lines that break."""
+        """Return how many bytes are best written at once: half of the objects are reserved for broken connections."""
         return max(_PART_BYTES, -(-num_bytes // (_MAX_OBJECTS // 2)))
 
     @property
     def size(self) -> int:
-        """Bytes that are there; 0 before the first."""
+        """Return how many bytes have arrived."""
         return _end(self.pieces())
 
     @property
     def written_at(self) -> float | None:
-        """When the last bytes came, in seconds since 1970; None before the first."""
+        """Return when the last bytes arrived, in seconds since 1970, or None if none have arrived."""
         times = []
         for upload in self.multiparts():
             times.append(upload.begun_at)
@@ -82,7 +82,7 @@ class S3Partial:
     def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
         """Write the parts as one object at the end, which must be `offset`.
 
-        Raises OffsetMismatch, writing nothing, and StoreUnavailable.
+        Raises OffsetMismatch, in which case nothing is written, and StoreUnavailable.
         """
         objects = self._objects()
         size = _end(_run(objects))
@@ -101,23 +101,23 @@ class S3Partial:
         """Return None, because what has arrived is in several objects, and longer ones may replace some of them."""
 
     def locked(self) -> AbstractContextManager[bool]:
-        """Hold it against other holders; False: somebody holds it."""
+        """Lock it against other holders. Yields False if another one holds it."""
         return self._lock(f"{FOLDER}/{self._name}")
 
     def discard(self) -> None:
         """Remove what has arrived."""
-        # Where the store lists by prefixes it names more: what was begun under another key.
+        # A store that lists by prefix also names uploads that were begun under another key.
         for upload in {*self.multiparts(), *self._bucket.multiparts(f"{FOLDER}/{self._name}/")}:
             self._bucket.abort(upload)
         for found in self._objects():
             self._bucket.delete(found.key)
 
     def pieces(self) -> list[Piece]:
-        """What the run is made of, in its order."""
+        """Return the pieces of the run, in order."""
         return _run(self._objects())
 
     def multiparts(self) -> list[Multipart]:
-        """What is on its way directly to the store, the first begun before the others."""
+        """Return the uploads that go directly to the store, in the order in which they were begun."""
         found = self._bucket.multiparts(direct_key_of(self._name))
         return sorted(found, key=lambda upload: (upload.begun_at, upload.upload_id))
 
@@ -128,7 +128,7 @@ class S3Partial:
 
 @dataclass(frozen=True, slots=True)
 class S3Whole:
-    """A copy of what has arrived. What is kept are the bytes of the copy, whatever may have arrived since."""
+    """A copy of what has arrived. `keep` stores the bytes of the copy, whatever has arrived since."""
 
     path: Path
     _partial: S3Partial
@@ -147,33 +147,33 @@ class S3Whole:
 
 
 def place_of(digest: str) -> str:
-    """An artifact's key. Raises ArtifactNotFound where there can be none."""
+    """Return an artifact's key. Raises ArtifactNotFound if `digest` is not a sha256."""
     if not _DIGEST.fullmatch(digest):
         raise ArtifactNotFound(f"{digest[:80]!r} is not a sha256 in lower-case hexadecimal")
     return f"{digest[:2]}/{digest[2:4]}/{digest}"
 
 
 def key_of(name: str, offset: int, num_bytes: int) -> str:
-    """A key that nobody has used."""
+    """Return a key that has not been used."""
     return f"{FOLDER}/{name}/{offset:020d}-{num_bytes}-{secrets.token_hex(8)}"
 
 
 def direct_key_of(name: str) -> str:
-    """The key of what is sent directly: always the same, as some stores list multipart uploads by whole keys alone."""
+    """Return the one key for direct uploads: some stores list multipart uploads only by whole keys."""
     return f"{FOLDER}/{name}/{0:020d}-direct"
 
 
 def name_of(key: str) -> str | None:
-    """The upload that a key belongs to; None: it is not one of ours."""
+    """Return the upload that a key belongs to, or None if it is not one of ours."""
     match = _KEY.fullmatch(key)
     return match and match[1]
 
 
 def _run(objects: list[Object]) -> list[Piece]:
-    """The objects' keys begin with their offsets, so their order is that of their bytes."""
+    """Return the run's pieces. The keys begin with the objects' offsets, so their order is that of the bytes."""
     pieces: list[Piece] = []
     end = 0
-    furthest: tuple[int, Object] | None = None  # of those that begin within the run: who reaches beyond it most
+    furthest: tuple[int, Object] | None = None  # the object that begins within the run and reaches furthest beyond it
     for found in sorted(objects, key=lambda each: each.key):
         offset = int(found.key.rpartition("/")[2].partition("-")[0])
         if offset > end and furthest is not None:

@@ -20,8 +20,10 @@ _PLACE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/([0-9a-f]{64})")
 
 
 class S3Store:
-    """Artifacts are objects, put under their digests whole and after their digests were verified. `path` gives a copy
-    in a local folder. Methods raise StoreUnavailable besides what the protocol says."""
+    """A store in a bucket. An artifact is an object, stored whole under its digest after the digest was verified.
+
+    `path` returns a copy in a local folder. Methods raise StoreUnavailable besides the errors of the protocol.
+    """
 
     def __init__(self, bucket: Bucket, cache: Cache, lock: Lock) -> None:
         self._bucket = bucket
@@ -115,7 +117,7 @@ class S3Store:
                 dropped.append(found.num_bytes)
         for upload in self._bucket.multiparts():
             if not _PLACE.fullmatch(upload.key):
-                continue  # one that is arriving, which ends by itself, or not ours
+                continue  # an upload that is arriving, which ends by itself, or one that is not ours
             try:
                 parts = self._bucket.parts(upload)
             except NoSuchObject:  # it has just ended
@@ -152,7 +154,7 @@ class S3Store:
 
 
 def _sha256(chunks: Iterable[bytes], write: Callable[[bytes], object] = lambda data: None) -> str:
-    """Return the digest of bytes that are also written on the way."""
+    """Return the sha256 of bytes, which are also written on the way."""
     whole = hashlib.sha256()
     for chunk in chunks:
         whole.update(chunk)
