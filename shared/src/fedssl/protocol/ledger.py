@@ -27,7 +27,7 @@ _DEEPEST = 8
 
 
 def canonical(value: dict[str, Any]) -> bytes:
-    """The one form of a JSON object that is hashed and signed.
+    """Return the one form of a JSON object that is hashed and signed.
 
     Keys of `[a-z0-9_]`, sorted; no spaces; UTF-8; whole numbers below 2^53; texts, lists and objects, and nothing else.
     Raises ValueError.

@@ -262,12 +262,12 @@ class CohortConfig(StrictModel):
         return self
 
     def num_wanted(self, num_clients: int) -> int:
-        """How many updates a round closes with: `fraction` of the clients, rounded half up, and at least one."""
+        """Return the number of updates that close a round: `fraction` of the clients, rounded half up, at least one."""
         # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
         return max(1, int(Fraction(str(self.fraction)) * num_clients + Fraction(1, 2)))
 
     def num_asked(self, num_clients: int) -> int:
-        """How many clients a round is offered to: `over_sampling` times as many, if there are."""
+        """Return the number of clients that a round is offered to: `over_sampling` times as many, if there are."""
         return min(num_clients, math.ceil(Fraction(str(self.over_sampling)) * self.num_wanted(num_clients)))
 
 

@@ -64,7 +64,7 @@ class ClientAlgorithm:
         return self.merge_rule.sends
 
     def keeps_modules(self, ctx: Context) -> bool:
-        """Whether this client keeps its shared modules from round to round."""
+        """Return whether this client keeps its shared modules from round to round."""
         return not self.merge_rule.sends
 
     def keeps_state(self, ctx: Context) -> bool:

@@ -17,12 +17,12 @@ def number(value: float | None, places: int = 0) -> str:
 
 
 def percent(value: float | None, places: int = 1) -> str:
-    """A share, 0..1, in percent."""
+    """Return a share, 0..1, in percent."""
     return NOTHING if value is None else number(100 * value, places) + "%"
 
 
 def points(value: float | None) -> str:
-    """A change of a share, in percentage points with its sign."""
+    """Return a change of a share, in percentage points with its sign."""
     if value is None:
         return NOTHING
     shown = f"{100 * value:+.1f}".replace("-", _MINUS)
@@ -63,7 +63,7 @@ def seconds(value: float | None) -> str:
 
 
 def ago(value: datetime | None) -> str:
-    """How long it is past, roughly."""
+    """Return roughly how long ago it was."""
     if value is None:
         return "never"
     passed = (datetime.now(UTC) - value).total_seconds()
@@ -94,7 +94,7 @@ def machine(value: datetime | None) -> str:
 
 
 def shape(client: Any) -> str:
-    """A client's images: `3 × 32 × 32`, channels first."""
+    """Return the shape of a client's images: `3 × 32 × 32`, channels first."""
     return f"{client.channels} × {client.image_size} × {client.image_size}" if client.channels else NOTHING
 
 
@@ -109,7 +109,7 @@ def method(name: str) -> str:
 
 
 def digest(value: str | None) -> str:
-    """The first eight digits, four and four."""
+    """Return the first eight digits, four and four."""
     return NOTHING if not value else f"{value[:4]} {value[4:8]}"
 
 

@@ -12,7 +12,7 @@ UNCLOSED = "d"
 
 
 def letter(row: Round) -> str:
-    """A round's verdict as one letter; `d`: not closed yet."""
+    """Return a round's verdict as one letter, `d` if it is not closed yet."""
     return UNCLOSED if row.verdict is None else _LETTERS[Verdict(row.verdict)]
 
 
@@ -32,7 +32,7 @@ def bars(letters: str, height: int = 16) -> list[tuple[str, int, int, int]]:
 
 
 def spark(values: Sequence[float], width: int = 72, height: int = 22) -> str:
-    """The path of a sparkline, empty for fewer than two numbers."""
+    """Return the path of a sparkline, empty for fewer than two numbers."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)

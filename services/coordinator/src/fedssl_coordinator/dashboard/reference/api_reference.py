@@ -54,7 +54,7 @@ class Schema:
 
 
 def groups(document: Mapping[str, Any]) -> dict[str, list[Operation]]:
-    """The operations by what they are about."""
+    """Return the operations by subject."""
     found: dict[str, list[Operation]] = {}
     for path, verbs in sorted(document["paths"].items()):
         for verb in _VERBS:
