@@ -35,7 +35,7 @@ class Tls:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT, FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP (1)."""
+        """Read FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT, FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP (1, true or yes)."""
 
         def path(name: str) -> Path | None:
             return Path(environment[name]) if environment.get(name) else None

@@ -82,7 +82,8 @@ class S3Partial:
     def append(self, parts: Sequence[bytes | bytearray], offset: int) -> None:
         """Write the parts as one object at the end, which must be `offset`.
 
-        Raises OffsetMismatch, in which case nothing is written, and StoreUnavailable.
+        Raises OffsetMismatch, or ArtifactError if there are too many objects; in both cases nothing is written. Raises
+        StoreUnavailable.
         """
         objects = self._objects()
         size = _end(_run(objects))
