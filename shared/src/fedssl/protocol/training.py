@@ -203,8 +203,7 @@ class TrainingConfig(StrictModel):
 
     def num_steps(self, num_batches: int) -> int:
         """Return how many of the batches into which the images can be cut are an epoch, rounded half up."""
-        # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
-        return min(num_batches, max(1, int(Fraction(str(self.epoch_fraction)) * num_batches + Fraction(1, 2))))
+        return min(num_batches, _share(self.epoch_fraction, num_batches))
 
 
 class CohortConfig(StrictModel):
@@ -263,12 +262,17 @@ class CohortConfig(StrictModel):
 
     def num_wanted(self, num_clients: int) -> int:
         """Return the number of updates that close a round: `fraction` of the clients, rounded half up, at least one."""
-        # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
-        return max(1, int(Fraction(str(self.fraction)) * num_clients + Fraction(1, 2)))
+        return _share(self.fraction, num_clients)
 
     def num_asked(self, num_clients: int) -> int:
         """Return the number of clients that a round is offered to: `over_sampling` times as many, if there are."""
         return min(num_clients, math.ceil(Fraction(str(self.over_sampling)) * self.num_wanted(num_clients)))
+
+
+def _share(fraction: float, count: int) -> int:
+    """Return a fraction of a count, rounded half up, and at least 1."""
+    # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
+    return max(1, int(Fraction(str(fraction)) * count + Fraction(1, 2)))
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

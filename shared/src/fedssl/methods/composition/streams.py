@@ -29,13 +29,13 @@ def draw_batches(data: ClientData, generator: torch.Generator, ctx: Context) -> 
     training, place = ctx.spec.training, index_device(data.images)
     if not ctx.spec.data.distinct_groups:
         batches = epoch_batches(len(data), training.batch_size, generator, training.drop_last, place)
-        return batches[: training.num_steps(len(batches))]
-    if data.groups is None:
+    elif data.groups is None:
         raise DataError(
             "these images have no groups, which data.distinct_groups needs: leave it out, or use DICOM files, an array "
             "`groups` in the .npz file, or a file of labels with a column `group`"
         )
-    batches = distinct_batches(data.groups, training.batch_size, generator, training.drop_last, place)
+    else:
+        batches = distinct_batches(data.groups, training.batch_size, generator, training.drop_last, place)
     return batches[: training.num_steps(len(batches))]
 
 

@@ -259,31 +259,25 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     if asked is None and (held := _recent.get(digest, size, version)) is not None:
         return MemoryResponse(held, headers, "application/octet-stream")
     is_checked = asked is None and _is_check_due(digest, version)
-    if is_checked:
-        return _Download(_checked(digest, size), status, headers)
-    return _Download(store().read(digest, start, stop), status, headers, store().open(digest), start)
+    content = _ahead(_checked(digest, size) if is_checked else store().read(digest, start, stop))
+    file = None if is_checked else store().open(digest)
+    if file is None:
+        return StreamingResponse(content, status, headers, "application/octet-stream")
+    return _FileResponse(content, status, headers, file, start)
 
 
-class _Download(StreamingResponse):
-    """Sends `content`; or as many bytes of `file` from `start` on, by the kernel if the server can have it do so."""
+class _FileResponse(StreamingResponse):
+    """Has the kernel send the bytes of `file` from `start` on, if the server can, and otherwise sends `content`."""
 
     def __init__(
-        self,
-        content: Iterator[bytes],
-        status: int,
-        headers: dict[str, str],
-        file: BinaryIO | None = None,
-        start: int = 0,
+        self, content: AsyncIterator[bytes], status: int, headers: dict[str, str], file: BinaryIO, start: int
     ) -> None:
-        super().__init__(_ahead(content), status, headers, "application/octet-stream")
+        super().__init__(content, status, headers, "application/octet-stream")
         self._file = file
         self._start = start
         self._num_bytes = int(headers["Content-Length"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._file is None:
-            await super().__call__(scope, receive, send)
-            return
         with self._file as file:
             if ZERO_COPY not in scope.get("extensions", {}):
                 await super().__call__(scope, receive, send)
