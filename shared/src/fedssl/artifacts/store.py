@@ -217,7 +217,11 @@ class FileStore:
         return about.st_size, f"{about.st_ino}-{about.st_mtime_ns}-{about.st_ctime_ns}"
 
     def open(self, digest: str) -> BinaryIO:
-        return self.path(digest).open("rb")
+        self._about(digest)
+        try:
+            return open(self.place(digest), "rb")
+        except FileNotFoundError:  # removed just now
+            raise ArtifactNotFound(_missing(digest)) from None
 
     def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
         with self.open(digest) as file:
@@ -293,7 +297,7 @@ class FileStore:
         with suppress(FileNotFoundError, NotADirectoryError):
             about = os.stat(self.place(digest))
         if about is None or not stat.S_ISREG(about.st_mode):
-            raise ArtifactNotFound(f"no artifact {digest} is stored")
+            raise ArtifactNotFound(_missing(digest))
         return about
 
     def _adopt(self, path: Path, digest: str) -> None:
@@ -352,6 +356,10 @@ class FileWriter:
         self._file.close()
         if not self._is_adopted:
             self.path.unlink(missing_ok=True)
+
+
+def _missing(digest: str) -> str:
+    return f"no artifact {digest} is stored"
 
 
 def require_digest(digest: str, expected: str) -> None:

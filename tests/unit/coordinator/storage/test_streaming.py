@@ -1,12 +1,17 @@
 """Threads that read and write while the event loop sends and receives."""
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 
-from fedssl_coordinator.storage.artifacts import streaming
+from fedssl.artifacts.store import FileStore
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.storage.artifacts import memory, streaming
 
 
 def _run(*, num_calls: int, fails_at: int = -1, own_error: bool = False) -> list[int]:
@@ -97,3 +102,32 @@ def test_only_small_chunks_are_joined(sizes: list[int], kept: int) -> None:
         streaming.add_chunk(parts, chunk)
     assert b"".join(parts) == b"".join(chunks)
     assert len(parts) == kept
+
+
+class _Removing(FileStore):
+    """Removes an artifact once its status was read, as the collector may at that moment."""
+
+    is_removing = False
+
+    def _about(self, digest: str) -> os.stat_result:
+        about = super()._about(digest)
+        if self.is_removing:
+            self.delete(digest)
+        return about
+
+
+@pytest.mark.parametrize("num_bytes", [100, memory.LARGEST_BYTES + 1], ids=["kept in memory", "sent from its file"])
+def test_an_artifact_that_is_removed_during_the_request_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    store = _Removing(tmp_path)
+    for module in (memory, streaming):
+        monkeypatch.setattr(module, "store", lambda: store)
+    with store.writer() as writer:
+        writer.write(bytes(num_bytes))
+        digest = writer.commit()
+    streaming._is_check_due(digest, store.version(digest)[1])  # the next download is not checked again
+    store.is_removing = True
+    with pytest.raises(ProblemError) as refusal:
+        streaming.artifact_response(digest, Headers({}))
+    assert (refusal.value.slug, digest in str(refusal.value)) == ("not-found", True)

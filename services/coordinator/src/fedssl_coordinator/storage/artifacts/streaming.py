@@ -233,9 +233,14 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     ProblemError if the store lacks the artifact.
     """
     try:
-        size, version = store().version(digest)
-    except ArtifactNotFound as error:
+        return _response(digest, request_headers, method, direct=direct)
+    except ArtifactNotFound as error:  # possibly removed after its size was read
         raise ProblemError("not-found", str(error)) from None
+
+
+def _response(digest: str, request_headers: Headers, method: str, *, direct: bool) -> Response:
+    """Return what `artifact_response` does. Raises ArtifactNotFound."""
+    size, version = store().version(digest)
     etag = f'"{digest}"'
     if _names(request_headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers={"ETag": etag})
