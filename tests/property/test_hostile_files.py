@@ -76,7 +76,7 @@ def _deep(opening: str, closing: str) -> Change:
     def change(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
         depth = drawn.choice([10, 500, 3000])
         return put_together(
-            '{"a":{"dtype":"F32","data_offsets":[0,4],"shape":' + opening * depth + closing * depth + "}}", body
+            '{"a":{"dtype":"F32","data_offsets":[0,4],"shape":' + opening * depth + "1" + closing * depth + "}}", body
         )
 
     return change
