@@ -1,4 +1,4 @@
-"""What holds of the aggregation whatever the cohort."""
+"""Properties of the aggregation that hold for every cohort."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 @st.composite
 def cohorts(draw: st.DrawFn, dtypes: list[torch.dtype] = FLOATS) -> tuple[list[Update], list[float]]:
-    """Updates of one model, of up to 6 clients, and their weights."""
+    """Draw the updates of 1 to 6 clients to one model, and their weights."""
     count = draw(st.integers(1, 6))
     shapes = draw(st.lists(arrays.array_shapes(min_dims=0, max_dims=3, max_side=3), min_size=1, max_size=3))
     kinds = [draw(st.sampled_from(dtypes)) for _ in shapes]
@@ -57,7 +57,7 @@ def exact_mean(updates: list[Update], weights: list[float], name: str) -> np.nda
 
 
 def spacing(tensor: Tensor) -> np.ndarray:
-    """One unit in the last place of each element, in its own dtype."""
+    """Return one to two units in the last place of each element, in the tensor's dtype."""
     finfo = torch.finfo(tensor.dtype)
     return np.maximum(tensor.double().abs().numpy(), finfo.tiny) * finfo.eps
 
@@ -176,7 +176,7 @@ def test_min_norm_weights_are_on_the_simplex_and_optimal(g: np.ndarray) -> None:
     assert (weights >= 0).all()
     assert weights.sum() == pytest.approx(1, abs=1e-12)
     shortest = weights @ g
-    # Karush-Kuhn-Tucker: no gradient's product with the point is below the point's square; of those in use it is that.
+    # Karush-Kuhn-Tucker: no gradient's product with the point is below the point's square; those in use equal it.
     products = g @ shortest
     assert (products >= shortest @ shortest - 1e-9 * scale).all()
     assert (np.abs(products - shortest @ shortest)[weights > 1e-6] <= 1e-5 * scale).all()
@@ -213,7 +213,7 @@ def test_target_rows_sum_to_one_whatever_the_clients_widths(
     p = ensemble_similarity(clients, range(num_samples), range(num_samples), temperature)
     assert (p >= 0).all()
     torch.testing.assert_close(p.sum(dim=1), torch.ones(num_samples))
-    # A client more that sees every sample alike flattens no order: who was nearest stays nearest.
+    # One more client that finds all samples alike keeps the order: the nearest sample stays the nearest.
     p_more = ensemble_similarity([*clients, torch.ones(num_samples, 1)], range(num_samples), range(num_samples), 1.0)
     p_less = ensemble_similarity(clients, range(num_samples), range(num_samples), 1.0)
     assert torch.equal(p_more.argmax(dim=1), p_less.argmax(dim=1))

@@ -40,14 +40,14 @@ odd_json = st.recursive(
 
 
 class World:
-    """Things that are there, so that requests get beyond the first check."""
+    """Objects that exist, so that requests pass the first checks."""
 
     def __init__(self, coordinator: Coordinator, cast: Cast) -> None:
         self.coordinator = coordinator
         self.ids: dict[str, list[str]] = {
             "run_id": [str(cast.id)],
             "token_id": [str(coordinator.client.create_token("operator").id)],
-            "client_id": ["b"],  # `a` is needed: a revoked client is asked nothing more
+            "client_id": ["b"],  # `a` is needed: a revoked client gets no more work
             "digest": [str(cast.run.model), str(cast.run.initial_model)],
             "assignment": [str(cast.item("a").assignment_id)],
             "name": ["fedsimclr"],
@@ -90,7 +90,7 @@ class World:
 
 
 def _begun(coordinator: Coordinator, known: dict[str, list[str]]) -> str:
-    """An upload of the admin's, of which nothing has arrived."""
+    """Begin an upload as the admin, send none of its bytes, and return its id."""
     headers = {name: known[name][0] for name in ("Tus-Resumable", "Upload-Length", "Upload-Metadata")}
     with coordinator.http() as http:
         return http.post("/v1/uploads", headers=headers).headers["location"].rpartition("/")[2]
@@ -109,13 +109,13 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         cast.work("b", value=2.0)
         cast.advance()
         cast.claim("a")
-        # Finished, or its event stream would go on for ever.
+        # The run is finished, because its event stream would never end otherwise.
         running.client.stop(cast.id)
         yield World(running, cast)
 
 
 def _mutated(draw: st.DrawFn, value: Any) -> Any:
-    """One place of a JSON document replaced, removed or added to."""
+    """Return a copy of a JSON document with one place replaced, removed or added to."""
     root = {"root": copy.deepcopy(value)}
     holder: Any = root
     key: Any = "root"
@@ -143,7 +143,7 @@ def requests(draw: st.DrawFn, world: World, among: list[Operation]) -> tuple[Ope
             places[parameter["in"]][parameter["name"]] = draw(st.sampled_from([*known, str(UUID(int=7)), *ODD_TEXT]))
     path = operation.template.format(**{name: quote(value, safe="") for name, value in places["path"].items()})
     role = draw(st.sampled_from(sorted(world.tokens)))
-    if draw(st.integers(0, 9)):  # mostly one that may
+    if draw(st.integers(0, 9)):  # mostly a permitted role
         may = operation.roles & set(world.tokens)
         role = "worker" if operation.method == "PUT" else draw(st.sampled_from(sorted(may))) if may else role
     headers = {name: value.encode("utf-8") for name, value in places["header"].items() if _can_be_sent(value)}
@@ -174,7 +174,7 @@ FUZZ = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
-    phases=(Phase.generate,),  # every example changes the world a little: it could not be shrunk
+    phases=(Phase.generate,),  # every example changes the world a little, so none can be shrunk
 )
 
 
@@ -200,10 +200,10 @@ def test_no_request_is_answered_with_a_5xx(world: World) -> None:
     answers: list[tuple[str, int]] = []
     with world.coordinator.bare_http() as http:
         _fuzz(world, http, answers, OPERATIONS, 300)
-        # Chance may have left one out: a few requests for every operation, whatever was drawn above.
+        # An operation may not have been drawn above, so each gets a few requests here.
         for operation in OPERATIONS:
             _fuzz(world, http, answers, [operation], 5)
     assert {name for name, _ in answers} == {str(operation) for operation in OPERATIONS}
     statuses = {status for _, status in answers}
-    assert {200, 404, 422} <= statuses  # some got through to where the work is done
+    assert {200, 404, 422} <= statuses  # some requests passed all checks
     assert world.coordinator.client.ready().status == "ok"

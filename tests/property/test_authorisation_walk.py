@@ -1,7 +1,8 @@
-"""Every operation, asked by every kind of caller for real objects of other owners: who gets what is in one table.
+"""Every kind of caller calls every operation for real objects of other owners. One table states who gets which answer.
 
-The table is complete by construction: an operation without a row fails. What a caller may not see looks the same as
-what does not exist, to the byte. `make fuzz` asks for more combinations of callers and objects.
+The table is complete by construction: an operation without a row fails. For an object that a caller may not see, the
+answer is that for a missing object, apart from ids, times and sizes. `make fuzz` tries more combinations of callers and
+objects.
 """
 
 import base64
@@ -45,9 +46,9 @@ Owner = Literal["anyone", "broadcast", "assignment", "upload"]
 class Row:
     """The roles of an operation, the answers to a permitted caller, and the owner of the objects that it names.
 
-    `anyone`: every permitted role may see them. `broadcast`: of the workers, those to whom it was sent. `assignment`:
-    only its worker. `upload`: only the token that began it. Others, and people of another project, are answered 404.
-    `names`: what the operation names, in its path or body.
+    `anyone`: every permitted role may see them. `broadcast`: a worker may see one only if it was sent to it.
+    `assignment`: only its worker. `upload`: only the token that began it. Other callers, and those of another project,
+    are answered 404. `names`: the ids in the operation's path or body.
     """
 
     roles: set[str]
@@ -192,7 +193,7 @@ TABLE: dict[str, Row] = {
         WORKERS, {200}, ("assignment",), "assignment",
         body=lambda ids: {"assignment_id": ids["assignment"], "reason": "no"},
     ),
-    # These end what the others need.
+    # These end objects that the other operations need.
     "POST /v1/runs/{run_id}/stop": Row(OPERATORS, {200, 409}, ("run_id",)),
     "DELETE /v1/runs/{run_id}": Row(ADMINS, {204, 409}, ("run_id",)),
     "DELETE /v1/notification-destinations/{destination_id}": Row(ADMINS, {204, 404}, ("destination_id",)),
@@ -216,7 +217,7 @@ class Caller:
 
 
 class World:
-    """Two runs with workers of their own, whose objects the callers ask for."""
+    """Two runs, each with its own workers. The callers request their objects."""
 
     def __init__(self, coordinator: Coordinator, tables: Tables, folder: Path) -> None:
         self.coordinator, self.tables = coordinator, tables
@@ -237,7 +238,7 @@ class World:
         admin.add_public_dataset("scans", written(folder, public_bytes()))
         admin.add_evaluation_dataset("scans", written(folder, labelled_bytes()))
         admin.add_weights("scans", encoder_file(folder))
-        # With the same seed its first broadcast would be the one that a and b received in round 1.
+        # With the same seed, its first broadcast would be that of `a` and `b` in round 1.
         other = Cast(coordinator, tables, folder, "c", num_rounds=3, seed=1)
         other.claim("c")
         evaluation_id, job_id = uuid4(), uuid4()
@@ -319,7 +320,7 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def _ask(world: World, http: httpx.Client, name: str, caller: Caller, ids: Ids) -> httpx.Response:
     operation, row = OPERATIONS[name], TABLE[name]
     if operation.method == "PUT":
-        ids = {**ids, "digest": "5" * 64}  # of no file: what is there already is not read
+        ids = {**ids, "digest": "5" * 64}  # of no file: the body for a stored file is not read
     headers = dict(row.headers)
     if caller.authorization is not None:
         headers["Authorization"] = caller.authorization
@@ -368,7 +369,7 @@ def _expected(world: World, row: Row, caller: Caller, ids: Ids) -> set[int]:
     if row.owner == "upload" and caller.authorization != f"Bearer {world.worker_token}":
         return {404}
     if row.owner == "assignment" and not is_worker:
-        return {403, 422}  # only an update belongs to an assignment, and only workers send those
+        return {403, 422}  # only an update belongs to an assignment, and only workers send updates
     return row.answered
 
 
@@ -378,7 +379,7 @@ def _is_refused(world: World, row: Row, caller: Caller, ids: Ids) -> bool:
 
 
 def _refused(world: World, http: httpx.Client, name: str, caller: Caller, ids: Ids) -> httpx.Response:
-    """The answer to a caller who may not, after a look at its status and its form."""
+    """Return the answer to a caller without permission, after checking its status and its content type."""
     answer = _ask(world, http, name, caller, ids)
     assert answer.status_code in _expected(world, TABLE[name], caller, ids), (name, caller.name, ids, answer.text)
     assert answer.headers["content-type"] == "application/problem+json"
@@ -386,7 +387,10 @@ def _refused(world: World, http: httpx.Client, name: str, caller: Caller, ids: I
 
 
 def _masked(world: World, answer: httpx.Response) -> tuple[object, ...]:
-    """An answer without what differs between any two: the ids that were asked for, and times."""
+    """Return the status of an answer, the names of its headers, and its text without ids and sizes.
+
+    Headers that may differ between any two answers are left out.
+    """
     text = answer.text
     for ids in (world.real, world.others, world.nothing):
         for value in ids.values():
@@ -402,7 +406,7 @@ def test_every_operation_has_a_row_with_the_roles_that_it_documents() -> None:
 
 
 def test_who_may_not_learns_and_changes_nothing(world: World) -> None:
-    """And what a caller may not see is answered as what does not exist."""
+    """An object that the caller may not see is answered like one that does not exist."""
     some = [caller for caller in world.callers if caller.role or caller.name in SOME_INVALID or examples(1) > 1]
     with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
         for name, row in TABLE.items():
@@ -430,7 +434,7 @@ def test_a_worker_learns_only_of_its_own_work_and_runs(world: World) -> None:
 
 
 def test_any_caller_for_any_object(world: World) -> None:
-    """Combinations drawn at random: of callers who may not, the answers are those of the table and nothing changes."""
+    """Random combinations without permission get the answers of the table and change nothing."""
     drawn = random.Random(7)
     pools = {name: [world.real[name], world.others[name], world.nothing[name]] for name in world.real}
     with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
@@ -443,7 +447,7 @@ def test_any_caller_for_any_object(world: World) -> None:
 
 
 def test_who_may_is_answered(world: World) -> None:
-    """In the order of the table: what ends other objects comes last."""
+    """Operations are called in the order of the table: those that end other objects are last."""
     with world.coordinator.bare_http() as http:
         for name, row in TABLE.items():
             for caller in world.callers:

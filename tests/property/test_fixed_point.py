@@ -21,7 +21,7 @@ whole = st.integers(-(2**31), 2**31 - 1)
 
 @st.composite
 def cohorts(draw: st.DrawFn) -> tuple[Update, list[Update], list[int], int]:
-    """A broadcast, up to 9 updates of it, their weights and the scale."""
+    """Draw a broadcast, 1 to 9 updates to it, their weights, and the number of fraction bits."""
     count, width = draw(st.integers(1, 9)), draw(st.integers(1, 6))
 
     def tensors() -> Update:
@@ -35,7 +35,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Update, list[Update], list[int], int]:
 
 
 def total_of(tree: list[list[int]], cohort: tuple[Update, list[Update], list[int], int]) -> FixedPointSum:
-    """Add up each branch, and then the branches."""
+    """Add up the updates of each branch, and merge each sum into the total."""
     base, updates, weights, bits = cohort
     total = FixedPointSum(base, fraction_bits=bits, num_clients=len(updates))
     for branch in tree:
@@ -73,7 +73,7 @@ def test_the_mean_is_the_exact_one_up_to_the_documented_error(
         bound = Fraction(len(updates), total) / 2 ** (bits + 1) + rounding + Fraction(1, 10**10)
         assert abs(Fraction(float(mean["w"][index])) - exact) <= bound
         whole_sum = sum(w * int(u["n"][index]) for w, u in zip(weights, updates, strict=True))
-        assert int(mean["n"][index]) == round(Fraction(whole_sum, total))  # half to even, as Python's round
+        assert int(mean["n"][index]) == round(Fraction(whole_sum, total))  # half to even, like Python's round
 
 
 @quick

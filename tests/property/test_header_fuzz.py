@@ -48,7 +48,7 @@ tensors = st.dictionaries(
 
 @st.composite
 def changed(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A header as it should be, and the same after a few changes."""
+    """Draw a correct header, and return it with a copy to which one to three changes were made."""
     right = _header(draw(tensors))
     wrong = copy.deepcopy(right)
     for _ in range(draw(st.integers(1, 3))):
@@ -74,7 +74,7 @@ def _number(draw: st.DrawFn, document: dict[str, Any]) -> None:
 
 
 def _overlap(draw: st.DrawFn, document: dict[str, Any]) -> None:
-    """One tensor's bytes are another's, or reach into them."""
+    """Give one tensor the byte range of another, shifted by up to 8 bytes."""
     one, other = _some(draw, document), _some(draw, document)
     if isinstance(other.get("data_offsets"), list):
         by = draw(st.integers(-8, 8))
@@ -90,7 +90,7 @@ def _copy(draw: st.DrawFn, document: dict[str, Any]) -> None:
 
 
 def _recursive(draw: st.DrawFn, document: dict[str, Any]) -> None:
-    """An entry that holds another, which may hold the first: as deep as JSON lets it."""
+    """Put a copy of an entry into the entry itself. Repeated, this nests it more deeply."""
     entry = _some(draw, document)
     entry[draw(st.sampled_from(["shape", "data_offsets", "dtype"]))] = copy.deepcopy(entry)
 
@@ -105,7 +105,10 @@ def _file(text: bytes, num_body_bytes: int) -> bytes:
 
 
 def _read(data: bytes) -> Header | None:
-    """The header, where the reader takes it: then the library must take the file too, and see the same."""
+    """Return the header, or None if the reader refuses it or it does not match the length of the file.
+
+    If the header is returned, the library has read the same tensors.
+    """
     header, refusal = None, ""
     try:
         header = read_header(io.BytesIO(data))
@@ -116,7 +119,7 @@ def _read(data: bytes) -> Header | None:
     if header is None:
         return None
     if header.total_bytes != len(data):
-        return None  # what the API refuses next, without having read the body
+        return None  # the API refuses it next, without reading the body
     try:
         loaded = load(data)
     except SafetensorError as error:
@@ -135,7 +138,7 @@ def test_a_changed_header_is_refused_or_read_as_the_library_does(pair: tuple[dic
     header = _read(_file(json.dumps(wrong).encode("utf-8", "surrogatepass"), size))
     if header is None or wrong == right:
         return
-    with pytest.raises(ArtifactError):  # whatever can be read: it is not what was declared
+    with pytest.raises(ArtifactError):  # even a readable header is not the declared one
         check_header(header, specs, "update")
 
 
@@ -144,7 +147,7 @@ def test_a_changed_header_is_refused_or_read_as_the_library_does(pair: tuple[dic
 def test_changed_bytes_are_refused_or_read_as_the_library_does(
     shapes: dict[str, tuple[str, list[int]]], data: st.DataObject
 ) -> None:
-    """Letters replaced, doubled and removed: keys that occur twice, JSON that is cut, lengths that lie."""
+    """Bytes are replaced, doubled and removed. This gives duplicate keys, JSON that is cut, and false lengths."""
     document = _header(shapes)
     file = bytearray(_file(json.dumps(document).encode(), max(e["data_offsets"][1] for e in document.values())))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -1,7 +1,7 @@
-"""Hostile files by every way in: an upload in one request, an upload that is resumed, and a data owner's own folder.
+"""Hostile files on every path: an upload in one request, an upload that is resumed, and a data owner's own folder.
 
-An upload is refused with a problem and changes nothing, and both ways give one verdict. A folder of images or an array
-file is read, or refused with a DataError, in bounded time and memory. `make fuzz` draws more files.
+An upload is refused with a problem and changes nothing, and both kinds of upload give the same verdict. A folder of
+images or an array file is read, or refused with a DataError, in bounded time and memory. `make fuzz` draws more files.
 """
 
 import functools
@@ -83,14 +83,14 @@ def _deep(opening: str, closing: str) -> Change:
 
 
 def _flipped(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
-    """One bit of the header or of its length."""
+    """Flip one bit of the header or of its length."""
     file = bytearray(put_together(header, body))
     file[drawn.randrange(len(file) - len(body))] ^= 1 << drawn.randrange(8)
     return bytes(file)
 
 
 def _payload(dtype: str, patterns: list[int]) -> Change:
-    """Bits that spell something instead of a number: NaN has millions of them."""
+    """Return a change that writes one of the bit patterns over a number: NaN, for example, has millions of them."""
 
     def change(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
         spoilt = bytearray(body)
@@ -140,7 +140,7 @@ UPDATES: dict[str, Change] = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A worker's lease, and an operator: each with the file that it should send."""
+    """A worker's lease, an admin and an operator, each with the file that it should send."""
 
     coordinator: Coordinator
     onlooker: Onlooker
@@ -149,13 +149,13 @@ class Stage:
     files: dict[str, bytes]
 
     def put(self, who: str, content: bytes) -> httpx.Response:
-        """In one request."""
+        """Upload the content in one request, and return the answer."""
         params = {"assignment": self.assignment} if who == "worker" else {}
         with self.coordinator.http(self.secrets[who]) as http:
             return http.put(f"/v1/artifacts/{digest(content)}", params=params, content=content)
 
     def resumed(self, who: str, content: bytes, drawn: random.Random) -> httpx.Response:
-        """In parts, with the whole header in the first. Return the last answer."""
+        """Upload the content in parts, with the whole header in the first one. Return the last answer."""
         with Tus(self.coordinator, self.secrets[who]) as tus:
             assignment = self.assignment if who == "worker" else None
             answer = tus.announce(max(len(content), 1), digest(content), assignment)
@@ -353,7 +353,7 @@ def test_hostile_arrays(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "npz", "DCM", "DICOM", "NII"])
 def test_changed_bytes_are_read_or_refused(tmp_path: Path, kind: str) -> None:
-    """Bits flipped, parts removed and doubled, anywhere in a file that was right."""
+    """Bits are flipped, and parts removed or doubled, anywhere in a correct file."""
     out = io.BytesIO()
     np.savez(out, train_images=np.zeros((4, 1, 8, 8), np.uint8), train_labels=np.arange(4))
     if kind == "npz":

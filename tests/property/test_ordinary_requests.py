@@ -1,7 +1,7 @@
 """The ordinary case of a request, in few statements, has the answers, rows and events of the service.
 
-The same requests are sent to one coordinator several times, from the same beginning: with the ordinary case, and with
-the service, which decides every other case, deciding them all.
+The same requests are sent to one coordinator several times, from the same beginning: once with the ordinary case, and
+once without it, so that the service decides every case.
 """
 
 import importlib
@@ -46,11 +46,11 @@ SLOW = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
-    phases=(Phase.explicit, Phase.generate),  # to shrink a failure takes longer than to read it
+    phases=(Phase.explicit, Phase.generate),  # shrinking a failure takes longer than reading it
 )
 
 names = st.sampled_from("ab")
-whose = st.sampled_from(["a", "b", ""])  # assignment; an unknown one
+whose = st.sampled_from(["a", "b", ""])  # the client of the assignment; empty for an unknown assignment
 submissions = st.fixed_dictionaries(
     {"value": st.sampled_from([1.0, 1.0, 1.0, 2.0])},
     optional={
@@ -93,7 +93,7 @@ others = st.sampled_from(
 )
 requests = st.one_of(*[workers_requests] * 3, st.tuples(others, names, plain))
 
-# Each takes effect in one transaction, but for a delivery, which also asks before its bytes are read.
+# Each takes effect in one transaction, except a delivery, which is also checked before its bytes are read.
 CONCERNING_A: list[Request] = [
     ("deliver", "a", {"value": 1.0}),
     ("deliver", "a", {"value": 2.0}),
@@ -126,7 +126,7 @@ def running(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def advanced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The runs that an aggregator was to advance, one entry for each time. None does."""
+    """Return a list that collects the id of a run whenever an aggregator would be asked to advance it. None is."""
     found: list[Any] = []
     monkeypatch.setattr("fedssl_coordinator.core.enqueue.advance", lambda _, run_id: found.append(run_id))
     return found
@@ -146,7 +146,7 @@ def _begun(running: tuple[Coordinator, Tables], *, is_ordinary: bool = False) ->
 
 @contextmanager
 def _used() -> Iterator[set[str]]:
-    """Yield the places that found an ordinary case while the block ran."""
+    """Yield a set that collects the places that found an ordinary case during the block."""
     used: set[str] = set()
 
     def noting(place: str, original: Any) -> Any:
@@ -220,14 +220,20 @@ def test_two_requests_at_once_have_the_outcome_of_one_after_the_other_by_the_ser
 
 
 def _without_the_place_of_a_refusal(event: dict[str, Any]) -> dict[str, Any]:
-    """A delivery may be refused before its bytes are read or afterwards, in other words."""
+    """Return the event. If it is a refusal, only its subject is kept.
+
+    A delivery may be refused before its bytes are read or afterwards, with different messages.
+    """
     is_refusal = event["kind"].endswith((".refused", ".foreign"))
     return {**event, "kind": "refused", "message": "", "data": {}} if is_refusal else event
 
 
 def _subject(event: dict[str, Any]) -> tuple[str, str]:
-    """Events of one subject are in the order of what happened. A claim, for instance, does not wait for a run's pause,
-    so it may be written after the pause although the run was running when it began."""
+    """Return the key by which events are sorted: only those with the same key stay in their order.
+
+    A claim, for instance, does not wait for the pause of a run. So it may be recorded after the pause, although it
+    began before.
+    """
     return event["kind"].split(".")[0], event["client_id"] or ""
 
 

@@ -1,4 +1,4 @@
-"""Whatever workers, operators, aggregators and the clock do, in whatever order: some things stay true of a run."""
+"""Invariants of a run hold whatever workers, operators, aggregators and the clock do, in any order."""
 
 import contextlib
 import itertools
@@ -81,7 +81,7 @@ class RoundMachine(RuleBasedStateMachine):
             yield session
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """A request; a refusal is an answer too."""
+        """Return the result of a call in its own transaction, or None if it is refused for a reason in REFUSALS."""
         from fedssl_coordinator.core.problems import ProblemError
 
         try:
@@ -139,7 +139,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2))
     def interfere(self, who: int) -> None:
-        """Another client's assignment."""
+        """Submit an update for another client's assignment, which is refused."""
         from fedssl_coordinator.federation.work import service as work
 
         if (held := self._held(who)) is not None:
@@ -148,7 +148,10 @@ class RoundMachine(RuleBasedStateMachine):
                 assert client == held[0] or self._ask(work.submit, client, submission) is None
 
     def _held(self, who: int) -> tuple[str, WorkItem] | None:
-        """A client and what it has claimed last. There is no precondition: the sample depends on the clients' names."""
+        """Return a client and what it claimed last, or None if no client has claimed anything.
+
+        Rules have no precondition for this, because the sample of clients depends on their names.
+        """
         if not self.items:
             return None
         client = sorted(self.items)[who % len(self.items)]
@@ -158,7 +161,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2))
     def lose_an_update(self, who: int) -> None:
-        """The file of an accepted update is gone before its round is aggregated."""
+        """Delete the file of an accepted update before its round is closed."""
         from fedssl_coordinator.core.store import store
 
         rows = self._query(
@@ -188,7 +191,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule()
     def pass_pause(self) -> None:
-        """A client that declined is asked again after a pause."""
+        """End the pause after which a client that declined is asked again."""
         self.tables.execute(
             "UPDATE assignments SET offered_at = now() WHERE run_id = %s AND state = 'offered' AND offered_at > now()",
             self.run_id,
@@ -318,7 +321,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.last_event = newest
 
     def teardown(self) -> None:
-        """From wherever it was left, a run whose clients behave comes to its end."""
+        """Check that the run finishes from any state if its clients behave, unless a client was revoked."""
         if not hasattr(self, "run_id"):
             return
         self.pause_or_resume("resume")
@@ -356,7 +359,7 @@ def test_a_run_stays_sound_whatever_happens(coordinator: Coordinator) -> None:
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
                 database=None,
-                # On a real database every example takes a second: to shrink a failure takes longer than to read it.
+                # On a real database every example takes a second, so shrinking a failure takes longer than reading it.
                 phases=(Phase.generate,),
             ),
         )

@@ -31,7 +31,7 @@ Fedssl = Callable[..., Result]
 
 @pytest.fixture
 def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
-    """Run a command as an operator of the coordinator, in an empty folder."""
+    """Return a function that runs a command as an admin of the coordinator, in an empty folder."""
     token = tmp_path / "token"
     token.write_text(coordinator.admin_token)
     token.chmod(0o600)
@@ -47,18 +47,18 @@ def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def spec() -> str:
-    """A spec as somebody would write it."""
+    """Return the JSON of a spec for one round and at least one client, without its partition."""
     return tiny_spec(name="tiny", num_rounds=1, cohort={"min_clients": 1}).model_dump_json(exclude={"partition"})
 
 
 def document(result: Result) -> Any:
-    """The one JSON document on standard output."""
+    """Return the JSON document on standard output of a command that succeeded."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def train(coordinator: Coordinator, run: dict[str, Any], folder: Path) -> None:
-    """Do what the aggregator and the only worker do."""
+    """Train a run of one round: act as its only worker and as the aggregator."""
     worker = coordinator.worker("hospital-a")
     run_id = coordinator.client.run(run["id"]).id
     coordinator.advance(run_id)
@@ -272,7 +272,7 @@ def test_a_kit_contains_a_secret_that_is_printed_nowhere(
     assert (existing.exit_code, "c.zip exists" in existing.stderr) == (2, True)
     both = fedssl("token", "enrol", "hospital-c", "--kit", "d.zip", "--out", "d", *address)
     assert (both.exit_code, "leave out --out" in both.stderr) == (2, True)
-    # None of these has revoked the unused token.
+    # None of these commands has revoked the unused token.
     WorkerClient(coordinator.url, earlier).enrol(sha256(b"of hospital-c").hexdigest())
 
     made = fedssl("token", "enrol", "hospital-d", "--kit", "kits/d.zip", *address, "--format", "json")
@@ -439,7 +439,7 @@ def test_the_shell_is_offered_runs_and_clients(coordinator: Coordinator, fedssl:
 
 
 def complete(line: str) -> list[str]:
-    """What bash is offered for the last word of a line."""
+    """Return what the shell completion of bash offers for the last word of a line."""
     words = line.split()
     shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(app, [], prog_name="fedssl", env=shell)

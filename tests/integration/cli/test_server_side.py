@@ -1,4 +1,4 @@
-"""What the coordinator itself keeps and trains, from the command line: dimensions and distillations."""
+"""Commands for what the coordinator itself keeps and trains: dimensions, distillations and the state of a run."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def _document(result: Result) -> Any:
 
 
 def _table(result: Result) -> list[str]:
-    """The lines of a table: its columns, a rule, its rows."""
+    """Return the lines of a printed table that are not empty: its columns, a rule and its rows."""
     assert result.exit_code == 0, result.output
     return [line for line in result.stdout.splitlines() if line.strip()]
 
@@ -87,7 +87,7 @@ def test_a_run_without_any_jobs_or_state(coordinator: Coordinator, fedssl: Fedss
 
 
 def test_the_state_of_a_run(coordinator: Coordinator, fedssl: Fedssl) -> None:
-    """What SCAFFOLD keeps: the weights, and a control variate for each parameter of theirs."""
+    """SCAFFOLD keeps the weights, and a control variate for each of their parameters."""
     run = coordinator.client.create_run(method_spec("scaffold")).id
     assert "has no state yet" in fedssl("run", "state", run).stderr
     coordinator.advance(run)

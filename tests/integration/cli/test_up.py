@@ -1,4 +1,4 @@
-"""`fedssl up` and `fedssl demo` as real processes: everything starts, Ctrl-C leaves nothing, and up goes on."""
+"""`fedssl up` and `fedssl demo` as real processes: everything starts, Ctrl-C leaves nothing, and up resumes."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ max_images = 300
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's working directory, with a spec in it."""
+    """Return a user's working directory with a spec in it. No variable of fedssl is set."""
     for name in [name for name in os.environ if name.startswith("FEDSSL_")]:
         monkeypatch.delenv(name)
     (tmp_path / "tiny.toml").write_text(SPEC)
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def receiver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Every process is told to send its spans here."""
+    """Yield a receiver of spans. The environment makes every process send its spans to it."""
     with Receiver().running() as running:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "300")  # milliseconds
@@ -66,7 +66,7 @@ def receiver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
 
 @pytest.fixture
 def started(folder: Path) -> Iterator[list[Up]]:
-    """What a test has started; what is left of it in the end is killed."""
+    """Yield a list for the processes that a test starts, and kill those in it at the end."""
     processes: list[Up] = []
     yield processes
     for each in processes:
@@ -94,7 +94,7 @@ def shards(folder: Path) -> dict[str, str]:
 
 
 def assert_one_trace(spans: list[Received], run: str) -> None:
-    """Of a round: the worker's work, the API's answers to it, the Celery task that followed, the aggregation."""
+    """Check that round 1 has one trace, with the spans of the worker, the API, the Celery task and the aggregation."""
     expected = tracing.round_trace(UUID(run), 1)[tracing.TRACEPARENT].split("-")[1]
     of_round = [span for span in spans if span.trace == expected]
     found = {(span.service, span.name, span.kind) for span in of_round}
@@ -111,7 +111,7 @@ def assert_one_trace(spans: list[Received], run: str) -> None:
 
 
 def test_each_queue_has_a_process_of_its_own() -> None:
-    """Evaluations once waited for notifications, and those for names that could not be resolved."""
+    """Evaluations once waited for notifications, which waited for host names that could not be resolved."""
     assert sorted(AGGREGATORS.values()) == sorted(QUEUES)
 
 

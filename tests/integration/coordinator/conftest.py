@@ -1,4 +1,4 @@
-"""One coordinator a module: started once, and emptied for every test that asks for a fresh one."""
+"""One coordinator per module: started once, and emptied for every test that uses the fixture `coordinator`."""
 
 from collections.abc import Iterator
 
@@ -15,14 +15,14 @@ _RUNS_ARE_DRIVEN = ("aggregator", "federation")
 
 @pytest.fixture(scope="session", autouse=True)
 def plain_logging() -> None:
-    """Tracebacks as they are in production: the pretty ones that structlog makes by itself take a second each."""
+    """Format tracebacks as in production: each of structlog's pretty ones, its default, takes a second."""
     processors = [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()]
     structlog.configure(processors=processors)
 
 
 @pytest.fixture(scope="module")
 def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """One coordinator for all tests of a module, for requests that are refused and so change nothing."""
+    """Yield one coordinator for all tests of a module, for requests that are refused and therefore change nothing."""
     store = tmp_path_factory.mktemp("standing") / "store"
     with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
         yield running
@@ -30,22 +30,23 @@ def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def onlooker(standing: Coordinator) -> Iterator[Onlooker]:
-    """Sees whether a request to the coordinator left a trace."""
+    """Yield an onlooker, which checks whether a request to the coordinator changed anything."""
     with Tables(standing.database_url) as looking:
         yield Onlooker(looking, standing.store)
 
 
 @pytest.fixture
 def tables(onlooker: Onlooker) -> Tables:
-    """A look at the database."""
+    """Return access to the tables of the module's coordinator."""
     return onlooker.tables
 
 
 @pytest.fixture
 def coordinator(standing: Coordinator, onlooker: Onlooker, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
-    """The module's coordinator with nothing in it but the tokens that it began with.
+    """Yield the module's coordinator, which holds only the tokens that it began with.
 
-    Where runs are driven, the events of every run must be a path of the state machines that leads to the rows.
+    In folders whose tests drive runs, fails the test unless the events of every run are a path of the state machines
+    that leads to the rows.
     """
     tables = onlooker.tables
     standing.empty(tables)

@@ -13,7 +13,7 @@ from support.tables import Tables
 
 @pytest.fixture(scope="session")
 def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """Started once; what one test adds, the others see."""
+    """Yield a coordinator that all tests share: what one test adds, the others see."""
     store = tmp_path_factory.mktemp("pages") / "store"
     with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
         yield running
@@ -45,7 +45,7 @@ def admin(standing: Coordinator) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def cast(standing: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    """A run of three rounds with one closed: two clients delivered, and both have claimed the second."""
+    """Return a run of three rounds: two clients have delivered the first, which is closed, and claimed the second."""
     cast = Cast(standing, tables, tmp_path_factory.mktemp("cast"), "ab", name="small", num_rounds=3)
     cast.work("a", "b")
     cast.advance()

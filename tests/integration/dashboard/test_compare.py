@@ -23,7 +23,7 @@ _ROW = (
 
 
 class Judged:
-    """A run, and evaluations of it as rows."""
+    """A run whose evaluations are written as rows."""
 
     def __init__(self, standing: Coordinator, tables: Tables, dataset: str | None) -> None:
         evaluation = {"dataset": dataset, "every": 1} if dataset else None
@@ -39,7 +39,7 @@ class Judged:
         judging = EvaluationConfig.model_validate({"dataset": dataset, **config}).model_dump(mode="json")
         del judging["every"]
         digest = _digest(dataset)
-        self.tables.execute("SET session_replication_role = replica")  # without the artifacts that it is of
+        self.tables.execute("SET session_replication_role = replica")  # its artifacts are not stored
         self.tables.execute(_ROW, self.id, number, digest, dataset, digest, Jsonb(judging), Jsonb(results),
                             None if chance is None else Jsonb(asdict(chance)))  # fmt: skip
         self.tables.execute("SET session_replication_role = origin")
@@ -50,14 +50,14 @@ def _digest(dataset: str) -> str:
 
 
 def _cells(text: str, name: str) -> list[str]:
-    """One line of the table, a cell each."""
+    """Return the cells of one row of the table, as HTML."""
     [line] = re.findall(rf'<th scope="row">{name}</th>(.*?)</tr>', text, re.DOTALL)
     return re.findall(r"<td.*?</td>", line, re.DOTALL)
 
 
 @pytest.fixture
 def own(standing: Coordinator, tables: Tables) -> Judged:
-    """Judged on what its spec names, and by the way on something else: before, after, and with other settings."""
+    """Return a run that is evaluated on its spec's data set, and also with other settings and on another data set."""
     judged = Judged(standing, tables, "held-out")
     judged.add(1, "other", {"probe": 0.9, "knn": 0.9})
     judged.add(1, "held-out", {"probe": 0.3}, measures=["probe"])
@@ -88,7 +88,7 @@ def test_without_one_in_the_spec_they_are_of_the_newest(standing: Coordinator, t
 
 
 def test_the_better_of_two_runs_is_marked(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
-    """Uniformity as it is measured here is the papers' -Lu: larger is better."""
+    """The measured uniformity is -Lu of the papers: larger is better."""
     base, better = (Judged(standing, tables, "held-out") for _ in range(2))
     base.add(1, "held-out", {"probe": 0.3, "alignment": 0.5, "uniformity": 1.0})
     better.add(1, "held-out", {"probe": 0.4, "alignment": 0.25, "uniformity": 3.0})

@@ -1,4 +1,4 @@
-"""What a page that stays open is given: new panels, words of the same clients, and the numbers of its charts."""
+"""Updates of an open page: new panels, texts about the same clients, and the numbers of its charts."""
 
 import base64
 import re
@@ -31,14 +31,17 @@ def _shape(text: str) -> str:
 
 
 def _members(text: str, piece: str) -> list[str]:
-    """The clients of one list, in their order."""
+    """Return the clients of one list, in the order of the page."""
     [inside] = re.findall(rf'<ul class="{piece}".*?</ul>', text, re.DOTALL)
     return re.findall(r'<li data-client="([^"]+)"', inside)
 
 
 @pytest.fixture
 def fresh(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
-    """A run of two clients that waits for its first update; stopped in the end, so that they claim none of it later."""
+    """Yield a run of two clients that waits for its first update.
+
+    Stops the run at the end, so that these clients do not claim its work in a later test.
+    """
     cast = Cast(standing, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
     yield cast
     standing.client.stop(cast.id)
@@ -48,7 +51,7 @@ def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast
     page = operator.get(f"/runs/{fresh.id}").text
     assert 'data-name="loss"' not in page
     live = f"/runs/{fresh.id}/live"
-    assert 'id="ckey"' not in operator.get(f"{live}?shape={_shape(page)}").text  # nothing that is there already
+    assert 'id="ckey"' not in operator.get(f"{live}?shape={_shape(page)}").text  # no panel that the page already has
     fresh.work("x", "y")
     fresh.advance()
     news = operator.get(f"{live}?shape={_shape(page)}").text

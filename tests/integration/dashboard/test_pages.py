@@ -1,4 +1,4 @@
-"""Every page: whose it is, what its headers forbid, and that hostile names stay text."""
+"""Every page: who may open it, what its headers forbid, and that hostile names stay text."""
 
 import re
 from pathlib import Path
@@ -36,12 +36,12 @@ EVIL = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 
 @pytest.fixture(scope="module", autouse=True)
 def embedding_map(tables: Tables, cast: Cast) -> None:
-    """What the run's first round looked like."""
+    """Add an evaluation of the run's first round with a map of its embeddings."""
     add_embedding_map(tables, cast.id, EVALUATION)
 
 
 def _paths(cast: Cast) -> list[str]:
-    """Every page that is read, of things that there are."""
+    """Return the path of every page that can be read, for objects that exist. Streams, `/` and sign-in are left out."""
     values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop", "digest": cast.run.initial_model}
     query = {"/runs/{run_id}/metric.json": "?name=loss", "/runs/{run_id}/heat.json": "?name=loss"}
     query["/runs/{run_id}/embedding.json"] = f"?evaluation={EVALUATION}"

@@ -1,4 +1,4 @@
-"""The panel of evaluations at the sites: numbers by site and round, and words in place of those that are missing."""
+"""The panel of evaluations at the sites: numbers by site and round, and a text in place of each missing number."""
 
 import re
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ EVALUATION = {"at": "sites", "every": 1, "measures": ["knn"], "sites": {**SITES,
 
 @pytest.fixture
 def judged(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
-    """A run of three sites, whose first weights they were asked to evaluate."""
+    """Yield a run of three sites, which are asked to evaluate its first weights."""
     cast = Cast(standing, tables, tmp_path, "pqr", name=f"judged-{uuid4().hex[:6]}", evaluation=EVALUATION)
     yield cast
     standing.client.stop(cast.id)
-    tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", cast.id)  # the next run's come first
+    tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", cast.id)  # otherwise a later test would claim them
 
 
 def _answer(cast: Cast, name: str, right: int = 3, wrong: int = 1, refusal: str | None = None) -> None:
@@ -43,7 +43,7 @@ def _panel(text: str) -> str:
 
 
 def _rows(text: str) -> dict[str, list[str]]:
-    """The texts of the cells by the heading of their row."""
+    """Return the texts of the cells by the heading of their row."""
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", _panel(text), re.DOTALL)
     cells = [[_words(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
     return {row[0]: row[1:] for row in cells}

@@ -1,4 +1,4 @@
-"""What the page changes: only by a form of one's own session, and only by those who may."""
+"""Changes from the web page: only with a form of the same session, and only for permitted roles."""
 
 import json
 import re
@@ -139,7 +139,7 @@ def test_every_methods_form_opens_and_makes_what_it_shows(
 
 
 def _given(text: str) -> dict[str, Any]:
-    """The spec that a page shows."""
+    """Return the spec that a page shows."""
     shown: dict[str, Any] = json.loads(unescape(text.split('aria-label="Spec, as JSON">')[1].split("</pre>")[0]))
     return shown
 
@@ -232,7 +232,7 @@ def test_clients_are_picked_by_name(standing: Coordinator, operator: Browser) ->
     assert 'name="client.picked"' in page
     fields = {"client.picked": "on", "spec.cohort.clients": "later-1 later-2"}
     checked = operator.send("/runs/new/check", method="ssd", **fields)
-    assert "These settings are valid" in checked.text  # no other list of names takes them
+    assert "These settings are valid" in checked.text  # no other list takes them
     assert _given(checked.text)["cohort"]["clients"] == ["picked", "later-1", "later-2"]
     shown = operator.send("/runs/new/settings", method="fedbyol", **fields).text
     assert re.search(r'name="client.picked"\s+value="on" checked', shown)

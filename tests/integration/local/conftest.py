@@ -1,4 +1,4 @@
-"""What the tests of the local servers and of the supervisor share: looking at real processes."""
+"""Fixtures for the tests of the local servers and of the supervisor, which use real processes."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ Until = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def until() -> Until:
-    """Wait until a condition holds, 10 s at most."""
+    """Return a function that waits until a condition holds, 10 s at most."""
 
     def wait(condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 10
@@ -27,7 +27,7 @@ def until() -> Until:
 
 @pytest.fixture
 def processes_with() -> Callable[[str], list[int]]:
-    """The pids of all processes, but our own, with a text in their command line or environment."""
+    """Return a function that finds all processes, except this one, with a text in their command line or environment."""
 
     def find(text: str) -> list[int]:
         found = []
@@ -44,7 +44,7 @@ def processes_with() -> Callable[[str], list[int]]:
 
 
 class Program:
-    """A Python program in a process of its own, in a process group of its own as a terminal would have it."""
+    """A Python program that runs as a process, in its own process group as in a terminal."""
 
     def __init__(self, source: str, *arguments: object) -> None:
         self.process = subprocess.Popen(
@@ -52,12 +52,12 @@ class Program:
         )
 
     def line(self) -> str:
-        """The next line that it prints."""
+        """Return the next line that the program prints, without the space around it."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def end(self, signum: int) -> tuple[int, str]:
-        """Signal its process group, as Ctrl-C would; return its exit status and what else it printed."""
+        """Send a signal to the process group, as Ctrl-C does. Return the exit status and the rest of the output."""
         os.killpg(self.process.pid, signum)
         output, _ = self.process.communicate(timeout=20)
         return self.process.returncode, output
@@ -65,7 +65,7 @@ class Program:
 
 @pytest.fixture
 def program() -> Iterator[Callable[..., Program]]:
-    """Start programs, and kill those that are left in the end."""
+    """Yield a function that starts programs, and kill those that still run at the end."""
     started: list[Program] = []
 
     def start(source: str, *arguments: object) -> Program:

@@ -1,4 +1,4 @@
-"""The local Postgres: real clusters, real kills."""
+"""The local Postgres, with real clusters and real kills."""
 
 import os
 import shutil
@@ -58,13 +58,13 @@ def ask(url: str, statement: str) -> list[tuple[Any, ...]]:
 
 
 def quick(folder: Path, port: int | None = None) -> Postgres:
-    """A server that does not wait for the disk."""
+    """Return a server that does not wait for the disk."""
     return Postgres(folder, port, durable=False)
 
 
 @pytest.fixture(scope="module")
 def first_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder after a first start and an orderly stop, with one row in it; the tests work on copies."""
+    """Return a server's folder, with one row in it, after a first start and an orderly stop. Tests work on copies."""
     folder = tmp_path_factory.mktemp("first") / "postgres"
     with quick(folder) as server:
         ask(server.url, "CREATE TABLE kept (x int)")
@@ -139,7 +139,7 @@ def test_a_server_whose_launcher_is_killed_goes_with_it(
     mark = Postgres(folder)._mark()
     assert len(processes_with(mark)) > 5
     launcher.end(signal.SIGKILL)
-    # At once: the lock waits until the last process of the old one has gone.
+    # At once: the lock waits until the last process of the old server has ended.
     with Postgres(folder) as server:
         assert server.pid != pid
         assert ask(server.url, "SELECT x FROM kept") == [(7,)]
@@ -147,7 +147,7 @@ def test_a_server_whose_launcher_is_killed_goes_with_it(
 
 
 def test_a_server_left_running_is_stopped_first(folder: Path, until: Callable[..., None]) -> None:
-    """The launcher and the subreaper are gone, the server is not: what may happen where there is no death signal."""
+    """The launcher and the subreaper have ended and the server still runs, as may happen without a death signal."""
     server = quick(folder)
     user = unprivileged_module.unprivileged_user(server.data_directory)
     identity: dict[str, Any] = {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
@@ -287,7 +287,7 @@ def test_root_copies_binaries_that_the_server_cannot_execute(
         with quick(folder) as server:
             assert ask(server.url, "SELECT x FROM kept") == [(7,)]
         [copy] = open_folder.iterdir()
-        # As whatever clears old temporary files would.
+        # As a program that clears old temporary files does.
         lost = next(copy.rglob("*.sql"))
         lost.unlink()
         with quick(folder) as server:
@@ -311,7 +311,7 @@ def test_an_ordinary_user_needs_none_of_this() -> None:
     home = Path(tempfile.mkdtemp(dir="/var/tmp"))
     os.chown(home, 65534, 65534)
     become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    # It may read everything, since the Python that runs this test may be root's own; write it may only its home.
+    # It may read everything, because this test's Python may belong to root, but it may write only to its home.
     become += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Updates that are added to their mean before the round closes: the bits never depend on it."""
+"""Updates are added to their mean before the round closes, and the bits never depend on when."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def nothing_begun() -> Iterator[None]:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The digests of the updates that were added to a mean, in their order."""
+    """Return a list that collects the digests of the updates that are added to a mean, in their order."""
     found: list[str] = []
     extend = begun_means.PrefixMean.extend
 
@@ -72,14 +72,14 @@ def test_each_update_is_added_once_in_the_order_of_the_clients(
     cast = _cast(coordinator, tables, tmp_path)
     waiting = redis_connection().llen("aggregate")
     _work(cast, "c")
-    assert loaded == []  # updates of clients before it may still come
+    assert loaded == []  # updates of earlier clients may still arrive
     assert redis_connection().llen("aggregate") == waiting + 1
     _work(cast, "a")
     digests = _digests(cast)
     assert loaded == [digests["a"]]
     other = _cast(coordinator, tables, tmp_path)
     _work(other, "a")
-    assert loaded == [digests["a"]]  # one mean at a time, so that two runs do not read everything again in turn
+    assert loaded == [digests["a"]]  # one mean at a time: two runs would read everything again in turn
     _work(cast, "b", begins=False)
     cast.advance()
     digests = _digests(cast)
@@ -88,14 +88,13 @@ def test_each_update_is_added_once_in_the_order_of_the_clients(
     assert cast.run.model == plain.run.model
     _begin(other)
     assert loaded[3:] == [_digests(other)["a"]]
-    _begin(cast)  # a late message finds nothing
+    _begin(cast)  # a late message has no effect
 
 
 def test_what_happens_between_an_update_and_the_close_changes_no_bit(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, loaded: list[str]
 ) -> None:
-    """A client that does not deliver, one that declines, a killed aggregator, and an update that is lost after it was
-    added and is asked for again."""
+    """A client does not deliver, one declines, an aggregator is killed, and an added update is lost and sent again."""
     plain = _cast(coordinator, tables, tmp_path, "bc")
     _work(plain, "b", "c", begins=False)
     plain.advance()

@@ -27,7 +27,7 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Distilling
 
 
 def _assert_simulated(cast: DistillingCast) -> None:
-    """The run's weights are those of its simulation."""
+    """Check that the run has completed with the weights of its simulation."""
     run = cast.run
     assert run.outcome == Outcome.COMPLETED, run.reason
     assert run.model is not None
@@ -47,7 +47,7 @@ def test_from_updates_to_the_next_broadcast(cast: DistillingCast) -> None:
     assert (job.state, job.round_number, job.epoch, job.num_epochs) == (JobState.QUEUED, 1, 0, 6)
     assert run.distillation == job
     assert cast.kinds()[-3:] == ["round.aggregating", "round.distilling", "distillation.queued"]
-    cast.coordinator.advance(cast.id)  # a nudge too many
+    cast.coordinator.advance(cast.id)  # one message too many
     assert len(cast.jobs) == 1
     cast.distil()
     done = cast.job
@@ -82,7 +82,7 @@ def test_every_round_has_its_own_job(coordinator: Coordinator, tables: Tables, t
 def test_what_is_trained_before_the_first_round_is_a_job_too(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """FedCA's base model: a hundred epochs that must not hold up the aggregation of others."""
+    """FedCA trains its base model for a hundred epochs, which must not delay the aggregation of other runs."""
     cast = DistillingCast(coordinator, tables, tmp_path, method_spec("fedca"), train=False)
     [job] = cast.jobs
     assert (job.round_number, job.num_epochs, job.state) == (0, 5, JobState.QUEUED)
@@ -153,7 +153,7 @@ def test_an_unknown_job_id_is_not_found(coordinator: Coordinator) -> None:
         list(coordinator.client.distillation_jobs(uuid4()))
 
 
-# Called off
+# Cancelled
 
 
 def test_a_cancelled_job_pauses_its_run_and_starts_again_when_it_is_resumed(cast: DistillingCast) -> None:
@@ -178,7 +178,7 @@ def test_a_cancelled_job_pauses_its_run_and_starts_again_when_it_is_resumed(cast
 
 
 class _Interrupted:
-    """Lets something happen after an epoch of a job that runs, as seen from outside."""
+    """Makes something happen after an epoch of a running job, before its progress is recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, epoch: int, what: Any) -> None:
         from fedssl_coordinator.aggregator import distillation_checkpoints
@@ -285,7 +285,7 @@ def test_a_method_error_fails_the_job_and_its_run(cast: DistillingCast, monkeypa
 def test_too_few_usable_updates_end_the_job_before_it_trains(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, without_quorum: str
 ) -> None:
-    """Every factor has rows of length 1. The round is skipped or the run fails, as in its simulation."""
+    """Every factor has rows of norm 1, above the limit. The round is skipped or the run fails, as in its simulation."""
     spec = distilling_spec(
         robustness={"max_feature_norm": 0.5, "action": "reject"},
         cohort={"min_clients": 3, "without_quorum": without_quorum},
@@ -326,7 +326,7 @@ def test_missing_public_images_fail_a_run_that_has_not_started(
 def test_a_failure_that_may_pass_is_retried_after_pauses_that_double(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images that are gone for a moment do not cost a run that has begun, nor does a lack of memory."""
+    """A run that has begun does not fail because images are missing or memory is short for a moment."""
     from fedssl.errors import DataError
 
     errors = [MemoryError("no room"), DataError("the share is not mounted"), MemoryError("no room")]
@@ -358,7 +358,7 @@ def test_a_failure_that_may_pass_is_retried_after_pauses_that_double(
 
 
 def test_a_failed_gpu_ends_the_process(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a new process can use it again; the job waits for that."""
+    """Only a new process can use the GPU again. The job waits for one."""
     from celery.exceptions import WorkerShutdown
 
     def fail(*_: object, **__: object) -> None:
@@ -393,7 +393,7 @@ def test_the_settings_choose_the_device(
 def test_a_second_process_does_not_touch_a_job_in_progress(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second leaves at once, and leaves the first alone."""
+    """The second process returns at once and does not disturb the first."""
     seen: list[DistillationJobView] = []
 
     def meanwhile() -> None:
@@ -412,7 +412,7 @@ def test_a_second_process_does_not_touch_a_job_in_progress(
 def test_a_process_that_lost_its_connection_writes_nothing_more(
     cast: DistillingCast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock went with it, so another may be at work: that one's results count."""
+    """Its lock was lost with the connection, so another process may work on the job: only that one's results count."""
 
     def lose_the_lock() -> None:
         assert tables.one("SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'") == 1

@@ -1,4 +1,4 @@
-"""Checkpoints of distillations: an interrupted job resumes to the same bits, and no checkpoint is left in the end."""
+"""Checkpoints of distillations: an interrupted job resumes to the same bits, and no checkpoint is left at the end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def every_epoch(monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]) -> None:
-    """Save a checkpoint and write the progress after every epoch."""
+    """Make jobs save a checkpoint and write their progress after every epoch."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
     monkeypatch.setattr(distillation_checkpoints, "PROGRESS_SECONDS", 0)
@@ -38,7 +38,7 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path, every_epoch: 
 
 
 def _dies_at(monkeypatch: pytest.MonkeyPatch, target: str, call: int, *, after: bool) -> None:
-    """The process ends at this call of a function: before it does anything, or once it has."""
+    """Make the function `target` raise Killed at its call with this number: before it runs, or after it has run."""
     module, _, name = target.rpartition(".")
     owner: Any = __import__(module, fromlist=[name]) if not module.endswith("Training") else None
     if owner is None:
@@ -70,7 +70,8 @@ def _finish(cast: DistillingCast) -> None:
 
 _TRAINING = "fedssl_coordinator.aggregator.distillation_checkpoints"
 
-# Where the process dies; the epoch after which the job resumes; how many files at most are left over.
+# The function and the call where the process dies, and whether it dies after the call; the epoch after which the job
+# resumes; the number of files that are left over.
 DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
     "before the first epoch is saved": (f"{_TRAINING}.put", 1, False, 0, 0),
     "when the file lies in the store, and no row says so": (f"{_TRAINING}.put", 3, True, 2, 1),
@@ -101,7 +102,7 @@ def test_a_job_that_dies_anywhere_resumes_to_the_same_bits(
     assert resumed.message == message
     assert [event.message[:31] for event in cast.events("distillation.stalled")] == ["try 1: the aggregator ended whi"]
     assert len(cast.left_over()) == num_left_over
-    # A row that nothing refers to is found as easily as a file that no row knows of: garbage collection takes both.
+    # Garbage collection removes a row that nothing refers to, and also a file without a row.
     assert len(cast.checkpoints()) <= ("is not yet removed" in where)
     assert cast.job.checkpoint is None
 
@@ -122,7 +123,7 @@ def test_each_checkpoint_replaces_the_one_before(cast: DistillingCast, monkeypat
 
 
 def test_two_tries_never_make_the_same_file(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or one that removes its own would remove the other's."""
+    """Otherwise a try that removes its own file would remove the other's."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
     digests, put = [], distillation_checkpoints.put
@@ -141,13 +142,13 @@ def test_two_tries_never_make_the_same_file(cast: DistillingCast, monkeypatch: p
         cast.coordinator.client.cancel_distillation(cast.job.id)
         cast.coordinator.client.resume(cast.id)
         cast.coordinator.advance(cast.id)
-    assert len(digests) == len(set(digests)) == 2  # both of the first epoch, of the same bits otherwise
+    assert len(digests) == len(set(digests)) == 2  # both of the first epoch, with the same bits otherwise
 
 
 def test_not_every_epoch_is_saved(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default one in thirty seconds is enough."""
+    """By default at most one epoch in thirty seconds is saved."""
     cast = DistillingCast(coordinator, tables, tmp_path)
     before = cast.files()
     with monkeypatch.context() as patch:
@@ -162,7 +163,7 @@ def test_not_every_epoch_is_saved(
 def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process resumes there at once, whatever the interval is, and no failure is counted."""
+    """The next process resumes there at once, whatever the interval between checkpoints, and no failure is counted."""
     from fedssl_coordinator.aggregator.distillation_checkpoints import Training
     from fedssl_coordinator.core.celery_app import is_stopping
 
@@ -208,7 +209,7 @@ def test_a_job_with_an_unreadable_checkpoint_starts_from_scratch(
 
 
 def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update of the coordinator in mid-distillation must not cost a run of weeks."""
+    """A new version of the coordinator, installed during a distillation, must not end a run of several weeks."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
     put = distillation_checkpoints.put
@@ -244,7 +245,7 @@ def test_training_continues_without_checkpoints_if_the_store_is_unreachable(
     def away(store: FileStore, digest: str) -> None:
         raise StoreUnavailable("the object store answered 503")
 
-    monkeypatch.setattr(FileStore, "delete", away)  # each checkpoint takes the place of the one before
+    monkeypatch.setattr(FileStore, "delete", away)  # each checkpoint replaces the one before
     _finish(cast)
     assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
@@ -256,7 +257,7 @@ def test_deaths_with_progress_in_between_are_both_reported(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deaths without progress are reported only when their number doubles."""
-    for call in (2, 2, 2):  # two more epochs each
+    for call in (2, 2, 2):  # each time two more epochs
         with monkeypatch.context() as patch:
             _dies_at(patch, f"{_TRAINING}.Training.on_epoch", call, after=True)
             with pytest.raises(Killed):
@@ -274,7 +275,7 @@ def test_deaths_with_progress_in_between_are_both_reported(
     _finish(cast)
 
 
-# The artifact that goes
+# The artifact that is released
 
 
 def test_an_artifact_that_something_refers_to_stays(cast: DistillingCast, tables: Tables) -> None:

@@ -36,7 +36,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Any:
-    """As an evaluator computes: the same numbers everywhere."""
+    """Make torch use one thread, as an evaluator does, so that the results are the same on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,7 +45,7 @@ def one_thread() -> Any:
 
 @pytest.fixture
 def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillingCast:
-    """A run whose first round is open, and which is judged after every round."""
+    """Return a run whose first round is open, and whose weights are evaluated after every round."""
     register_digits(coordinator.client, tmp_path)
     return DistillingCast(coordinator, tables, tmp_path, judged_spec(), train=False)
 
@@ -55,7 +55,7 @@ def _listed(cast: DistillingCast) -> list[EvaluationView]:
 
 
 def _evaluate(cast: DistillingCast) -> None:
-    """Everything that waits."""
+    """Run every evaluation that is queued or running."""
     for row in _listed(cast):
         if row.state in (JobState.QUEUED, JobState.RUNNING):
             cast.coordinator.evaluate(row.id)
@@ -72,7 +72,7 @@ def _assert_simulated(cast: DistillingCast) -> None:
 
 
 def test_every_round_is_evaluated_like_its_simulation(cast: DistillingCast) -> None:
-    """And none of them waits: the rounds are all closed before the first evaluation begins."""
+    """The rounds do not wait for evaluations: all are closed before the first evaluation begins."""
     for _ in range(cast.spec.num_rounds):
         cast.train()
     assert cast.run.outcome == Outcome.COMPLETED
@@ -149,7 +149,7 @@ def test_a_distilled_round_is_evaluated_too(coordinator: Coordinator, tables: Ta
 
 
 def test_a_skipped_last_round_is_evaluated_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """Its weights are those of the round before."""
+    """The weights of a skipped round are those of the round before."""
     register_digits(coordinator.client, tmp_path)
     cohort = {"without_quorum": "skip", "max_attempts": 1}
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1, cohort=cohort, evaluation={**FEW, "every": 0})
@@ -187,7 +187,7 @@ def test_any_closed_round_can_be_evaluated_on_request(cast: DistillingCast) -> N
 
 
 def test_a_round_has_one_metric_per_name(cast: DistillingCast) -> None:
-    """The run's own evaluation gives it, even if it is not the first. Without one, the first request does."""
+    """It comes from the run's own evaluation, even if that is not the first one, or else from the first request."""
     client = cast.coordinator.client
     [own] = _listed(cast)
     others = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (20, 30)]
@@ -218,7 +218,7 @@ def test_an_evaluation_that_is_impossible_is_refused(cast: DistillingCast) -> No
         client.request_evaluation(created.id, few())
     with cast.coordinator.http() as http:
         body = {"config": {**few().model_dump(mode="json"), "every": 3}}
-        assert http.post(f"/v1/runs/{cast.id}/evaluations", json=body).status_code == 422  # nothing is done every 3
+        assert http.post(f"/v1/runs/{cast.id}/evaluations", json=body).status_code == 422  # `every` is refused
     for call in (client.evaluation, client.cancel_evaluation):
         with pytest.raises(NotFound, match="no evaluation"):
             call(uuid4())
@@ -226,7 +226,7 @@ def test_an_evaluation_that_is_impossible_is_refused(cast: DistillingCast) -> No
 
 
 def test_a_run_that_sends_nothing_cannot_be_evaluated(cast: DistillingCast) -> None:
-    """Its broadcast is the network before training; every client's own stays with it."""
+    """Its broadcast is the untrained network, and each client's own weights stay with the client."""
     client = cast.coordinator.client
     method = {"name": "fedsimclr", "merge": {"name": "local"}, "reducer": {"name": "none"}}
     run = client.create_run(judged_spec(method=method))
@@ -299,7 +299,7 @@ def test_every_map_is_aligned_with_the_map_before(
         assert (found.labels, points.shape) == (before.labels, (60, 2))
         assert abs(points.mean(axis=0)).max() < 1e-3
         assert (points**2).sum(axis=1).mean() == pytest.approx(1, abs=1e-3)
-        closeness = points.T @ other  # turned as far as it can be, this is symmetric and has no negative eigenvalue
+        closeness = points.T @ other  # after the best rotation it is symmetric without negative eigenvalues
         assert closeness == pytest.approx(closeness.T, abs=0.05)
         assert np.linalg.eigvalsh((closeness + closeness.T) / 2).min() > -0.05
     coordinator.client.delete_run(cast.id)
@@ -320,7 +320,7 @@ def test_the_error_for_a_missing_map_gives_the_reason(cast: DistillingCast) -> N
 
 
 def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
-    """The process ends before this result would be written."""
+    """Make an evaluation raise Killed at the write of results with this number, before anything is written."""
     from fedssl_coordinator.aggregator.evaluations import _Progress
 
     write_results, calls = _Progress.on_results, [0]
@@ -384,7 +384,7 @@ def test_an_evaluation_that_died_after_its_last_measure_is_completed(
         patch.setattr(service, "complete", fatal)
         with pytest.raises(Killed):
             _evaluate(cast)
-    monkeypatch.setattr(f"{COMPUTE}.detailed_evaluation", fatal)  # nothing is left to be measured
+    monkeypatch.setattr(f"{COMPUTE}.detailed_evaluation", fatal)  # nothing is left to measure
     _pause_over(cast)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -406,7 +406,7 @@ def test_a_process_that_is_asked_to_end_stops_evaluating_at_once(cast: Distillin
     assert cast.events("evaluation.stalled") == []
 
 
-# Called off, failed
+# Cancelled, failed
 
 
 def test_a_cancelled_evaluation_can_be_requested_again(cast: DistillingCast) -> None:
@@ -467,7 +467,7 @@ def test_a_data_error_fails_the_evaluation_and_not_the_run(
 
 
 def test_a_failure_that_may_pass_is_retried(cast: DistillingCast) -> None:
-    """Images that the store has lost for a moment."""
+    """The images are missing from the store for a moment."""
     [row] = _listed(cast)
     digest = row.dataset_digest
     path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
@@ -508,14 +508,14 @@ def test_a_diverged_encoder_has_null_results(cast: DistillingCast, monkeypatch: 
 
 @pytest.fixture
 def redis(servers: Servers) -> Iterator[Redis]:
-    """Redis without messages to evaluators, whom no test of this file starts."""
+    """Yield Redis without messages to evaluators, because no test of this file starts one."""
     with Redis.from_url(servers.redis_url) as broker:
         broker.delete("evaluate")
         yield broker
 
 
 def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The evaluations that a sweep sends, whose messages are lost."""
+    """Return the ids of the evaluations whose messages a sweep sends. The messages are lost."""
     from fedssl_coordinator.aggregator import tasks
 
     sent: list[str] = []
@@ -543,7 +543,7 @@ def test_a_lost_message_is_sent_again_unless_a_process_works_on_the_job(
     with exclusive(lock_name(Evaluation, row.id)) as connection:
         assert connection is not None
         assert _waiting(monkeypatch) == []
-        cast.coordinator.evaluate(row.id)  # by a second process: nothing
+        cast.coordinator.evaluate(row.id)  # a second process does nothing
         assert _listed(cast) == [row]
     cast.coordinator.client.stop(cast.id)  # a run that has finished leaves its evaluations to complete
     assert _waiting(monkeypatch) == [str(row.id)]
@@ -554,7 +554,7 @@ def test_a_lost_message_is_sent_again_unless_a_process_works_on_the_job(
 
 
 def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast: DistillingCast) -> None:
-    """However long the jobs wait, and whatever Redis forgets meanwhile."""
+    """This holds however long the jobs wait, and also if Redis loses messages meanwhile."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
     def sweep_later(times: int) -> None:
@@ -566,7 +566,7 @@ def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast:
     assert [row.state for row in _listed(cast)] == [JobState.QUEUED] * 2
     sweep_later(3)
     assert redis.llen("evaluate") == 2
-    redis.lpop("evaluate")  # one is lost, and it is not known which
+    redis.lpop("evaluate")  # one is lost, and the coordinator does not know which
     sweep_later(3)
     assert redis.llen("evaluate") == 3
     redis.delete("evaluate")
@@ -576,7 +576,7 @@ def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast:
 
 @pytest.mark.changes_states
 def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, cast: DistillingCast) -> None:
-    """Its own message was taken, and theirs are in the queue."""
+    """Its own message was taken, and those of the other jobs are in the queue."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
     cast.train()
@@ -587,7 +587,7 @@ def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, cast: Disti
 
 
 def test_a_run_can_be_deleted_while_its_evaluation_completes(cast: DistillingCast) -> None:
-    """Its metrics are the last rows that are written of the run."""
+    """The metrics of the evaluation are the last rows that are written for the run."""
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.evaluations import service
 

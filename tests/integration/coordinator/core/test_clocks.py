@@ -1,4 +1,4 @@
-"""Clocks that jump, or that machines do not agree on: the sweep goes on all the same."""
+"""Clocks that jump, or that differ between machines: the sweep continues."""
 
 import json
 import subprocess
@@ -27,14 +27,14 @@ def clocks(tmp_path: Path) -> Clocks:
 
 @pytest.fixture
 def broker(servers: Servers) -> Iterator[redis.Redis]:
-    """A database of Redis's that no other test uses."""
+    """Yield a connection to an empty database of Redis that no other test uses."""
     with redis.Redis.from_url(servers.redis_url.removesuffix("/0") + "/7") as connection:
         connection.flushdb()
         yield connection
 
 
 def _await_sweeps(broker: redis.Redis, number: int) -> None:
-    """So many more than there are."""
+    """Wait until `number` more sweeps than now are in the queue, 30 s at most."""
     wanted, end = broker.llen("aggregate") + number, time.monotonic() + 30
     while broker.llen("aggregate") < wanted:
         assert time.monotonic() < end, "no sweep any more"
@@ -56,7 +56,7 @@ def test_beat_goes_on_when_its_clock_is_put_back_by_a_day(
     finally:
         beat.kill()
         beat.wait()
-    # Whose clock is ahead of beat's would drop a message that expires.
+    # A worker whose clock is ahead of beat's would drop a message that expires.
     messages = [json.loads(message) for message in broker.lrange("aggregate", 0, -1)]
     assert {message["headers"]["expires"] for message in messages} == {None}
 

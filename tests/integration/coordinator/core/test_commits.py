@@ -1,4 +1,4 @@
-"""What an answer says has been kept; what was not kept is never told; and readers see events in order."""
+"""A change is answered only after its commit, is never announced without it, and readers see events in order."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def slow_commits() -> Iterator[None]:
-    """Every commit takes a while, so that whoever answers before it is caught."""
+    """Make every commit take 0.2 s, so that an answer before the commit is noticed."""
 
     def wait(session: Session) -> None:
         time.sleep(0.2)
@@ -56,7 +56,7 @@ def test_what_was_answered_is_seen_by_others(
 
 @pytest.fixture
 def failing_commits(coordinator: Coordinator, tables: Tables, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The database itself refuses new runs, and not before the commit, when all statements have succeeded."""
+    """Make Postgres refuse new and changed runs at the commit, after all statements have succeeded."""
     tables.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'not today' USING ERRCODE = TG_ARGV[0]; END $$"
@@ -87,7 +87,7 @@ def test_a_commit_that_fails_is_no_success(
 
 
 def test_a_reader_sees_the_events_of_a_run_in_the_order_of_their_ids(coordinator: Coordinator, tables: Tables) -> None:
-    """A slow transaction's event 7 must not appear after a quick one's event 8 has been read."""
+    """Event 7 of a slow transaction must not appear after event 8 of a quick one has been read."""
     from fedssl_coordinator.core import audit
     from fedssl_coordinator.core.db import _factory, transaction
 
@@ -100,7 +100,7 @@ def test_a_reader_sees_the_events_of_a_run_in_the_order_of_their_ids(coordinator
 
     with _factory()() as slow:
         audit.record(slow, "slow", "", run_id=run.id)
-        audit._write(slow)  # what the commit begins with: the event has its id, but nobody sees it yet
+        audit._write(slow)  # the first step of a commit: the event has its id, but is not visible yet
         second = threading.Thread(target=quick)
         second.start()
         second.join(0.3)
@@ -132,7 +132,7 @@ def test_what_waits_for_a_commit_is_dropped_by_a_rollback(coordinator: Coordinat
 
 
 def test_hundreds_of_requests_at_once_are_all_answered(coordinator: Coordinator) -> None:
-    """More than there are threads and connections: those that hold the one must not wait for the other."""
+    """There are fewer threads and connections than requests: no request may hold one while it waits for the other."""
     run = coordinator.client.create_run(tiny_spec(), start=False)
     host, port = coordinator.url.removeprefix("http://").split(":")
     request = (

@@ -1,4 +1,4 @@
-"""How many connections to Postgres an API process holds, what it asks over them, and what a pooler may do with them."""
+"""An API process's connections to Postgres: how many there are, what they carry, and how they work with a pooler."""
 
 import threading
 import time
@@ -37,7 +37,7 @@ def _connections(tables: Tables) -> int:
 
 
 def _close_connections(seconds: float = 5) -> None:
-    """Close this process's connections once no request uses one. One that is in use would stay open in the old pool."""
+    """Close this process's connections once no request uses one. Disposing of a pool leaves a used connection open."""
     deadline = time.monotonic() + seconds
     pool = engine().pool
     assert isinstance(pool, QueuePool)
@@ -49,7 +49,7 @@ def _close_connections(seconds: float = 5) -> None:
 
 @contextmanager
 def _statements() -> Iterator[list[str]]:
-    """What this process asks Postgres in the block."""
+    """Yield a list that collects the statements that this process sends to Postgres during the block."""
     asked: list[str] = []
 
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
@@ -65,7 +65,7 @@ def _statements() -> Iterator[list[str]]:
 def test_waiting_claims_hold_no_connection_and_ask_nothing(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many wait: one look for all of them every so often, of two statements."""
+    """However many wait, there is one check for all of them per interval, with two statements."""
     look, all_wait = waiting_claims._to_wake, threading.Event()
 
     def look_and_count(callers: list[Caller], evaluating: set[Caller]) -> list[Caller]:
@@ -100,7 +100,7 @@ def test_no_thread_waits_to_finish_an_upload_while_many_are_finished(coordinator
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as held:
         assert all(held.enter_context(store._lock(f"partial/{number}")) for number in range(8))
-        assert not pool.submit(ask, "partial/one-more").result(5)  # 423: its sender comes again
+        assert not pool.submit(ask, "partial/one-more").result(5)  # 423: its sender retries
         held.close()
         assert pool.submit(ask, "partial/one-more").result(5)
 
@@ -127,7 +127,7 @@ def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
 
 
 def test_work_for_one_wakes_one(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """Of ten that wait, nine ask nothing more."""
+    """If ten claims wait, nine of them send no more statements."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
     cast.claim("b")
@@ -147,7 +147,7 @@ def test_work_for_one_wakes_one(coordinator: Coordinator, tables: Tables, tmp_pa
 def test_only_the_last_update_has_the_run_looked_at(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when all of them come at the same time: each sees those that were before it."""
+    """This also holds if all updates arrive at the same time: each transaction sees the earlier ones."""
     from fedssl_coordinator.core import enqueue
 
     names = "abcdefgh"
@@ -185,7 +185,7 @@ def test_a_process_opens_no_more_connections_than_it_may(servers: Servers, datab
 
 
 def test_behind_a_pooler_nothing_outlives_its_transaction(servers: Servers, database_url: str, tmp_path: Path) -> None:
-    """The pooler's connection serves others next: bounds that stayed would be theirs, and a lock nobody's."""
+    """The pooler's connection next serves others: they would inherit timeouts, and a lock would have no owner."""
     settings = {"FEDSSL_DATABASE_DIRECT_URL": database_url, "FEDSSL_STATEMENT_SECONDS": "7"}
     with Coordinator(database_url, servers.redis_url, tmp_path, **settings) as coordinator:
         assert coordinator.client.ready().status == "ok"
@@ -210,7 +210,7 @@ def test_behind_a_pooler_nothing_outlives_its_transaction(servers: Servers, data
 def test_only_a_connection_that_was_idle_is_tested(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test is a round trip. One that was idle may have ended in the meantime, and then a request gets a new one."""
+    """A test is a round trip. An idle connection may have ended meanwhile, and then a request gets a new one."""
     from fedssl_coordinator.core import db
 
     tested: list[object] = []

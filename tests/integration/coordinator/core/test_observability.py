@@ -1,4 +1,4 @@
-"""Numbers, log lines and traces: of requests, tasks and workers together."""
+"""Numbers, log lines and traces of requests, tasks and workers."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def numbers(coordinator: Coordinator) -> dict[str, float]:
 
 
 def task(run_id: UUID, **headers: str) -> None:
-    """What the aggregator does with a message, signals and all."""
+    """Run the task that advances a run, in this process, with Celery's signals."""
     celery.tasks["fedssl.advance_run"].apply(args=[str(run_id)], headers=headers or None, throw=True)
 
 
@@ -74,14 +74,14 @@ def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tab
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What the coordinator logs, as JSON lines."""
+    """Yield the text that collects what the coordinator logs, as JSON lines."""
     before, text = structlog.get_config(), io.StringIO()
     structlog.configure(
         processors=[add_subject, structlog.processors.JSONRenderer(default=repr)],
         logger_factory=structlog.PrintLoggerFactory(text),
         cache_logger_on_first_use=False,
     )
-    # An earlier test's coordinator may have logged in this process, and its loggers keep the configuration of then.
+    # The coordinator of an earlier test may have logged in this process: its loggers keep their earlier configuration.
     for module in ("app", "aggregator.tasks"):
         monkeypatch.setattr(f"fedssl_coordinator.{module}.log", structlog.get_logger(module))
     yield text
@@ -112,7 +112,7 @@ def test_log_lines_say_what_they_are_about(
 
 @pytest.fixture(scope="module")
 def exporter() -> Iterator[InMemorySpanExporter]:
-    """This process traces, into memory."""
+    """Yield an exporter that keeps the spans of this process in memory."""
     kept = InMemorySpanExporter()
     tracing.configure("test", kept)
     yield kept

@@ -40,7 +40,10 @@ def database(servers: Servers) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three workers, and a process for each queue but the evaluations'; every epoch of a distillation is saved."""
+    """Yield a federation of three workers and a process for each queue except that of evaluations.
+
+    It saves a checkpoint of a distillation after every epoch.
+    """
     folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("flesd"))
     with federation(database, servers.redis_url, folder, clients, FEDSSL_CHECKPOINT_SECONDS="0") as started:
         for name in started.clients:
@@ -78,7 +81,7 @@ def _await_epoch(running: Federation, run_id: UUID, epoch: int) -> None:
 
 @contextmanager
 def _held_at_epoch(running: Federation, database: str, run_id: UUID, epoch: int) -> Iterator[None]:
-    """The distillation has come so far, and no farther than its next note of it, whose row is locked for the block."""
+    """Wait until the distillation reaches the epoch, and lock its row in the block: it records no more progress."""
     statement = "SELECT epoch FROM distillation_jobs WHERE run_id = %s AND state = 'running' FOR UPDATE"
     with psycopg.connect(database.replace("+psycopg", "", 1)) as holder:
 
@@ -104,7 +107,7 @@ def _events(running: Federation, run_id: UUID, kind: str) -> list[EventView]:
 
 
 def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federation, database: str) -> None:
-    """Another process resumes there: the first saved its work when it ended, the second while it ran."""
+    """Another process resumes from a checkpoint. The first process saved it when it ended, the second while it ran."""
     spec = distilling_spec(80)
     run_id = _submit(running, spec)
     with _held_at_epoch(running, database, run_id, 5):
@@ -122,7 +125,7 @@ def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federat
     first, second = (event.data["epoch"] for event in _events(running, run_id, "distillation.resumed"))
     assert 5 <= first < second < 80
     stalls = [event.message for event in _events(running, run_id, "distillation.stalled")]
-    # Only the kill: an end on request is not a failure. While a process starts slowly, nobody takes the job, too.
+    # Only the kill counts: an end on request is not a failure. Other stalls only record that no process takes the job.
     assert sum("the aggregator ended while it computed" in message for message in stalls) == 1
     assert len(_events(running, run_id, "distillation.started")) == 1
 
@@ -132,7 +135,7 @@ def _job(running: Federation, run_id: UUID) -> UUID:
 
 
 def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
-    """The same workers serve both runs; the slow one's clients have done their part."""
+    """The same workers serve both runs. The clients of the slow run have delivered."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))
     _await_epoch(running, slow, 1)
     quick_spec = method_spec("fedsimclr", num_rounds=4)
@@ -158,7 +161,7 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
 
 
 def test_a_second_distiller_takes_what_the_first_has_no_time_for(running: Federation) -> None:
-    """Scaled on its own: no setting but one more process."""
+    """Distillation scales separately: one more process is enough, without a setting."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))
     _await_epoch(running, slow, 1)
     running.start("distiller-2")
@@ -181,7 +184,7 @@ SERVER_STATE = {
 def test_an_aggregator_killed_in_mid_aggregation(
     running: Federation, looking: Tables, database: str, name: str
 ) -> None:
-    """Control variates and global centroids are replayed from the round's artifacts."""
+    """Control variates and global centroids are computed again from the round's artifacts."""
     spec = method_spec(name, method={"name": name, **SERVER_STATE[name]}, num_rounds=8, seed=5)
     run_id = _submit(running, spec)
 
@@ -189,7 +192,7 @@ def test_an_aggregator_killed_in_mid_aggregation(
         return running.client.run(run_id).current_round
 
     def has_state() -> bool:
-        """A round is open that begins with what an earlier one has left."""
+        """Return whether a round is open that begins with the state of an earlier one."""
         return (found := current()) is not None and found.number >= 2
 
     running.wait_for(has_state, "round 2")
@@ -225,8 +228,8 @@ def test_an_aggregator_killed_in_mid_aggregation(
 def test_only_an_aggregator_of_runs_loads_torch_before_it_has_work(
     running: Federation, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the first round is not slow, and the other queues' processes are small while they wait."""
-    monkeypatch.setattr(running, "forks", False)  # what is forked has torch from the start
+    """The first round is then not slow, and the processes of the other queues need little memory while they wait."""
+    monkeypatch.setattr(running, "forks", False)  # a forked process has torch from the start
     running.kill("aggregator", signal.SIGTERM)
     running.start("aggregator")
 
@@ -234,7 +237,7 @@ def test_only_an_aggregator_of_runs_loads_torch_before_it_has_work(
         return "libtorch" in Path(f"/proc/{running.pid(name)}/maps").read_text()
 
     with Redis.from_url(servers.redis_url) as redis:
-        redis.delete("evaluate")  # messages of other tests' coordinators, which would be work
+        redis.delete("evaluate")  # messages of other tests' coordinators would be work
         before = _waiting_consumers(redis)
         running.start("evaluator")
         running.wait_for(lambda: has_torch("aggregator"), "torch in the aggregator")
@@ -249,7 +252,7 @@ def _waiting_consumers(redis: Redis) -> set[str]:
 
 
 def test_no_process_waits_for_remote_commands(running: Federation, servers: Servers) -> None:
-    """Celery waits for them without a timeout, and hung in that wait after Redis was restarted."""
+    """Celery waits for remote commands without a timeout, and once hung in that wait after a restart of Redis."""
     with Redis.from_url(servers.redis_url) as redis:
         running.wait_for(lambda: len(_waiting_consumers(redis)) >= 2, "the consumers")
         assert redis.pubsub_channels("*pidbox*") == []
@@ -260,7 +263,7 @@ def test_no_process_waits_for_remote_commands(running: Federation, servers: Serv
 
 
 def test_one_worker_serves_several_runs_in_turn(coordinator: Coordinator, tmp_path: Path) -> None:
-    """One assignment at a time, the oldest offer first: every run gets on as fast as the others."""
+    """It gets one assignment at a time, the oldest offer first, so every run progresses as fast as the others."""
     worker = coordinator.worker("a")
     runs = [coordinator.client.create_run(tiny_spec(name=f"run-{n}", num_rounds=4)).id for n in range(3)]
     for run_id in runs:
@@ -298,7 +301,7 @@ def test_one_task_computes_one_round_and_no_more(coordinator: Coordinator, tmp_p
 
 
 def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that a sweep sends, whose messages are lost."""
+    """Return the ids of the distillation jobs whose messages a sweep sends. The messages are lost."""
     from fedssl_coordinator.aggregator import tasks
 
     sent: list[str] = []
@@ -323,7 +326,7 @@ def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
     coordinator.client.pause(run_id)
     assert _waiting(monkeypatch) == []
     tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now()")
-    assert _waiting(monkeypatch) == [job]  # begun, and its worker is gone: it continues in spite of the pause
+    assert _waiting(monkeypatch) == [job]  # begun, but no process works on it: it continues in spite of the pause
     tables.execute("UPDATE distillation_jobs SET sent_at = NULL, retry_at = now() + interval '1 minute'")
     assert _waiting(monkeypatch) == []
 
@@ -331,7 +334,7 @@ def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
 def test_jobs_are_sent_again_after_the_database_clock_was_set_back(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A moment in the future, written before, must not delay a job for a day."""
+    """A time that was written before, and is now in the future, must not delay a job for a day."""
     _, job = _queued(coordinator, tables)
     tables.execute("UPDATE distillation_jobs SET sent_at = now() + interval '1 day'")
     assert _waiting(monkeypatch) == [job]
@@ -370,7 +373,7 @@ def test_the_sweep_leaves_out_a_run_that_distils(coordinator: Coordinator, table
 
 
 def _queued(coordinator: Coordinator, tables: Tables) -> tuple[UUID, str]:
-    """A run of FedCA, which distils before its first round."""
+    """Return a run of FedCA, which distils before its first round, and the id of its job."""
     run_id = coordinator.client.create_run(method_spec("fedca")).id
     coordinator.advance(run_id)
     return run_id, str(_only_job(tables))
@@ -385,7 +388,7 @@ def _only_job(tables: Tables) -> UUID:
 def test_a_job_and_an_operator_do_not_cross(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it is about to publish, a cancellation waits, and then finds it completed."""
+    """While a job is about to publish, a cancellation waits, and then finds the job completed."""
     from fedssl.client import Conflict
     from fedssl_coordinator.federation.distillation import service
 

@@ -1,4 +1,4 @@
-"""The tables: migrations and models agree, and what must never happen is refused by Postgres itself."""
+"""The tables: migrations and models agree, and Postgres itself refuses rows that must never exist."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def _differences(url: str) -> list[Any]:
 
 
 def _constraints(url: str) -> list[tuple[Any, ...]]:
-    """What Alembic does not compare: checks, and the conditions of partial indexes."""
+    """Return constraints and indexes with their definitions. Alembic compares neither checks nor index conditions."""
     with Tables(url) as tables:
         return tables.query(
             "SELECT conrelid::regclass::text, conname::text, pg_get_constraintdef(oid) FROM pg_constraint "
@@ -170,20 +170,20 @@ def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty
                 assert leaving.poll() is None
                 time.sleep(0.02)
         leaving.terminate()
-        assert leaving.wait(60) == 143  # handled: as a container's first process it would not hear it otherwise
+        assert leaving.wait(60) == 143  # handled: a container's first process ignores it otherwise
     finally:
         leaving.kill()
         leaving.wait()
     waiting = wait(60)
     migrate(environment)
     assert waiting.wait(60) == 0
-    with Tables(empty_url) as tables:  # a newer version's, after a rollback to this one
+    with Tables(empty_url) as tables:  # the tables of a newer version, after a rollback to this one
         tables.execute("UPDATE alembic_version SET version_num = 'newer'")
     assert wait(0).wait(60) == 0
 
 
 def test_a_migration_does_not_wait_for_ever(empty_url: str) -> None:
-    """One that cannot have its lock soon gives up, rather than queue up every request behind itself."""
+    """A migration that does not get its lock soon fails. Otherwise every request would wait behind it."""
     statements: list[str] = []
 
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
@@ -200,7 +200,7 @@ def test_a_migration_does_not_wait_for_ever(empty_url: str) -> None:
 
 @pytest.fixture
 def tables(database_url: str) -> Iterator[Tables]:
-    """A running run with an open round, and its two clients' assignments."""
+    """Yield tables with a running run, its open round, and the assignments of its two clients."""
     with Tables(database_url) as looking:
         looking.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, 1)", DIGEST)
         looking.execute("INSERT INTO clients (id) VALUES ('a'), ('b')")
@@ -326,7 +326,7 @@ def test_two_of_a_kind_that_postgres_refuses(tables: Tables) -> None:
 
 
 def test_what_postgres_allows(tables: Tables) -> None:
-    """Closed rounds beside the open one, and ended attempts beside a live one."""
+    """A run may have closed rounds besides the open one, and ended attempts besides a live one."""
     tables.execute(_NEW_ROUND, uuid4(), 2, "closed", "failed")
     tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 2, "expired")
     tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 3, "declined")
@@ -334,7 +334,7 @@ def test_what_postgres_allows(tables: Tables) -> None:
 
 
 def test_what_is_looked_up_has_an_index(tables: Tables) -> None:
-    """A foreign key without one means a walk through the whole table, in the hot paths and when artifacts go."""
+    """A foreign key without an index means a scan of the whole table, in hot paths and when artifacts are removed."""
     [(plan,)] = tables.query("SELECT string_agg(indexdef, E'\\n') FROM pg_indexes WHERE schemaname = 'public'")
     for columns in (
         "assignments USING btree (round_id, client_id, attempt)",

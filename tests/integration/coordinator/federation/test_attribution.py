@@ -1,4 +1,4 @@
-"""Causes of declined work: the coordinator's fault costs no attempt, a client's own is counted, whatever it says."""
+"""Causes of declined work: the coordinator's fault costs no attempt, a client's own does, whatever cause it sends."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -121,7 +121,7 @@ def test_registered_public_images_that_are_missing_stall_the_run(make_cast: Make
 
 
 def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cast: MakeCast) -> None:
-    """Its first claim costs nothing, since the file may have come back; from the second on it is its own problem."""
+    """Its first claim costs nothing, because the file may have come back. Later ones count against the client."""
     cast = make_cast("abc", cohort={"max_attempts": 2}, num_rounds=1)
     cast.work("a", "b")
     _decline(cast, "c", Cause.COORDINATOR)
@@ -134,7 +134,7 @@ def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cas
         _decline(cast, "c", Cause.COORDINATOR)
         claims += 1
         cast.advance()
-    assert claims == 3  # one for free, and one per attempt
+    assert claims == 3  # one that costs nothing, and one per attempt
     assert cast.run.outcome == Outcome.FAILED
     assert "the coordinator has it, undamaged" in (cast.run.reason or "")
     assert [cause for _, _, cause in _causes(cast)[2:]] == [
@@ -161,7 +161,7 @@ def test_causes_are_kept_and_shown(make_cast: MakeCast) -> None:
 
 
 def _failed(make_cast: MakeCast) -> Cast:
-    """A run that failed in its second round: `a` had delivered, `b` declined."""
+    """Return a run that failed in its second round, in which `a` delivered and `b` declined."""
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=3)
     cast.work("a", "b")
     cast.advance()

@@ -31,7 +31,7 @@ def _files(store: Path) -> set[str]:
 
 
 def _pause_over(tables: Tables) -> None:
-    """The pause after a failed try has passed."""
+    """End the pause that follows a failed try."""
     tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
 
 
@@ -39,7 +39,7 @@ def _pause_over(tables: Tables) -> None:
 def test_an_aggregator_that_dies_before_the_round_is_closed(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Between storing the new weights and closing the round, or with the transaction all but committed."""
+    """It dies between storing the new weights and closing the round, or just before the transaction commits."""
     twin = Cast(coordinator, tables, tmp_path, num_rounds=2)
     for one in (cast, twin):
         one.claim("a")
@@ -58,8 +58,8 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
         with pytest.raises(Killed):
             cast.advance()
     assert cast.run.rounds_closed == 0
-    assert _files(coordinator.store) == before  # the twin's bits, which are the same, lay there already
-    assert not cast.awaits_attention()  # for a moment: a try that ends its process must not be repeated at once
+    assert _files(coordinator.store) == before  # the twin has stored the same bits before
+    assert not cast.awaits_attention()  # a try that ends its process is not repeated at once
     cast.advance()
     assert cast.run.rounds_closed == 0
     _pause_over(tables)
@@ -78,7 +78,7 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
 
 
 def test_a_look_that_failed_is_forgotten_once_one_succeeds(cast: Cast, tables: Tables) -> None:
-    """And not only when the round closes, which may be in hours."""
+    """The failure is forgotten before the round closes, which may take hours."""
     tables.execute("UPDATE runs SET num_tries = 1, retry_at = now(), reason = 'ValueError: no; it is tried again'")
     cast.advance()
     assert cast.run.reason is None
@@ -108,7 +108,7 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
 
 @pytest.fixture
 def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The weights of runs named `too-large` find no memory, until the function is called."""
+    """Make runs named `too-large` fail for lack of memory at their start. Return a function that ends this."""
     from fedssl_coordinator.aggregator import rounds
 
     start_run = rounds.start_run
@@ -131,7 +131,7 @@ _IN = "SELECT now() + %s * interval '1 second'"
 
 
 def _sweep(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
-    """Beat's task, and then what it has asked for, one after the other as a single aggregator would."""
+    """Run the sweep, and advance each requested run in turn, as a single aggregator would. Return their ids."""
     from fedssl_coordinator.aggregator import tasks
 
     asked: list[str] = []
@@ -179,7 +179,7 @@ def test_a_bad_run_stops_no_other_and_is_seen_without_flooding(
 
 @contextmanager
 def _no_rounds(tables: Tables) -> Iterator[None]:
-    """Postgres refuses every round for the length of the block, and calls it a limit of its own."""
+    """Make Postgres refuse every new round during the block, with the code of an exceeded limit."""
     tables.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE 'too much' USING ERRCODE = 'program_limit_exceeded'; END $$"
@@ -194,7 +194,7 @@ def _no_rounds(tables: Tables) -> Iterator[None]:
 def test_a_value_that_postgres_refuses_is_reported_like_any_failure(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """The driver reports it like an outage. The next computation is not reported as the try that failed."""
+    """The driver reports the refusal like an outage. The next computation is not reported as a failed try."""
     with _no_rounds(tables):
         cast = Cast(coordinator, tables, tmp_path, num_rounds=2)
     assert cast.run.state == RunState.RUNNING
@@ -284,7 +284,7 @@ def test_updates_that_cannot_be_aggregated_fail_the_run(cast: Cast, monkeypatch:
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "no header"])
 def test_a_store_that_has_lost_an_update_does_not_cost_the_run(cast: Cast, damage: str) -> None:
-    """Its client has it still, and the run's weights are those of weeks."""
+    """The client still has its update, and the run may have trained for weeks."""
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
     digest = str(cast.round.assignments[0].update)
@@ -300,7 +300,7 @@ def test_a_store_that_has_lost_an_update_does_not_cost_the_run(cast: Cast, damag
         case "no header":
             path.write_bytes(b"\xff" * len(whole))
     if damage != "gone":
-        os.utime(path, (0, 0))  # what is damaged on the disk keeps its time
+        os.utime(path, (0, 0))  # damage on the disk does not change the time
     cast.advance()
     run = cast.run
     assert (run.state, run.rounds_closed) == (RunState.RUNNING, 0), run.reason

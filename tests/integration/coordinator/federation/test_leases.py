@@ -1,4 +1,4 @@
-"""Leases: given, kept alive, lost, and taken up again."""
+"""Leases: granted, renewed, lost, and resumed."""
 
 import time
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _lease_end(cast: Cast, name: str) -> datetime:
 
 def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     first = cast.claim("a")
-    cast.lapse("a")  # not even when it has run out, as long as no sweep has found it
+    cast.lapse("a")  # also after the lease has run out, until a sweep finds it
     again = cast.claim("a")
     assert again == first
     assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
@@ -43,16 +43,19 @@ def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
 
 
 def test_an_offer_of_a_moment_ahead_does_not_wait_for_it(cast: Cast) -> None:
-    """The database's clock was put back by a day after the round had opened."""
+    """The database's clock was set back by a day after the round had opened."""
     cast.tables.execute("UPDATE assignments SET offered_at = now() + interval '299 seconds'")
-    assert cast.workers["a"].claim(0) is None  # a pause that the round has made
+    assert cast.workers["a"].claim(0) is None  # the round's own pause
     cast.tables.execute("UPDATE assignments SET offered_at = now() + interval '1 day'")
     assert cast.workers["a"].claim(0) is not None
 
 
 @pytest.fixture
 def rare_polls(monkeypatch: pytest.MonkeyPatch) -> float:
-    """The coordinator, which is to be started after this, polls less often than a busy machine wakes a claim."""
+    """Make coordinators that start later poll every 20 s, and return this interval.
+
+    Even a busy machine wakes a waiting claim sooner.
+    """
     monkeypatch.setattr(waiting_claims, "POLL_SECONDS", seconds := 20.0)
     return seconds
 
@@ -60,7 +63,7 @@ def rare_polls(monkeypatch: pytest.MonkeyPatch) -> float:
 def test_a_waiting_claim_is_woken_by_the_work_that_appears(
     rare_polls: float, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, through Redis; and it holds no connection of the pool while it waits."""
+    """Redis wakes it at once, and it holds no connection of the pool while it waits."""
     cast.work("a")
     cast.claim("b")
     with ThreadPoolExecutor(40) as pool:
@@ -73,7 +76,7 @@ def test_a_waiting_claim_is_woken_by_the_work_that_appears(
         assert time.monotonic() - started < rare_polls / 2
         assert not any(claim.done() for claim in waiting)
         cast.workers["b"].decline(cast.round.assignments[-1].id, "no")
-        monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.2)  # one that finds the row locked looks again then
+        monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.2)  # a claim that finds the row locked checks again then
         cast.coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
         started = time.monotonic()
         for run in cast.coordinator.client.runs():
@@ -98,7 +101,7 @@ def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
     assert reply.carry_on
     assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
     assert cast.round.assignments[0].progress == progress
-    cast.workers["a"].heartbeat(item.assignment_id)  # without news the last ones stay
+    cast.workers["a"].heartbeat(item.assignment_id)  # without new values the last ones stay
     assert cast.round.assignments[0].progress == progress
     cast.advance()
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
@@ -109,7 +112,7 @@ def test_a_heartbeat_reports_what_the_workers_process_uses(cast: Cast) -> None:
     assert cast.workers["a"].takes_resources
     held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_000_000_000, gpu_utilisation=0.5)
     cast.workers["a"].heartbeat(item.assignment_id, resources=held)
-    cast.workers["a"].heartbeat(item.assignment_id)  # without news the last ones stay
+    cast.workers["a"].heartbeat(item.assignment_id)  # without new values the last ones stay
     first, other = cast.round.assignments
     reported = [(one.memory_bytes, one.gpu_memory_bytes, one.gpu_utilisation) for one in (first, other)]
     assert reported == [(1_500_000_000, 3_000_000_000, 0.5), (None, None, None)]
@@ -208,7 +211,7 @@ def test_a_declined_assignment_waits_for_the_others_before_it_is_offered_again(c
 
 
 def test_a_client_that_declined_is_asked_again_after_a_pause_or_a_restart(cast: Cast) -> None:
-    """Asked again at once it would use up the round's attempts in a moment."""
+    """If it were asked again at once, it would quickly use up the round's attempts."""
     cast.workers["a"].decline(cast.claim("a").assignment_id, "no disk space")
     cast.work("b")
     cast.advance()
@@ -262,10 +265,10 @@ def test_a_pause_keeps_leases_and_offers(cast: Cast) -> None:
     assert cast.workers["a"].heartbeat(item.assignment_id).carry_on
     cast.lapse("a")
     cast.pass_deadline()
-    cast.advance()  # a paused run is left as it is
+    cast.advance()  # does not change a paused run
     assert not cast.awaits_attention()
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
-    cast.deliver("a")  # what is being trained may still come in
+    cast.deliver("a")  # an update in training may still arrive
     deadline = cast.coordinator.client.resume(cast.id).current_round
     assert deadline is not None
     assert deadline.deadline > datetime.now(UTC) + timedelta(seconds=3000)  # the pause does not count
@@ -305,7 +308,7 @@ def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None
 
 
 def test_a_quorum_that_a_revocation_puts_out_of_reach(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """A quorum that the spec names is a promise, perhaps of privacy: it does not shrink with the cohort."""
+    """A quorum in the spec is a promise, for example of privacy, and does not shrink with the cohort."""
     cast = Cast(coordinator, tables, tmp_path, "ab", cohort={"min_updates": 2})
     cast.work("b")
     coordinator.client.revoke_client("a")

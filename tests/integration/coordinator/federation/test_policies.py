@@ -35,7 +35,7 @@ def introduce(worker: WorkerClient, *rules: dict[str, Any], policy: bool = True,
 
 @pytest.fixture
 def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    """`a` has no policy, `b` one that lets nothing out since before the run was made."""
+    """Return a run of two clients. `a` has no policy, and that of `b`, which is older than the run, allows nothing."""
     introduce(coordinator.worker("b"))
     cast = Cast(coordinator, tables, tmp_path, "a", cohort={"clients": ["a", "b"], "min_clients": 1}, num_rounds=2)
     cast.workers["b"] = coordinator.worker("b", register=False)
@@ -119,7 +119,7 @@ def test_a_policy_that_is_closed_in_mid_round_is_not_waited_for(
 def test_a_quorum_that_policies_take_away_in_mid_round_is_asked_for_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """As before a round opens: a policy that was closed may be opened again."""
+    """The run waits as it does before a round opens, because the data owner may relax the policy again."""
     cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1, cohort={"min_updates": 2, "max_attempts": 2})
     item = cast.claim("b")
     introduce(cast.workers["b"])
@@ -155,7 +155,7 @@ def test_equal_policies_are_read_once_whatever_their_digests(coordinator: Coordi
 
 
 def _long(num_bytes: int) -> dict[str, Any]:
-    """A notice whose names and patterns take so many bytes."""
+    """Return a policy notice whose names and patterns take `num_bytes` bytes."""
     left = num_bytes - 2 * len('"fedalignuniform",') - len('"*",')
     patterns = [f"*{number:060}" for number in range(left // 64)]
     patterns[0] += "x" * (left % 64)

@@ -28,7 +28,7 @@ def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
 
 @contextmanager
 def _refused(onlooker: Onlooker, kind: str, client_id: str, item: WorkItem | None) -> Iterator[None]:
-    """The block changes nothing, and leaves one event about this client's part in the round."""
+    """Check that the block only adds one event, of this kind, client, run and round."""
     with onlooker.nothing_changes() as events:
         yield
     [event] = events
@@ -78,7 +78,7 @@ def test_the_same_again_gets_the_same_answer(coordinator: Coordinator, watching:
     with watching.nothing_changes() as events:
         assert worker.submit(again) == first
     assert events == []
-    coordinator.advance(item.run_id)  # and also after the round has closed, when the coordinator's own are added
+    coordinator.advance(item.run_id)  # also after the close, when the coordinator has added its own numbers
     with watching.nothing_changes() as events:
         assert worker.submit(again).state == AssignmentState.ACCEPTED
     assert events == []
@@ -98,7 +98,7 @@ def test_other_numbers_after_one_was_accepted(coordinator: Coordinator, watching
 
 
 def test_more_images_than_were_registered(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
-    """A number of images is a weight: 10^12 of them replaced the model in one round."""
+    """The number of images is a client's weight: with 10^12 images a client once replaced the model in one round."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     message = r"num_examples is 1001, and a registered 1000 images"
@@ -184,7 +184,7 @@ def test_after_the_lease_was_lost(coordinator: Coordinator, watching: Onlooker, 
         upload(worker, item, tensors_for(item.plan.update, 2.0), tmp_path)
     with _refused(watching, "assignment.refused", "a", item), pytest.raises(LeaseLost, match="claim again"):
         worker.decline(item.assignment_id, "whatever")
-    again = worker.claim(0)  # the way out that the message names
+    again = worker.claim(0)  # what the message advises
     assert again is not None
     assert again.assignment_id != item.assignment_id
 
@@ -198,7 +198,7 @@ def test_for_an_assignment_that_was_only_offered(coordinator: Coordinator, watch
 
 
 def test_for_somebody_elses_assignment(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
-    """Nobody learns that the assignment exists: the answer is that for one that does not."""
+    """The answer is the same as for an assignment that does not exist, so other clients do not learn of it."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     stranger = coordinator.worker("stranger")
@@ -279,7 +279,7 @@ def test_a_metric_that_is_not_finite(standing: Coordinator, onlooker: Onlooker) 
 
 
 def test_a_decline_with_odd_characters_is_taken(coordinator: Coordinator, tables: Tables) -> None:
-    """Its reason may quote anything: to refuse it would only keep the lease until it lapses."""
+    """The reason may quote any text. If it were refused, the client would only keep the lease until it lapses."""
     worker, item = _leased(coordinator)
     worker.decline(item.assignment_id, "no \x00 disk \x1b[31m")
     assert tables.one("SELECT reason FROM assignments") == "no \\x00 disk \x1b[31m"

@@ -45,7 +45,7 @@ def prepared(coordinator: Coordinator, spec: RunSpec) -> RunView:
 
 @pytest.fixture
 def finished(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    """A finished run of two rounds."""
+    """Return a completed run of two rounds."""
     cast = Cast(coordinator, tables, tmp_path, "a")
     for value in (1.0, 2.0):
         cast.work("a", value=value)
@@ -102,7 +102,7 @@ def test_the_same_request_again_gives_the_same_run(coordinator: Coordinator, fin
 def test_the_weights_stay_for_a_run_that_names_them(
     coordinator: Coordinator, finished: Cast, tables: Tables, tmp_path: Path
 ) -> None:
-    """Their name, or the run that they are of, may be deleted before the new run begins."""
+    """The name of the weights, or the run that they come from, may be deleted before the new run begins."""
     added = coordinator.client.add_weights("start", encoder_file(tmp_path))
     one = coordinator.client.create_run(starting(weights="start"), start=False)
     other = coordinator.client.create_run(starting(run=str(finished.id)), start=False)
@@ -185,7 +185,7 @@ def test_a_run_waits_for_weights_that_the_store_has_lost(
     content = path.read_bytes()
     if damage == "rotten":
         path.write_bytes(content[:-1] + b"\xff")
-        os.utime(path, (0, 0))  # what was written just now may be a backup that is being restored
+        os.utime(path, (0, 0))  # a new file may be a backup that is being restored
     else:
         path.unlink()
     run = prepared(coordinator, starting(weights="start"))

@@ -1,4 +1,4 @@
-"""A spy on the wire between a real worker and a real coordinator: what left is what the ledger says, and small JSON."""
+"""A proxy between a real worker and a real coordinator: all that left is in the ledger, or is small JSON."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ JSON: dict[str, type[BaseModel]] = {
     "/v1/work/heartbeat": Heartbeat,
     "/v1/work/submit": Submit,
     "/v1/work/decline": Decline,
-    "/v1/work/ended-runs": EndedQuery,  # asked when a worker has nothing else to do
+    "/v1/work/ended-runs": EndedQuery,  # requested by an idle worker
     "/v1/work/secure/send": SecureSubmission,  # test_secure_rounds.py searches all bytes of a secure round
     "/v1/work/secure/status": SecureQuery,
     "/v1/work/site-evaluations/submit": SiteAnswer,  # compared with the ledger by the worker's unit tests
@@ -65,7 +65,7 @@ segment_entries = 4
 
 @contextmanager
 def working(url: str, token: str, folder: Path, *arguments: str) -> Iterator[Forked]:
-    """A worker in a process of its own, on 32 images of noise."""
+    """Yield a worker that runs in its own process with 32 images of noise."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 1, 8, 8), dtype=np.uint8)
     save_npz(folder / "own.npz", ImageData(pixels, np.arange(32, dtype=np.int64) % 4))
     command = ["run", "--coordinator", url, "--data", str(folder / "own.npz")]
@@ -76,7 +76,7 @@ def working(url: str, token: str, folder: Path, *arguments: str) -> Iterator[For
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)  # of one that has ended it does nothing
+        process.send_signal(signal.SIGTERM)  # has no effect on an ended process
         process.wait(10)
 
 
@@ -99,13 +99,13 @@ def finish(coordinator: Coordinator, run_id: UUID, folder: Path) -> None:
 
 
 def ledger(folder: Path, *arguments: str) -> Any:
-    """What the owner's own command says."""
+    """Return the JSON output of the data owner's command `ledger`."""
     command = [sys.executable, "-m", "fedssl_worker", "ledger", *arguments, "--state", str(folder / "state")]
     return json.loads(subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout)
 
 
 def check_json(request: Request) -> BaseModel:
-    """A request without an artifact: one that the protocol knows, and small."""
+    """Check that a request without an artifact is small and matches the protocol. Return its parsed body."""
     assert len(request.body) <= LONGEST_JSON
     assert request.method == "POST"
     return JSON[request.path].model_validate_json(request.body)  # an unknown key is an error
@@ -134,7 +134,7 @@ def test_every_byte_that_left_is_in_the_ledger_or_small_json(
         with working(proxy.url, coordinator.worker_token("a"), tmp_path, *arguments):
             finish(coordinator, run.id, tmp_path)
         requests = proxy.requests()
-        assert sum(request.num_bytes for request in requests) == proxy.num_bytes  # nothing in between
+        assert sum(request.num_bytes for request in requests) == proxy.num_bytes  # no other bytes
 
     uploads = [request for request in requests if request.path == DELIVERY]
     others = [request for request in requests if request.method == "POST" and request.path != DELIVERY]
@@ -172,20 +172,20 @@ def _submission(request: Request) -> str:
 
 
 def check_anchored(coordinator: Coordinator, folder: Path) -> None:
-    """The chain is whole, and goes as far as the coordinator remembers."""
+    """Check that the ledger's chain is intact, and that the anchors agree with it up to its last entries."""
     anchors = [view.model_dump(mode="json") for view in coordinator.client.ledger_anchors("a")]
     (folder / "anchors.json").write_text(json.dumps(anchors))
     report = ledger(folder, "verify", "--anchors", str(folder / "anchors.json"))
     assert report["anchors_compared"] == len(anchors) >= 2
     assert len(report["coordinators"]) == 1
     assert report["unconfirmed"] == []
-    # All but the last `sent`, which follows the anchor of its delivery, the receipt, and a new segment's first entry.
+    # Up to three entries follow the last anchor: its delivery's `sent`, the receipt, and a new segment's first entry.
     assert anchors[-1]["seq"] >= report["last"] - 3
     assert all(anchor["is_consistent"] for anchor in anchors)
 
 
 def test_what_a_policy_refuses_sends_no_artifact_at_all(coordinator: Coordinator, tmp_path: Path) -> None:
-    """Registered while the policy allowed it; forbidden before the work came."""
+    """The worker registers while the policy allows the run, and the policy forbids it before the work arrives."""
     policy = tmp_path / "policy.toml"
     with RecordingProxy(coordinator.url) as proxy:
         policy.write_text(POLICY.format(url=proxy.url))
@@ -229,7 +229,7 @@ class _Redirecting(Quiet):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_POST = _answer  # noqa: N815 - http.server looks for this name
+    do_POST = _answer  # noqa: N815 - http.server requires this name
 
 
 def test_a_redirect_takes_nothing_elsewhere(coordinator: Coordinator, tmp_path: Path) -> None:
@@ -239,6 +239,6 @@ def test_a_redirect_takes_nothing_elsewhere(coordinator: Coordinator, tmp_path: 
         with working(front.url, coordinator.worker_token("a"), tmp_path) as process:
             log = tmp_path / "worker.log"
             wait_for(lambda: log.read_text().count("redirects elsewhere") >= 2, tmp_path)
-            assert process.poll() is None  # a proxy's sign-in page will be gone at some time: the worker tries again
+            assert process.poll() is None  # the redirect may be temporary: the worker retries
         front.shutdown()
         assert elsewhere.num_bytes == 0

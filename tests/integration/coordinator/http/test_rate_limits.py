@@ -1,4 +1,4 @@
-"""Floods, and whoever holds a connection and says nothing: 429, or a closed connection; and nobody else notices."""
+"""Floods and silent connections are answered with 429 or closed, and other callers are not affected."""
 
 import asyncio
 import http.client
@@ -31,7 +31,10 @@ Make = Callable[..., Coordinator]
 
 @pytest.fixture
 def make(servers: Servers, tmp_path: Path) -> Iterator[Make]:
-    """Starts one coordinator with the given settings. Limits count by their amount too: give each test its own."""
+    """Yield a function that starts one coordinator with the given settings.
+
+    Counters depend on the amount of the limit, too: give each test its own amount.
+    """
     with servers.database() as url:
         running: list[Coordinator] = []
 
@@ -65,11 +68,11 @@ def test_failed_sign_ins_end_in_429_and_known_tokens_do_not_notice(make: Make, w
         assert unknown.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204  # looked up before refused
         _assert_refused(guess.get("/v1/runs"))
         assert known.get("/v1/runs").status_code == 200
-        assert guess.get("/healthz").status_code == 200  # an orchestrator's
+        assert guess.get("/healthz").status_code == 200  # an orchestrator's probe
 
 
 def test_a_token_becomes_known_by_being_valid_and_by_nothing_else(make: Make) -> None:
-    """An open path, or one that is not there, answers every token: that makes none of them valid."""
+    """A path that is open or does not exist answers every token. The answer does not make the token a known one."""
     coordinator = make(address_requests_per_minute=7)
     with coordinator.http("fedssl_made_up") as http:
         for path, status in (("/sign-in", 200), ("/v1/nothing", 404), ("/openapi.json", 200)):
@@ -90,8 +93,8 @@ def test_probes_count_neither_as_requests_nor_as_guesses(make: Make) -> None:
 
 
 def test_tokens_are_looked_up_a_few_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses beyond the limit cost the database little, however many come at once."""
-    # A process that Redis answers late counts by itself for a while, and would allow another guess.
+    """Guesses beyond the limit cost the database little, however many arrive at once."""
+    # If Redis answers late, a process counts by itself for a while and would allow another guess.
     monkeypatch.setattr("fedssl_coordinator.http.rate_limits._REDIS", {"socket_timeout": 30})
     coordinator = make(failed_sign_ins_per_minute=1)
     with coordinator.http("fedssl_guess") as http:
@@ -127,7 +130,7 @@ def test_a_token_that_asks_too_often(make: Make) -> None:
     coordinator = make(token_requests_per_minute=8)
     other = coordinator.worker_token("other")
     with coordinator.http(coordinator.operator_token) as http, coordinator.http(other) as worker:
-        assert {http.get("/v1/runs").status_code for _ in range(9)} == {200}  # the first counts for the address
+        assert {http.get("/v1/runs").status_code for _ in range(9)} == {200}  # the first one counts for the address
         _assert_refused(http.get("/v1/runs"))
         assert worker.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204
 
@@ -151,7 +154,7 @@ def test_a_token_s_requests_are_counted_exactly_and_by_two_processes_together(
 
 
 def test_a_token_is_one_however_it_is_spelt(make: Make) -> None:
-    """As the endpoints read it: of two headers the first, in any case, with any spaces around."""
+    """Limits read the token as the endpoints do: the first of two headers, in any case, with any spaces around it."""
     coordinator = make(token_requests_per_minute=6)
     secret = coordinator.operator_token
     spellings = [f"{'bearer' if n % 2 else 'BEARER'}{' ' * n}{secret}" for n in range(1, 7)]
@@ -175,7 +178,7 @@ def test_a_session_counts_with_its_token_and_not_with_its_address(make: Make) ->
         assert browser.get("/runs").status_code == 200
         assert http.get("/v1/runs").status_code == 200
         assert [guess.get("/v1/runs").status_code for _ in range(4)] == [401, 401, 401, 429]
-        assert late.get("/runs").status_code == 429  # this process has not seen it yet
+        assert late.get("/runs").status_code == 429  # this process does not know it yet
         forged = browser.http.cookies["fedssl_session"] + "0"
         with coordinator.bare_http({"Cookie": f"fedssl_session={forged}"}) as forger:
             assert forger.get("/runs").status_code == 429
@@ -262,7 +265,7 @@ def test_a_watcher_that_leaves_gives_its_place_back(make: Make, tmp_path: Path) 
 
 
 def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: Path) -> None:
-    """One count for both ways to watch."""
+    """Watchers of the page and of the API are counted together."""
     coordinator = make(max_waiting_per_token=1)
     with (
         Tables(coordinator.database_url) as tables,
@@ -288,7 +291,7 @@ def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
         with coordinator.http(coordinator.worker_token("a")) as http, coordinator.http() as admin:
             for _ in range(10):
                 assert http.post("/v1/work/claim", json={"x" * 5000: 1}).status_code == 422
-            assert admin.post("/v1/runs", json={}).status_code == 422  # somebody else's are recorded
+            assert admin.post("/v1/runs", json={}).status_code == 422  # another caller's are recorded
             refused = tables.query("SELECT client_id, message FROM events WHERE kind = 'request.refused'")
             assert [client_id for client_id, _ in refused] == ["a"] * 3 + [None]
             assert max(len(message) for _, message in refused) <= 504
@@ -318,7 +321,7 @@ def _connect(coordinator: Coordinator) -> socket.socket:
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Whether the other side hangs up without a word, within the socket's timeout."""
+    """Return whether the peer closes without sending a byte. Raises TimeoutError if it does neither within 15 s."""
     try:
         return connection.recv(1) == b""
     except ConnectionError:
@@ -340,7 +343,7 @@ def test_a_connection_that_does_not_say_what_it_wants_is_closed(make: Make) -> N
         with _connect(coordinator) as connection:
             connection.sendall(said)
             assert _is_closed(connection)
-    with _connect(coordinator) as connection:  # the next request of a connection has the same time
+    with _connect(coordinator) as connection:  # a connection's next request has the same limit
         connection.sendall(head + b"\r\n")
         answer = http.client.HTTPResponse(connection)  # the body may arrive after the head, in a segment of its own
         answer.begin()

@@ -1,4 +1,4 @@
-"""Two APIs, two aggregators, two clocks: which of them answers makes no difference."""
+"""Two APIs, two aggregators and two clocks: it makes no difference which of them answers."""
 
 import signal
 import threading
@@ -49,12 +49,12 @@ def running(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _worker(running: Replicas, secret: str, number: int) -> WorkerClient:
-    """The client of a worker at the API of this number."""
+    """Return the client of a worker that uses the API with this index."""
     return WorkerClient(running.urls[number], secret, retry=Retry(seconds=20))
 
 
 def _claimed(running: Replicas, name: str, seconds: float) -> tuple[str, WorkItem]:
-    """The token of a new client, which waits for work at the second API, and its work, which comes by the first."""
+    """Return the token and the work of a new client: it waits at the second API while a run is created at the first."""
     secret = running.client.create_token("worker", name).secret
     introduction = Register(
         worker_version="test", methods={"fedalignuniform": 1}, device="cpu", num_images=9, channels=1, image_size=8
@@ -73,7 +73,7 @@ def _claimed(running: Replicas, name: str, seconds: float) -> tuple[str, WorkIte
 
 
 def test_an_upload_begun_at_one_goes_on_at_the_other(running: Replicas, tmp_path: Path) -> None:
-    """The claim waits at one while another process makes the work; the update is sent half here, half there."""
+    """The claim waits at one API while another process creates the work, and each API receives half of the update."""
     secret, item = _claimed(running, "by-hand", 25)
     path = tmp_path / "update"
     save_tensors(tensors_for(item.plan.update, 1.0), path)
@@ -107,7 +107,7 @@ def _send_half(url: str, secret: str, assignment: UUID, digest: str, data: bytes
 
 @pytest.mark.full
 def test_a_run_over_all_of_them_while_one_api_is_restarted(running: Replicas) -> None:
-    """Each worker knows one API; the events are told by the other than the one that made the run."""
+    """Each worker knows one API, and the events are read from the API that did not create the run."""
     events: list[EventView] = []
     for name in CLIENTS:
         running.start(name)
@@ -128,7 +128,7 @@ def test_a_run_over_all_of_them_while_one_api_is_restarted(running: Replicas) ->
 
 
 def test_sigterm_lets_requests_end(running: Replicas, tmp_path: Path) -> None:
-    """A file that is on its way arrives, nobody new is let in, and the other API takes what comes next."""
+    """A file in transfer arrives, new connections are refused, and the other API answers the next requests."""
     secret, item = _claimed(running, "on-its-way", 25)
     path = tmp_path / "update"
     save_tensors(tensors_for(item.plan.update, 2.0), path)
@@ -170,23 +170,23 @@ def test_sigterm_lets_requests_end(running: Replicas, tmp_path: Path) -> None:
 
 
 def _guess(url: str, source: str, forwarded_for: str) -> int:
-    """The answer to a token that is none, sent from one of this machine's addresses."""
-    transport = httpx.HTTPTransport(local_address=source, verify=False)  # no certificates are read, which takes longest
+    """Return the status of a request with an invalid token, sent from one of this machine's addresses."""
+    transport = httpx.HTTPTransport(local_address=source, verify=False)  # reading certificates takes longest
     with httpx.Client(base_url=url, transport=transport) as http:
         headers = {"Authorization": "Bearer fedssl_guess", "X-Forwarded-For": forwarded_for}
         return http.get("/v1/runs", headers=headers).status_code
 
 
 def _answers(running: Replicas, network: str, stranger: str) -> dict[str, list[int]]:
-    """What addresses of this network are told, which the proxy or a stranger speaks for."""
+    """Return the statuses of guesses that the proxy or a stranger sends on behalf of addresses of this network."""
     both = running.urls
     return {
         "the first few": [_guess(both[n % 2], PROXY, f"{network}.1") for n in range(FAILED)],
         "one more, at either": [_guess(url, PROXY, f"{network}.1") for url in both],
         "another address": [_guess(both[0], PROXY, f"{network}.2")],
-        # What somebody claims to have come from is to the left of what the proxy has seen.
+        # An address that the sender claims stands to the left of the one that the proxy has seen.
         "a claim of one's own": [_guess(both[1], PROXY, f"{network}.3, {network}.1")],
-        # From any other address the header is nobody's word: it neither harms whom it names nor hides who sends it.
+        # From any other address the header is ignored: it neither affects the named address nor hides the sender's.
         "the stranger's first": [_guess(both[n % 2], stranger, f"{network}.{9 + n}") for n in range(FAILED)],
         "the stranger's next": [_guess(both[0], stranger, f"{network}.99")],
         "whom it has named": [_guess(both[0], PROXY, f"{network}.9")],
@@ -203,7 +203,7 @@ def test_limits_are_counted_over_all_of_them_and_by_the_address_that_the_proxy_s
         "the stranger's next": [429],
         "whom it has named": [401],
     }
-    # While Redis is slow for a moment, each process counts by itself: then once more, with other addresses.
+    # If Redis is slow for a moment, each process counts by itself. Then try again with other addresses.
     for n in range(3):
         found = _answers(running, f"203.0.{113 + n}", f"127.0.0.{3 + n}")
         if found == expected:

@@ -1,4 +1,4 @@
-"""A transfer that stands still is cut off, whichever side it is that does; one that moves is not."""
+"""A transfer that stalls is cut off, whichever side stalls. A transfer that moves is not."""
 
 import contextlib
 import socket
@@ -24,7 +24,7 @@ STALL = 0.5
 
 @pytest.fixture(scope="module")
 def quick(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator without much patience."""
+    """Yield a coordinator that cuts off a transfer of less than 100 bytes within STALL seconds."""
     settings = {"FEDSSL_STALL_SECONDS": str(STALL), "FEDSSL_STALL_BYTES": "100"}
     store = tmp_path_factory.mktemp("quick") / "store"
     with servers.database() as url, Coordinator(url, servers.redis_url, store, **settings) as running:
@@ -47,9 +47,9 @@ def _head(coordinator: Coordinator, request: str, length: int, *more: str) -> by
 
 
 def _rest(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
+    """Return everything that the peer sends until it closes the connection."""
     found = b""
-    with contextlib.suppress(ConnectionResetError):  # it has not read all that was sent
+    with contextlib.suppress(ConnectionResetError):  # the peer has not read everything
         while chunk := connection.recv(1 << 16):
             found += chunk
     return found
@@ -58,7 +58,7 @@ def _rest(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize("request_line", [f"PUT /v1/artifacts/{digest(DATA)}", "POST /v1/runs"])
 @pytest.mark.parametrize("drip", [b"", b"x"])
 def test_a_body_that_stands_still(quick: Coordinator, request_line: str, drip: bytes) -> None:
-    """In silence, or a byte at a time."""
+    """The sender is silent, or sends one byte at a time."""
     with _connect(quick) as connection:
         connection.sendall(_head(quick, request_line, 5000) + DATA[:10])
         connection.settimeout(0.05)

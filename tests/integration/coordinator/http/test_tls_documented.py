@@ -1,4 +1,4 @@
-"""The ways to serve the API that docs/operations/access.md prints, as processes of their own."""
+"""Each command of docs/operations/access.md that serves the API runs as a process."""
 
 import os
 import re
@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "operations" / "access.md"
 
 
 def printed() -> list[list[str]]:
-    """The commands of the section on TLS that start the API."""
+    """Return the commands of the section on TLS that start the API."""
     section = PAGE.read_text().split("\n## TLS\n")[1].split("\n## ")[0]
     return [shlex.split(line) for line in re.findall(r"^\$ (fedssl-coordinator api .*)$", section, re.MULTILINE)]
 
@@ -39,7 +39,7 @@ def _free_port() -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the files that the commands name: the API's certificate and key, and the clients' authority."""
+    """Return a folder with the files that the commands name: the API's certificate and key, the clients' authority."""
     Authority(tmp_path, "clients").sign("hospital", "127.0.0.1")
     Authority(tmp_path, "ours").sign("api", "127.0.0.1")
     return tmp_path
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started(servers: Servers, folder: Path) -> Iterator[list[tuple[list[str], int]]]:
-    """All of them at once, on loopback and each on a port of its own: nothing else of a command is changed."""
+    """Start all commands, and yield each with its port. Only their host and port are changed: each uses loopback."""
     with ExitStack() as stack:
         environment = coordinator_environment(
             stack.enter_context(servers.database()), servers.redis_url, folder / "store"
@@ -80,7 +80,7 @@ def test_every_printed_command_serves(started: list[tuple[list[str], int]], fold
 
 
 def _status(port: int, context: ssl.SSLContext, *, is_encrypted: bool, seconds: float = 60) -> int | None:
-    """What /healthz answers, once it does; None: nothing."""
+    """Return the status of /healthz as soon as it answers, or None if it does not within `seconds`."""
     end = time.monotonic() + seconds
     while True:
         try:

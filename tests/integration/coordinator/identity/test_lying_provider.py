@@ -32,14 +32,14 @@ _CALLBACK = "/sign-in/oidc/callback"
 
 @dataclass
 class Place:
-    """A coordinator and its provider. `sign_in` takes the claims that lie."""
+    """A coordinator and its provider. `sign_in` takes false claims."""
 
     coordinator: Coordinator
     liar: Liar
     tables: Tables
 
     def sign_in(self, **claims: Any) -> httpx.Response:
-        """A whole sign-in in a new browser, and the page at its end."""
+        """Sign in with a new browser. Return the last answer, or the first one if the sign-in cannot begin."""
         with Browser(self.coordinator, None) as browser:
             begun = browser.http.get("/sign-in/oidc")
             if begun.status_code != 303:
@@ -63,7 +63,7 @@ def _place(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def place(_place: Place) -> Place:
-    """With an honest provider that the coordinator has not asked yet."""
+    """Return the place, with an honest provider that the coordinator has not contacted yet."""
     _place.liar.behave()
     openid.provider.cache_clear()
     return _place
@@ -83,7 +83,7 @@ def refused(place: Place, answer: httpx.Response, reason: str, status: int = 401
 
 @pytest.fixture
 def signed_in(place: Place) -> Callable[[httpx.Response], None]:
-    """Checks that a person was signed in, and forgets it."""
+    """Return a function that checks that a person was signed in, and deletes the session."""
 
     def check(answer: httpx.Response) -> None:
         assert (answer.status_code, answer.headers.get("location")) == (303, "/runs"), answer.text
@@ -148,7 +148,7 @@ _SIGNATURES: dict[str, Callable[[Liar], Callable[[dict[str, Any]], str]]] = {
 
 
 def _with_hmac(claims: dict[str, Any], secret: bytes) -> str:
-    """Return what a library would make that does not refuse, as joserfc does, to use a public key as a secret."""
+    """Return a token signed by HMAC, even if the secret is a public key, which joserfc refuses."""
     parts = [json.dumps(part).encode() for part in ({"alg": "HS256", "kid": "one"}, claims)]
     signed = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
     mac = base64.urlsafe_b64encode(hmac.digest(secret, signed, "sha256")).rstrip(b"=")
@@ -179,7 +179,7 @@ def test_a_new_key_is_fetched_and_unknown_ones_are_not_fetched_for_every_request
     new = RSAKey.generate_key(2048, {"kid": "two", "use": "sig"})
     place.liar.keys = KeySet([place.liar.key, new]).as_dict(private=False)
     place.liar.sign = lambda claims: place.liar.signed(claims, new, "two")
-    refused(place, place.sign_in(), "No key for kid")  # it has been asked a moment ago
+    refused(place, place.sign_in(), "No key for kid")  # the keys were fetched a moment ago
     assert place.liar.requests.count("/keys") == 1
     found = openid.provider()
     assert found is not None
@@ -256,7 +256,7 @@ def test_the_highest_role_counts(place: Place) -> None:
         page = browser.get("/runs").text
         assert "Signed in as <b>&lt;script&gt;\\x00xxx" in page
         assert "</b>, admin." in page
-        # This provider offers no sign-out: the session here ends all the same.
+        # This provider offers no sign-out. The session here still ends.
         assert browser.send("/sign-out").headers["location"] == "/sign-in"
         assert browser.get("/runs").status_code == 303
     place.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %")

@@ -51,7 +51,7 @@ def sign_in(browser: Browser, visit: Visit, name: str, wanted: str = "/clients")
 
 
 def reason(page: httpx.Response) -> str:
-    """The error on the page."""
+    """Return the error on the page."""
     found = re.search(r'role="alert">([^<]*)<', page.text)
     assert found, page.text
     return unescape(found[1])
@@ -131,7 +131,7 @@ def test_an_answer_is_good_once(place: SignInPlace, browser: Browser, visit: Vis
     again = browser.http.get(back)
     assert again.status_code == 401
     assert "did not begin this sign-in" in reason(again)
-    # Even if someone has kept the browser's cookie, the provider accepts a code once.
+    # Even if a thief has the browser's cookie, the provider accepts a code only once.
     with Browser(place.coordinator, None) as thief:
         answer = thief.http.get(back, headers={"Cookie": f"{ATTEMPT_COOKIE}={kept}"})
     assert answer.status_code == 401
@@ -148,7 +148,7 @@ def test_another_browsers_answer_is_refused(place: SignInPlace, browser: Browser
 
 
 def test_a_stolen_code_is_useless_in_another_session(place: SignInPlace, browser: Browser, visit: Visit) -> None:
-    """Code injection: Mallory has Ada's code before it is used, and puts it into an answer to a request of her own."""
+    """Code injection: Mallory has Ada's unused code, and puts it into an answer to a request of her own."""
     code = query_of(visit.sign_in(begin(browser), "ada"))["code"]
     with Browser(place.coordinator, None) as mallory:
         own = query_of(begin(mallory))

@@ -1,4 +1,4 @@
-"""Every operation says whose it is, and keeps everybody else out: the OpenAPI document is walked, role by role."""
+"""Every operation documents its roles and refuses all others: the OpenAPI document is walked, role by role."""
 
 import fnmatch
 import re
@@ -32,7 +32,7 @@ class Token:
 
 @pytest.fixture(scope="module")
 def made(standing: Coordinator) -> dict[str, Token]:
-    """A token of each role, by role."""
+    """Return a token of each role, by role."""
 
     def token(role: Role) -> Token:
         client_id = "a" if role is Role.WORKER else None
@@ -47,7 +47,7 @@ def made(standing: Coordinator) -> dict[str, Token]:
 
 
 def _call(coordinator: Coordinator, operation: Operation, secret: str | None) -> httpx.Response:
-    """A request that does nothing even where it is let through: what it names does not exist, or it names nothing."""
+    """Send a request that changes nothing even if it is permitted: it names an object that does not exist, or none."""
     content = {"/v1/work/claim": b'{"wait_seconds": 0}'}.get(operation.template, b"{}")
     headers = {"Content-Type": "application/json"} | ({} if secret is None else {"Authorization": f"Bearer {secret}"})
     with coordinator.bare_http() as http:
@@ -61,7 +61,7 @@ def _call(coordinator: Coordinator, operation: Operation, secret: str | None) ->
 
 
 def _routes(routes: Iterable[BaseRoute]) -> Iterator[Route]:
-    """Every route, also those of included routers, which FastAPI keeps as they are."""
+    """Yield every route, including those of included routers, which FastAPI does not copy."""
     for route in routes:
         if isinstance(route, Route):
             yield route
@@ -86,13 +86,13 @@ def test_nothing_answers_that_the_document_leaves_out() -> None:
 
 @pytest.mark.parametrize("operation", GUARDED, ids=str)
 def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> None:
-    """Worked out from the path and the method alone, so that a new endpoint which forgets itself is found."""
+    """They are derived only from the path and the method, so that a new endpoint with too many roles is found."""
     match operation.method, operation.template:
         case _, path if path.startswith(WORKERS_ONLY):
             assert operation.roles == {"worker"}
         case _, "/v1/enrolments":
             assert operation.roles == {"enrolment"}
-        case _, "/v1/artifacts/{digest}":  # single updates: not for those who may only look on
+        case _, "/v1/artifacts/{digest}":  # single updates: not for viewers
             assert operation.roles == OPERATORS | {"worker"}
         case _, path if path.startswith("/v1/uploads"):
             assert operation.roles == OPERATORS | {"worker"}

@@ -1,4 +1,4 @@
-"""A token's end: by its time or at once, also for what was opened with it and waits."""
+"""A token ends when it expires or is revoked, also for requests and streams that it opened and that still wait."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ def test_a_token_opens_until_it_expires(coordinator: Coordinator) -> None:
 
 
 def _seconds_until_refused(ask: Callable[[], object], end: Callable[[], None]) -> float:
-    """How long after `end` a request that was waiting is refused."""
+    """Return the seconds from the call of `end` until a waiting request is refused."""
     refused: list[float] = []
 
     def wait() -> None:
@@ -63,15 +63,18 @@ def _claim(coordinator: Coordinator, token: TokenCreated) -> Callable[[], object
     return lambda: WorkerClient(coordinator.url, token.secret, retry=Retry(seconds=0)).claim(20)
 
 
-# A busy machine may take seconds to answer. So polls are frequent if only they find what has changed, and rare if a
-# notification must come first.
+# A busy machine may take seconds to answer. So polls are frequent if only they find a change, and rare if a
+# notification must arrive first.
 OFTEN, RARELY = 0.2, 20.0
 WITHIN = max(work.POLL_SECONDS, events.POLL_SECONDS) + 1
 
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Set the seconds between polls, few at first. Ask for it before the coordinator, which then polls."""
+    """Return a function that sets the seconds between polls, which are few at first.
+
+    Request this fixture before the coordinator, which then polls at this interval.
+    """
 
     def every(seconds: float) -> None:
         for module in (work, events):

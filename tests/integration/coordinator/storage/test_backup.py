@@ -41,7 +41,7 @@ cp -a {folder}/store/. {store}
 
 
 class Federation:
-    """A coordinator's clients, who send what round and name decide."""
+    """The clients of a coordinator. Their updates depend only on the round and the name."""
 
     def __init__(self, coordinator: Coordinator, run_id: UUID, tokens: dict[str, str], folder: Path) -> None:
         self.coordinator = coordinator
@@ -51,7 +51,7 @@ class Federation:
         self._workers = {name: WorkerClient(coordinator.url, token, retry=retry) for name, token in tokens.items()}
 
     def play(self, num_rounds: int) -> None:
-        """Go on until so many rounds are closed, collecting after each."""
+        """Continue until `num_rounds` rounds are closed, and collect garbage after each step."""
         from fedssl_coordinator.aggregator.tasks import collect
 
         while self.coordinator.client.run(self.run_id).rounds_closed < num_rounds:
@@ -62,7 +62,7 @@ class Federation:
             collect()
 
     def weights(self) -> list[str]:
-        """The digests of every round's weights, and the last."""
+        """Return the digests of the broadcasts of all rounds and of the final weights."""
         run = self.coordinator.client.run(self.run_id)
         assert run.outcome == Outcome.COMPLETED, run.reason
         return [each.broadcast for each in self.coordinator.client.rounds(self.run_id)] + [str(run.model)]

@@ -1,4 +1,4 @@
-"""Lost and damaged files of the store: nothing is computed from them, and everything continues once they are right."""
+"""Lost and damaged files of the store: nothing is computed from them, and work resumes once they are restored."""
 
 import os
 import threading
@@ -45,14 +45,14 @@ def _path(coordinator: Coordinator, digest: object) -> Path:
 
 
 def _damage(path: Path, how: str) -> bytes:
-    """Damage a file, and return what a backup has."""
+    """Damage or remove a file, and return its original content."""
     content = path.read_bytes()
     damaged = DAMAGES[how](content)
     if damaged is None:
         path.unlink()
     else:
         path.write_bytes(damaged)
-        os.utime(path, (0, 0))  # a bit that flips on the disk changes no time
+        os.utime(path, (0, 0))  # a flipped bit on the disk does not change the time
     return content
 
 
@@ -66,7 +66,7 @@ def _pause_over(tables: Tables) -> None:
 
 
 def _play(cast: Cast, *names: str) -> None:
-    """One round of the clients, aggregated."""
+    """Let the clients, by default `a` and `b`, deliver for one round, and aggregate it."""
     for name in names or ("a", "b"):
         number = cast.claim(name).round_number
         cast.deliver(name, VALUES[name] * number, 10)
@@ -84,7 +84,7 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
 
 @pytest.fixture
 def twin(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> str:
-    """The weights of the run that nothing happens to."""
+    """Return the digest of the final weights of the same run without damage."""
     undamaged = Cast(coordinator, tables, tmp_path, "cd", **SCAFFOLD)
     VALUES.update(c=VALUES["a"], d=VALUES["b"])
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_damaged_server_state_stalls_the_run_until_it_is_restored(
         assert str(digest) in str(run.reason)
         assert f"Restore it from a backup as {path}" in str(run.reason)
         _pause_over(tables)
-        cast.advance()  # it is missing now
+        cast.advance()  # the file is missing now
     stalled = cast.events("run.stalled")
     assert str(digest) in stalled[0].message
     assert [event.data["digest"] for event in cast.events("artifact.damaged")] == [digest] * (how != "gone")
@@ -147,7 +147,7 @@ def test_the_client_of_a_damaged_update_is_asked_for_it_again(cast: Cast, tables
     assert reopened.data["clients"] == {"a": why}
     assert [event.data["digest"] for event in cast.events("artifact.damaged")] == [digest] * (how != "gone")
     assert [event.message for event in cast.events("assignment.expired")] == [f"a: {why}; asked again"]
-    cast.advance()  # it waits, and has a new deadline
+    cast.advance()  # the round waits, with a new deadline
     assert cast.round.state == RoundState.OPEN
     again = cast.claim("a")
     changed = {"assignment_id", "round_deadline"}
@@ -162,7 +162,7 @@ def test_the_client_of_a_damaged_update_is_asked_for_it_again(cast: Cast, tables
 
 
 def test_all_damaged_updates_are_asked_for_at_once(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """Also if two clients sent the same bytes, and if the round has no attempt left."""
+    """This holds also if two clients sent the same bytes, and if the round has no attempt left."""
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort={"max_attempts": 1})
     cast.work("a", "b", value=1.0)
     cast.work("c", value=2.0)
@@ -196,7 +196,7 @@ def test_a_client_that_does_not_answer_again_is_missing_as_any_other(
 def test_an_update_that_cannot_be_read_for_a_moment_is_read_again(
     cast: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk failed, or the memory: the file itself is right. No client is asked again."""
+    """The disk or the memory failed and the file itself is right, so no client is asked again."""
     from fedssl_coordinator.aggregator import stored
 
     read_tensors, calls = stored.read_tensors, [0]
@@ -212,7 +212,7 @@ def test_an_update_that_cannot_be_read_for_a_moment_is_read_again(
 
 
 def test_updates_that_were_asked_for_meanwhile_are_not_published(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An aggregator that has lost its lock finishes after another one has found an update damaged."""
+    """An aggregator that has lost its lock finishes after another one has found a damaged update."""
     from fedssl_coordinator.aggregator import rounds
 
     compute, before = rounds.next_weights, cast.run.server_state
@@ -262,7 +262,7 @@ def _finished(cast: DistillingCast) -> str:
 
 @pytest.fixture
 def student(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> str:
-    """The weights of the distillation that nothing happens to."""
+    """Return the digest of the final weights of the same distillation without damage."""
     return _finished(DistillingCast(coordinator, tables, tmp_path))
 
 
@@ -325,7 +325,7 @@ def test_a_damaged_checkpoint_costs_only_time(
     monkeypatch: pytest.MonkeyPatch,
     change_settings: Callable[..., None],
 ) -> None:
-    """A flipped bit is not noticed by the format: the student would be another one."""
+    """The file format does not detect a flipped bit: the student would have other weights."""
     from fedssl_coordinator.aggregator.distillation_checkpoints import Training
 
     on_epoch, calls = Training.on_epoch, [0]
@@ -388,7 +388,7 @@ def test_a_damaged_artifact_is_not_sent_as_if_it_were_right(cast: Cast, tmp_path
     digest, client = str(cast.run.model), cast.coordinator.client
     path, destination = _path(cast.coordinator, digest), tmp_path / "model"
     backup = _damage(path, how)
-    with pytest.raises(ClientError):  # the connection breaks off before the last bytes
+    with pytest.raises(ClientError):  # the connection ends before the last bytes
         client.download_model(cast.id, destination)
     with pytest.raises(NotFound):
         client.download_model(cast.id, destination)

@@ -1,4 +1,4 @@
-"""The coordinator with its artifacts in an object store: several API processes, transfers past them, and outages."""
+"""The coordinator with its artifacts in an object store: several API processes, direct transfers, and outages."""
 
 import os
 import threading
@@ -30,7 +30,7 @@ from support.uploads import digest, file_of, taken_apart
 pytestmark = [pytest.mark.full, pytest.mark.integration]
 
 PATIENT = Retry(seconds=60, first_delay=0.05, max_delay=0.5)
-DATA = public_bytes(num_images=1500, size=64)  # 6 MB: two objects where it arrives in parts
+DATA = public_bytes(num_images=1500, size=64)  # 6 MB: two objects if it arrives in parts
 DIGEST = digest(DATA)
 PLACE = f"some/where/{DIGEST[:2]}/{DIGEST[2:4]}/{DIGEST}"
 
@@ -52,7 +52,7 @@ def _over(
 
 @contextmanager
 def _another(running: Coordinator, folder: Path) -> Iterator[str]:
-    """A second API process, with nothing in common with the first but its servers; its address."""
+    """Run a second API process, which shares only the servers with the first, and yield its address."""
     port = free_port()
     own = {"FEDSSL_STORE_CACHE_PATH": str(folder / "another"), "FEDSSL_STORE_PATH": "/nowhere"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
@@ -99,12 +99,12 @@ def test_artifacts_that_do_not_pass_the_api(
             assert [entry.name for entry in client.artifact_header(DIGEST).entries] == ["images"]
         assert object_store.objects(bucket) == [PLACE]
         with running.http() as http:
-            assert http.get(f"/v1/artifacts/{DIGEST}").content == DATA  # of whoever does not say that they can go there
+            assert http.get(f"/v1/artifacts/{DIGEST}").content == DATA  # for clients without direct transfer
             answer = http.get(f"/v1/artifacts/{DIGEST}", headers={"Accept-Direct": "1"})
         assert (answer.status_code, answer.headers["etag"]) == (307, f'"{DIGEST}"')
         assert answer.headers["location"].startswith(f"{object_store.endpoint}/{bucket}/{PLACE}?")
         part = tmp_path / f".fetched.{DIGEST}.part"
-        part.write_bytes(DATA[:1_000_000])  # what an earlier process has fetched
+        part.write_bytes(DATA[:1_000_000])  # fetched by an earlier process
         told: list[int] = []
         with WorkerClient(running.url, running.admin_token, retry=PATIENT) as reader:
             reader.download(DIGEST, tmp_path / "fetched", on_bytes=told.append)
@@ -119,7 +119,7 @@ def test_what_cannot_reach_the_object_store_passes_through_the_api(
     url = object_store.url(bucket, public_endpoint=f"http://127.0.0.1:{free_port()}")
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1", FEDSSL_STORE_URL=url) as (running, _):
         with Client(running.url, running.admin_token, retry=PATIENT) as client:
-            assert client.add_public_dataset("scans", source).digest == DIGEST  # its parts were begun, and are dropped
+            assert client.add_public_dataset("scans", source).digest == DIGEST  # its begun parts are dropped
             assert not client._connection.direct_transfer.is_open
         assert list(object_store.bucket(bucket).multiparts()) == []
         assert object_store.objects(bucket) == [PLACE]
@@ -161,7 +161,7 @@ def test_what_came_directly_is_checked_like_everything_else(
 def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on MinIO, which lists multipart uploads by whole keys alone."""
+    """MinIO, for example, lists multipart uploads only by whole keys."""
     listed = Bucket.multiparts
 
     def by_key(self: Bucket, prefix: str = "") -> Iterator[Multipart]:
@@ -173,7 +173,7 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
 
         location = tus.begun(len(DATA), DIGEST)
         assert len(tus.request("POST", f"{location}/parts").json()["parts"]) == 1
-        # Dropped between two looks: nothing is missing of it, and nothing has arrived.
+        # The upload is dropped between two checks: no part is missing, and none has arrived.
         with monkeypatch.context() as patch:
             patch.setattr(S3Direct, "missing", lambda self, limit: [])
             answer = tus.request("POST", f"{location}/parts")
@@ -244,7 +244,7 @@ def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_set_aside(
         cast.work("b", value=3.0)
         [update, _] = [str(part.update) for part in cast.round.assignments]
         state = str(cast.run.server_state)
-        for digest in (update, state):  # local copies: they are fetched again
+        for digest in (update, state):  # damaged local copies are fetched again
             _flip(tmp_path / "cache" / "files" / digest)
         [place] = (object_store.folder / bucket).rglob(update)
         content = place.read_bytes()
@@ -286,7 +286,7 @@ def test_what_is_gone_or_damaged_in_the_bucket_is_found(
         content = place.read_bytes()
         place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         object_store.look_again()
-        assert "has other bytes" in [checked.fault for checked in verify_store()]  # whatever the local copy says
+        assert "has other bytes" in [checked.fault for checked in verify_store()]  # the local copy does not count
         place.unlink()
         object_store.look_again()
         assert "is missing" in [checked.fault for checked in verify_store()]

@@ -1,4 +1,4 @@
-"""What leaves the artifact store by itself, what never does, and how one finds out that something is missing."""
+"""Which artifacts garbage collection removes, which it keeps, and how a missing artifact is found."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def run_command(*arguments: str) -> Result:
 
 
 def collect() -> dict[str, int]:
-    """How many artifacts of which kind were removed; what is left must be whole."""
+    """Collect garbage, check that the remaining store is intact, and return the number of removed artifacts by kind."""
     from fedssl_coordinator.storage.retention import collection
 
     collected = collection.collect()
@@ -51,7 +51,7 @@ def is_stored(coordinator: Coordinator, name: str) -> bool:
 
 
 def age(tables: Tables, seconds: float) -> None:
-    """So much time has passed since everything that has happened."""
+    """Make the ends of rounds and the last uses of artifacts `seconds` earlier."""
     tables.execute("UPDATE rounds SET closed_at = closed_at - make_interval(secs => %s)", seconds)
     tables.execute("UPDATE artifacts SET touched_at = touched_at - make_interval(secs => %s)", seconds)
 
@@ -71,7 +71,7 @@ def test_updates_go_once_their_round_is_closed(cast: Cast, coordinator: Coordina
     assert event.data["bytes"] > 0
     with pytest.raises(NotFound):
         coordinator.client.artifact_header(updates[0])
-    # A worker whose answer was lost sends it again: it is told that all is well, and nothing comes back.
+    # A worker that did not get the answer sends the update again: the upload succeeds, and nothing is stored.
     assert upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path) == updates[0]
     assert not is_stored(coordinator, updates[0])
     last = cast.claim("a").last_accepted
@@ -119,7 +119,7 @@ def test_a_run_keeps_its_first_newest_and_best_weights(
 
 
 def judge(coordinator: Coordinator, tables: Tables, cast: Cast, best: str, folder: Path) -> None:
-    """Every round has been judged, and `best` has won."""
+    """Write a completed evaluation of every round, in which the weights `best` have the highest score."""
     content = labelled_bytes()
     coordinator.client.add_evaluation_dataset("held-out", written(folder, content))
     for number, each in enumerate(cast.rounds):
@@ -142,7 +142,7 @@ def test_a_data_set_that_is_never_registered_goes_after_a_day(
         assert http.put(f"/v1/artifacts/{forgotten}", content=contents[2]).status_code == 201
         assert collect() == {}
         age(tables, DAY)
-        assert http.put(f"/v1/artifacts/{sent_again}", content=contents[1]).status_code == 200  # so it stays
+        assert http.put(f"/v1/artifacts/{sent_again}", content=contents[1]).status_code == 200  # so it is kept
         assert collect() == {"unreferenced": 1}
         assert [is_stored(coordinator, each) for each in (kept, sent_again, forgotten)] == [True, True, False]
         wanted = {"name": "lost", "digest": forgotten, "split": "train"}
@@ -152,7 +152,7 @@ def test_a_data_set_that_is_never_registered_goes_after_a_day(
 
 
 def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) -> None:
-    """What a process left that was killed between the store and Postgres, or in mid-upload."""
+    """They are left by a process that was killed during an upload, or between writing the file and its row."""
     from fedssl_coordinator.core.store import store
 
     names = []
@@ -179,7 +179,7 @@ def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) ->
 def test_a_store_that_goes_away_while_it_is_collected(
     cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it may have removed until then, nobody takes for kept."""
+    """No artifact that the collection may have removed by then counts as stored."""
     from fedssl_coordinator.storage.retention import collection
 
     cast.work("a", value=1.0)
@@ -208,7 +208,7 @@ def test_a_store_that_goes_away_while_it_is_collected(
 
 
 def test_a_file_that_a_killed_collection_left(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
-    """The row says that the bytes are gone, and they are not."""
+    """The row records that the artifact was removed, but the file still exists."""
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
     cast.advance()
@@ -297,7 +297,7 @@ def test_a_finished_run_is_deleted_with_its_artifacts(
 
 
 def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends() -> None:
-    """A new table's artifacts are safe; this list is to be looked at when one is added."""
+    """Artifacts of a new table are kept by default. Revise this list when a table is added."""
     from fedssl_coordinator.storage.retention import repository
 
     ends = {str(column) for column in repository._conditions(repository.RetentionPeriods(0, 0, 0))}
