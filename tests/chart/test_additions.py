@@ -31,7 +31,7 @@ ADDED: dict[str, Any] = {
 
 
 def _workload(component: str) -> dict[str, Any]:
-    """The workload of a component to which everything has been added."""
+    """Return the workload of a component to which everything has been added."""
     chart = render({component: ADDED, "worker": CLIENT | (ADDED if component == "worker" else {})})
     if component == "migrations":
         return chart.of("Job")[0]
@@ -149,7 +149,7 @@ def test_a_load_balancer_serves_https_to_everyone_whom_it_lets_in() -> None:
     assert "FEDSSL_INSECURE_PUBLIC" not in environment
     assert {"name": "tls", "secret": {"secretName": "fedssl-tls", "defaultMode": 0o440}} in spec["volumes"]
     [rule, *_] = chart.named("NetworkPolicy", "-api")["spec"]["ingress"]
-    assert rule == {"ports": [{"port": 8000, "protocol": "TCP"}]}  # callers are outside of the cluster
+    assert rule == {"ports": [{"port": 8000, "protocol": "TCP"}]}  # callers are outside the cluster
     worker = pod(chart.named("StatefulSet", "-worker-hospital-a"))["spec"]["containers"][0]["env"]
     assert {"name": "FEDSSL_WORKER_COORDINATOR", "value": "https://site-fedssl-api:443"} in worker
     assert "FEDSSL_WORKER_INSECURE_HTTP" not in str(worker)
@@ -356,7 +356,7 @@ def test_a_load_balancer_that_encrypts_itself_is_a_decision() -> None:
 
 
 def test_notifications_leave_by_a_pod_of_their_own() -> None:
-    """It is small, only its policy lets it out, and no notification waits for the end of an evaluation."""
+    """The pod is small, only its policy lets it out, and no notification waits for the end of an evaluation."""
     chart = render({"networkPolicy": {"notificationsTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}})
     main, *_ = pod(chart.named("Deployment", "-notifier"))["spec"]["containers"]
     assert main["args"] == ["aggregator", "--queues", "notify"]
@@ -395,7 +395,7 @@ def test_only_the_api_signs_people_in_and_reaches_their_provider(monkeypatch: py
 
 
 def _sign_in(chart: Rendered, component: str) -> dict[str, dict[str, Any]]:
-    """The variables of a component that concern sign-in at a provider."""
+    """Return the variables of a component that concern sign-in at a provider."""
     main, *_ = pod(chart.named("Deployment", f"-{component}"))["spec"]["containers"]
     return {variable["name"]: variable for variable in main["env"] if variable["name"].startswith("FEDSSL_OIDC")}
 

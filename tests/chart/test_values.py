@@ -176,7 +176,7 @@ def test_a_secret_of_ones_own_wins_over_the_bundled_server() -> None:
 
 
 def test_behind_an_ingress_its_callers_count_and_not_its_controller() -> None:
-    """As the API reads them: what is told of the address and of https is taken from these proxies alone."""
+    """The API trusts the forwarded address and scheme only from these proxies."""
     environment = {variable["name"]: variable.get("value") for variable in _api_environment(rendered("everything"))}
     assert environment["FEDSSL_PROXY_HEADERS"] == "true"
     assert environment["FEDSSL_FORWARDED_ALLOW_IPS"] == "10.42.0.0/16,fd00::42"
@@ -263,7 +263,7 @@ def test_workers_alone_reach_the_object_store_of_their_coordinator() -> None:
 
 
 def _ports(policy: dict[str, Any]) -> set[int]:
-    """To which the pods may connect."""
+    """Return the ports to which the pods may connect."""
     return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
 
 

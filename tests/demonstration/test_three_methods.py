@@ -1,8 +1,8 @@
 """`fedssl up` with four workers, and three methods whose coordinator does more than average, on Fashion-MNIST.
 
 SSD's dimensions, FedRLC's centers and FLESD's distillation for clients of two kinds: one after the other, all at once,
-and while somebody kills workers and the coordinator's processes. `make demonstration` runs it, in about ten minutes;
-the figures of the last time are in docs/contributing/log.md.
+and while workers and the coordinator's processes are killed. `make demonstration` runs it, in about ten minutes;
+docs/contributing/log.md has the last results.
 
 Every run has the bits of its simulation, also on a GPU (`make demonstration ARGS="--device cuda"`), which the workers
 and the coordinator share: there the runs are deterministic. A GPU draws other random numbers than a CPU. So its scores
@@ -42,7 +42,7 @@ CLIENTS = tuple(f"client-{number}" for number in range(4))
 OWN_ENCODER = "client-3={ name = 'convnet', widths = [8, 16, 32] }"
 DISTILLER, WORKER = "--queues distill", "fedssl_worker run"
 VICTIMS = ("--queues aggregate", "--queues evaluate", "fedssl_coordinator beat")
-REST_SECONDS = 25.0  # before the same one is killed again: what dies within 20 s of its start is given up
+REST_SECONDS = 25.0  # before a process is killed again: the supervisor gives up one that dies within 20 s
 METHODS: dict[str, dict[str, Any]] = {
     "ssd": {"method": {"name": "ssd"}},
     "fedrlc": {"method": {"name": "fedrlc"}},
@@ -108,14 +108,14 @@ class Running:
         self.kills: list[str] = []
 
     def fedssl(self, *arguments: str) -> None:
-        """A command, in the federation's folder."""
+        """Run a `fedssl` command in the federation's folder."""
         subprocess.run([*FEDSSL, *arguments], cwd=self.folder, check=True, capture_output=True, timeout=120)
 
     def submit(self, method: str, seed: int) -> RunView:
         return self.client.create_run(_spec(method, seed, self.device))
 
     def finished(self, run_id: UUID) -> RunView:
-        """The run at its end, its evaluations done too."""
+        """Wait until the run and its evaluations have ended, and return the run."""
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             run = self.client.run(run_id)
@@ -127,7 +127,10 @@ class Running:
         raise AssertionError(f"not at its end: {self.client.run(run_id)}")
 
     def kill(self, what: str, environment: str = "") -> bool:
-        """SIGKILL for the process with `what` in its command line, and `environment` in its variables, if it lives."""
+        """Send SIGKILL to a process with `what` in its command line and `environment` in its variables.
+
+        Returns whether there was one.
+        """
         for pid in self.up.descendants():
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -140,7 +143,7 @@ class Running:
         return False
 
     def training(self, run_id: UUID) -> list[str]:
-        """The clients that train for the run just now."""
+        """Return the clients that have a lease in the run's current round."""
         newest = self.client.run(run_id).current_round
         assignments = [] if newest is None else newest.assignments
         return [each.client_id for each in assignments if each.state == AssignmentState.LEASED]
@@ -152,14 +155,14 @@ def _own_images(path: Path) -> ImageData:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Running]:
-    """Four workers, of which one has declared a smaller encoder; public and labelled images are registered."""
+    """Yield a federation of four workers, one with a smaller encoder. Public and labelled images are registered."""
     folder = tmp_path_factory.mktemp("demonstration")
     device: str = pytestconfig.getoption("--device")
     options = ["--data", DATA, "--clients", "4", "--alpha", "0.5", "--max-images", "4000", "--device", device]
     up = Up(folder, "up", "--port", "0", *options, "--encoder", OWN_ENCODER, "--format", "json")
     try:
         running = Running(folder, up, device)
-        # Under the known name, by which a simulation finds the same images.
+        # Registered under the name by which a simulation finds the same images.
         running.fedssl("public-dataset", "add", DATA, DATA, "--split", "test")
         running.fedssl("evaluation-dataset", "add", DATA, DATA)
         yield running
@@ -174,12 +177,12 @@ Simulated = dict[tuple[str, int, str], Result]
 
 @pytest.fixture(scope="module")
 def simulated() -> Simulated:
-    """What was simulated already, by method, seed and device."""
+    """Return the results of the simulations so far, by method, seed and device."""
     return {}
 
 
 def _problems(running: Running, run: RunView, simulated: Simulated) -> list[str]:
-    """Return what differs between a run and its simulation, and too much from the scores of one on a CPU."""
+    """Return what differs between a run and its simulation, and scores too far from those of a simulation on a CPU."""
     results = []
     for device in dict.fromkeys((running.device, "cpu")):  # meanwhile the federation trains
         key = (run.spec.method.name, run.spec.seed, device)
@@ -237,10 +240,10 @@ def test_all_at_once(running: Running, simulated: Simulated) -> None:
 
 
 def test_while_processes_are_killed(running: Running, simulated: Simulated) -> None:
-    """Every two to four seconds one of the coordinator's, and certainly a worker that trains and the distiller in the
-    middle of a distillation.
+    """One of the coordinator's processes is killed every two to four seconds, and so are a worker that trains and the
+    distiller in the middle of a distillation.
 
-    The supervisor starts what was killed; a process that dies again soon after its start would make it give up.
+    The supervisor restarts killed processes. It would give up one that dies again soon after its start.
     """
     draw = random.Random(5)
     runs = [running.submit(method, 1) for method in METHODS]

@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def anchors(path: Path) -> set[str]:
-    """The names that GitHub gives a document's headings, and those that it sets itself by <a id="...">."""
+    """Return the names that GitHub gives a document's headings, and those that the document sets by <a id="...">."""
     text = _FENCE.sub("", path.read_text())
     named = set(re.findall(r'<a id="([^"]+)">', text))
     return named | {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(text)}

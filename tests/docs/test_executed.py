@@ -1,4 +1,4 @@
-"""The notebook and the documents' commands are carried out, on one federation that `fedssl up` has started."""
+"""The notebook and the documents' commands are run on one federation that `fedssl up` has started."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ UP = ["fedssl", "up", "--data", "digits", "--clients", "2"]
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a federation that is up."""
+    """Yield the folder of a running federation."""
     folder = tmp_path_factory.mktemp("federation")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
     with (folder / "stderr").open("w") as said:
@@ -56,7 +56,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def here(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder with the federation in it, as where a reader has started one."""
+    """Return an empty working folder that links to the federation, as if a reader had started it there."""
     for name in [name for name in os.environ if name.startswith("FEDSSL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -120,7 +120,7 @@ def test_every_page_is_carried_out_here() -> None:
 
 
 class Others:
-    """The commands of other programs, carried out for as long as the test takes."""
+    """Runs the commands of other programs. Workers run until the test ends."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -153,7 +153,7 @@ class Others:
 
 
 def worker_of(folder: Path, client: str) -> str:
-    """The process of a client's worker."""
+    """Return the process id of a client's worker."""
     needle = f"FEDSSL_WORKER_STATE={folder}/.fedssl/workers/{client}\0".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -179,7 +179,7 @@ def write_labs(folder: Path) -> None:
 
 
 def check_classified(printed: str) -> None:
-    """The script of the page finds the classes of the two images, and gives the probabilities of `fedssl classify`."""
+    """Assert that the page's script prints the right classes of two images, and `fedssl classify`'s probabilities."""
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [line["malignant"] > line["benign"] for line in lines] == [False, True]
     with Path("predictions.csv").open(newline="") as file:

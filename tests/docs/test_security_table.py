@@ -12,7 +12,7 @@ ROWS = dict(re.findall(r"^\| (.+?) \| (`.+) \|$", SECTION, re.MULTILINE))
 
 
 def _named(cell: str) -> list[tuple[str, str]]:
-    """File and function of each test in a cell: `file.py`: `test_one`, `test_two`; `file.py`: `test_three`."""
+    """Return each test's file and function from a cell: `file.py`: `test_one`, `test_two`; `file.py`: `test_three`."""
     found = []
     for part in cell.split("; "):
         file, *functions = re.findall(r"`([^`]+)`", part)

@@ -1,4 +1,4 @@
-"""A federation with servers of its own, every part of which can be killed, stopped and cut off."""
+"""A federation with its own servers, every part of which can be killed, stopped and cut off."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ COORDINATOR = ("api", "aggregator", "distiller", "beat")
 class Arena(Federation):
     """API(s), aggregator, distiller, beat, workers behind a proxy, Postgres and Valkey: all of them real."""
 
-    forks = False  # faults come while an interpreter starts, too, and the points allow for the time that this takes
+    forks = False  # faults also hit interpreters that start, and the points allow for the time that a start takes
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Arena(Federation):
         environment_of: Callable[[str], dict[str, str]] = lambda name: {},
         **settings: str,
     ) -> None:
-        """`images`: of each client, by default of two. `environment_of`: further variables of the process of this name.
-        `settings`: the coordinator's."""
+        """`images`: each client's, by default those of two clients. `environment_of`: further variables of the process
+        of this name. `settings`: the coordinator's."""
         self.injected = injected
         self.postgres = Postgres(folder / POSTGRES)  # durable: a commit that was answered survives a kill
         self.valkey = Valkey(folder / VALKEY)
@@ -78,7 +78,7 @@ class Arena(Federation):
         self._ports = {"api": self._port, **{f"api-{n}": choose_port() for n in range(2, self._num_apis + 1)}}
         self.proxy = Proxy(list(self._ports.values()), self.injected).__enter__()
         super().__enter__()
-        self.proxy.refuses_delivery = lambda token: token == self._tokens.get("client-1")  # both ways occur
+        self.proxy.refuses_delivery = lambda token: token == self._tokens.get("client-1")  # so both ways occur
         for name in [*list(self._ports)[1:], *self.clients]:
             self.start(name)
         self.until(lambda: self._num_registered() == len(self.clients), "the workers")
@@ -101,19 +101,19 @@ class Arena(Federation):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that can be killed."""
+        """The names of everything that can be killed."""
         return (*COORDINATOR, POSTGRES, VALKEY, *self.clients)
 
     def command(self, *arguments: str) -> str:
-        """What `fedssl-coordinator` prints, run beside the processes; it must succeed."""
+        """Run `fedssl-coordinator` next to the processes, and return what it prints. It must succeed."""
         return self._run(*arguments)
 
     def state(self, client: str) -> Path:
-        """What a client's worker keeps."""
+        """Return the state folder of a client's worker."""
         return self.folder / "state" / client
 
     def owner(self, token: str) -> str:
-        """The client whose worker shows this token."""
+        """Return the client whose worker uses this token."""
         return next(name for name, own in self._tokens.items() if own == token)
 
     def start(self, name: str, **settings: str) -> None:
@@ -121,7 +121,7 @@ class Arena(Federation):
         super().start(name, **self._environment_of(name), **settings)
 
     def heal(self) -> None:
-        """Start again what a test that failed has left behind dead."""
+        """Start all servers and processes again that a failed test has left dead."""
         for server in (self.postgres, self.valkey):
             server.start()
         for name in sorted(self._names):
@@ -131,7 +131,7 @@ class Arena(Federation):
     # Faults
 
     def crash(self, name: str, point: str = "at random") -> None:
-        """SIGKILL, and nothing is left of it."""
+        """Send SIGKILL to a process or a server, and wait for its end."""
         self.injected.note("SIGKILL", name, point)
         server = self._server(name)
         if server is None:
@@ -142,7 +142,7 @@ class Arena(Federation):
         server.wait()
 
     def revive(self, name: str) -> None:
-        """Start it again."""
+        """Start a process or a server again."""
         server = self._server(name)
         if server is None:
             self.start(name)
@@ -156,7 +156,7 @@ class Arena(Federation):
 
     @contextmanager
     def switched_off(self, name: str, seconds: float) -> Iterator[None]:
-        """A server is stopped in good order and started again so long after."""
+        """Stop a server in good order during the block, and for at least this many seconds."""
         self.injected.note("stop and start", name, f"for {seconds:g} s")
         server = self._server(name)
         assert server is not None, f"{name} is no server"
@@ -169,14 +169,14 @@ class Arena(Federation):
             server.start()
 
     def forget_messages(self, point: str) -> None:
-        """Redis loses all that it has."""
+        """Delete everything that Redis has."""
         self.injected.note("FLUSHALL", VALKEY, point)
         with redis.Redis.from_url(self.valkey.url) as connection:
             connection.flushall()
 
     @contextmanager
     def stopped(self, name: str, point: str = "at random") -> Iterator[None]:
-        """SIGSTOP, and SIGCONT at the block's end."""
+        """Stop a process or a server with SIGSTOP, and continue it with SIGCONT at the end of the block."""
         self.injected.note("SIGSTOP", name, point)
         pids = self._family(name)
         _send(pids, signal.SIGSTOP)
@@ -194,7 +194,7 @@ class Arena(Federation):
 
     @contextmanager
     def refusing_connections(self, seconds: float) -> Iterator[None]:
-        """Postgres runs, ends every connection and takes none for so long, from the block's beginning."""
+        """Let Postgres end all connections, and accept none during the block and for at least this many seconds."""
         self.injected.note("refused connections", POSTGRES, f"for {seconds:g} s")
         end = time.monotonic() + seconds
         administrator = self.postgres.database_url("postgres").replace("+psycopg", "", 1)
@@ -210,11 +210,11 @@ class Arena(Federation):
     # Runs
 
     def begin(self, spec: RunSpec) -> UUID:
-        """Make a run, however long the coordinator needs to come back."""
+        """Create a run, even if the coordinator takes long to come back."""
         return self.client.create_run(spec, idempotency_key=os.urandom(8).hex()).id
 
     def finished(self, run_id: UUID, seconds: float = 120) -> RunView:
-        """Wait for the run's end."""
+        """Wait for the run's end, and return the run."""
 
         def look() -> RunView | None:
             run = self.client.run(run_id)
@@ -225,7 +225,7 @@ class Arena(Federation):
     # Looking
 
     def tables(self) -> Tables:
-        """A look at the database, over a connection of its own."""
+        """Return a separate connection to the database."""
         return Tables(self.postgres.url)
 
     def query(self, statement: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
@@ -233,7 +233,7 @@ class Arena(Federation):
             return tables.query(statement, *values)
 
     def until(self, look: Callable[[], T | None], what: str, seconds: float = 60) -> T:
-        """Poll until `look` returns something true, however often Postgres or the API is away meanwhile."""
+        """Poll until `look` returns something true, even if Postgres or the API does not answer meanwhile."""
 
         def patiently() -> T | None:
             with suppress(ClientError, psycopg.Error):
@@ -258,7 +258,7 @@ class Arena(Federation):
         return {POSTGRES: self.postgres, VALKEY: self.valkey}.get(name)
 
     def _family(self, name: str) -> list[int]:
-        """The process, and for Postgres those that serve the connections."""
+        """Return the id of a process, or the ids of a server and its children, which serve Postgres's connections."""
         server = self._server(name)
         if server is None:
             return [self.pid(name)]

@@ -36,7 +36,8 @@ _NEEDED: LiteralString = """
 _AGEING: tuple[LiteralString, ...] = (
     "UPDATE artifacts SET touched_at = touched_at - interval '2 days'",
     "UPDATE partial_uploads SET created_at = created_at - interval '2 days'",
-    # Once: a month makes their weights old. While the database's clock was ahead, it may have been tomorrow.
+    # Only once per round, because its weights count as old after a month. If the database's clock was ahead, the time
+    # may be in the future.
     "UPDATE rounds SET closed_at = closed_at - interval '2 days' WHERE closed_at > now() - interval '1 day'",
 )
 _TWO_DAYS = 2 * 24 * 3600.0
@@ -63,7 +64,7 @@ def completed(arena: Arena, run_id: UUID, spec: RunSpec, times_finished: int = 1
 
 
 def same_weights(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
-    """Bit for bit those of the undisturbed run."""
+    """Assert that the run's weights are exactly those of the undisturbed run."""
     path = arena.folder / "model.safetensors"
     arena.client.download_model(run_id, path)
     deployed, expected = load_tensors(path), specs.reference(spec)
@@ -73,7 +74,7 @@ def same_weights(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
 
 
 def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
-    """Every round closed with everybody's one update, and no other bits were ever uploaded for it."""
+    """Assert that every round closed with one update of each client, and that no client uploaded other bits for it."""
     rounds = tables.query("SELECT number, state, verdict FROM rounds WHERE run_id = %s ORDER BY number", run_id)
     assert rounds == [(number, "closed", "aggregated") for number in range(1, spec.num_rounds + 1)]
     accepted = tables.query(
@@ -111,7 +112,7 @@ def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
 
 
 def story(events: list[EventView], spec: RunSpec, times_finished: int = 1) -> None:
-    """The log tells the run's life in its order, each turn of it once."""
+    """Assert that the log has the events of the run's life in order, each of them once."""
     assert [event for event in events if event.kind in _SUSPICIOUS] == []
     kinds = [event.kind for event in events]
     for kind, times in (("run.created", 1), ("run.prepared", 1), ("run.finished", times_finished)):
@@ -149,14 +150,14 @@ def _story_of_a_round(events: list[EventView]) -> None:
 
 
 def no_orphans(arena: Arena) -> None:
-    """The coordinator's own collector, once everything is old enough for it, leaves what some row needs and no more.
+    """Assert that the coordinator's own collector leaves exactly what some row needs, once everything is old enough.
 
-    Again, for a few seconds, where a request that was cut off is still being cleared away.
+    Retries for a few seconds, because the remains of a request that was cut off may not have been removed yet.
     """
     left: list[str] = []
     for _ in range(_TRIES):
         _make_old(arena)
-        with suppress(subprocess.CalledProcessError):  # somebody collects at this moment
+        with suppress(subprocess.CalledProcessError):  # another collection is running
             arena.command("collect")
         with arena.tables() as tables:
             left = _left_over(tables, arena.store)
@@ -164,11 +165,11 @@ def no_orphans(arena: Arena) -> None:
             break
         time.sleep(1.0)
     assert not left, f"after a collection: {left}"
-    arena.command("verify-store")  # exits with 1 where a file that is needed is missing or has other bytes
+    arena.command("verify-store")  # exits with 1 if a file that is needed is missing or has other bytes
 
 
 def _make_old(arena: Arena) -> None:
-    """Two days go by for the store: what nobody needs is kept for one."""
+    """Make everything in the store two days older. The store keeps unneeded files for one day."""
     with arena.tables() as tables:
         for statement in _AGEING:
             tables.execute(statement)
@@ -179,7 +180,7 @@ def _make_old(arena: Arena) -> None:
 
 
 def _left_over(tables: Tables, store: Path) -> list[str]:
-    """Files without a row, rows without a need, beginnings: everything in store and tables that should be gone."""
+    """Return what is wrong in store and tables: files without a row, unneeded rows, unfinished files, missing files."""
     files = {path.name for path in store.glob("??/??/*")}
     rows = {digest for (digest,) in tables.query("SELECT digest FROM artifacts WHERE collected_at IS NULL")}
     needed = {digest for (digest,) in tables.query(_NEEDED) if digest is not None}
@@ -193,6 +194,6 @@ def _left_over(tables: Tables, store: Path) -> list[str]:
 
 
 def ledgers_hold(arena: Arena) -> None:
-    """Each worker's ledger is an unbroken chain, to which every kill has left at most a torn line."""
+    """Assert that each worker's ledger is an unbroken chain, in which every kill has left at most one torn line."""
     for client in arena.clients:
         verify(arena.state(client) / "ledger")

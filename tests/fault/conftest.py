@@ -22,7 +22,7 @@ _BEGAN = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Known where this folder is named on the command line, as `make fault` does."""
+    """Add the options, which exist if this folder is named on the command line, as in `make fault`."""
     parser.addoption("--fault-seed", type=int, help="what the faults are drawn from", default=_SEED)
     parser.addoption("--faults", type=int, help="how many faults, at least", default=_FAULTS)
     parser.addoption("--fault-report", type=Path, help="write the summary to this file, as JSON")
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def injected(pytestconfig: pytest.Config) -> Injected:
-    """Every fault of this process."""
+    """Return the record of all faults of this process."""
     return pytestconfig.stash.setdefault(_INJECTED, Injected())
 
 
@@ -59,22 +59,22 @@ def num_faults(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture
 def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
-    """A generator of the test's own: a test that is run alone draws the same."""
+    """Return the test's own generator, so that a test that is run alone draws the same numbers."""
     return random.Random(f"{seed}/{request.node.name}")
 
 
 @pytest.fixture(scope="session")
 def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    """A federation for all tests that need no other."""
+    """Yield a federation for all tests that do not need another one."""
     with Arena(tmp_path_factory.mktemp("arena"), injected) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def healed(arena: Arena) -> Iterator[None]:
-    """Whatever the test before has done, this one finds everything alive.
+    """Start everything that an earlier test has left dead.
 
-    After it, the events of every run, also of one that it left unfinished, must be a path of the state machines.
+    After the test, the events of every run, even of an unfinished one, must be a path of the state machines.
     """
     arena.heal()
     yield
@@ -95,7 +95,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A violation is shown when it happens: the end may be half an hour away."""
+    """Print a violation when it happens, because the end of the suite may be half an hour away."""
     if report.failed and report.nodeid.startswith("tests/fault/fault_"):
         print(f"\n{report.longreprtext}")  # noqa: T201
 

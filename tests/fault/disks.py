@@ -1,4 +1,4 @@
-"""Disks that are full: a small one of the test's own, filled to the last byte and emptied again."""
+"""Full disks: a small one that is mounted for the test, filled to the last byte, and emptied again."""
 
 import resource
 import subprocess
@@ -8,12 +8,12 @@ from pathlib import Path
 
 _BYTES = 8 << 20
 _MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={_BYTES},mode=0700", "fault")
-_FEW_BYTES = 8192  # fewer than an update's, more than a log's within seconds
+_FEW_BYTES = 8192  # fewer than an update has, more than a log gets within seconds
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """A disk of 8 MiB at `folder`; False: this user may not mount one."""
+    """Mount a disk of 8 MiB at `folder`. Yields whether it is mounted: the user may not be allowed to do it."""
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         if subprocess.run([*_MOUNT, str(folder)], capture_output=True, check=False).returncode == 0:
@@ -28,7 +28,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def full(folder: Path) -> Iterator[None]:
-    """Nothing more goes onto the disk."""
+    """Fill the disk during the block."""
     ballast = folder / "ballast"
     try:
         with ballast.open("wb", buffering=0) as file, suppress(OSError):
@@ -43,7 +43,7 @@ def full(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def unable_to_write(pid: int, log: Path) -> Iterator[None]:
-    """Where no disk can be mounted: the kernel lets the process write no file of more than 8 KiB."""
+    """Empty the log, and limit the process to files of 8 KiB during the block. For users who cannot mount a disk."""
     log.write_bytes(b"")
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (_FEW_BYTES, hard))

@@ -1,4 +1,4 @@
-"""Faults with an owner: the coordinator's files, a client's state, a computation that ends its own process."""
+"""Faults with a known cause: the coordinator's files, a client's state, a computation that ends its own process."""
 
 import random
 import shutil
@@ -34,7 +34,7 @@ def _flip(path: Path, rng: random.Random) -> None:
 
 @contextmanager
 def _unusable(arena: Arena, path: Path, fault: str, rng: random.Random) -> Iterator[None]:
-    """A file of the store is missing or damaged, and is right again after the block."""
+    """Delete or damage a file of the store during the block, and restore it afterwards."""
     arena.injected.note(fault, "store", "the broadcast")
     whole = path.read_bytes()
     if fault == "lost file":
@@ -74,7 +74,7 @@ def _without_pauses(arena: Arena, run_id: UUID) -> None:
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
 @pytest.mark.parametrize("fault", ["lost file", "bit rot"])
 def test_a_client_state_that_is_lost(method: str, fault: str, arena: Arena, rng: random.Random) -> None:
-    """The coordinator knows of it, and the weights are those of a simulation in which the client starts cold."""
+    """The coordinator records the loss, and the weights are those of a simulation in which the client starts cold."""
     spec = specs.spec(method, num_rounds=4)
     run_id = arena.begin(spec)
     number = rng.choice([1, 2])
@@ -105,7 +105,7 @@ def _same_as_cold(arena: Arena, run_id: UUID, spec: RunSpec, number: int) -> Non
 
 
 def test_an_aggregation_that_ends_its_process_every_time(arena: Arena, rng: random.Random) -> None:
-    """It is given up after five tries, with its cause, and completes once the run is resumed."""
+    """The aggregation is given up after five tries, with its cause, and completes after the run is resumed."""
     spec = specs.spec(rng.choice(["fedbyol", "scaffold", "ssd"]), num_rounds=2, seed=rng.randrange(2**32))
     run_id = arena.begin(spec)
     at = Round(run_id, rng.choice([1, 2]))

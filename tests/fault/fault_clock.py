@@ -1,4 +1,4 @@
-"""Clocks that jump by a day, forwards and back: of one machine after the other, and of the database's."""
+"""Clocks that jump by a day, forwards and back: each machine's in turn, and the database's."""
 
 import random
 import tempfile
@@ -35,9 +35,9 @@ def arena(injected: Injected, clocks: Clocks, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("name", [*COORDINATOR, "client-0", POSTGRES])
 def test_a_clock_jumps(name: str, arena: Arena, clocks: Clocks, rng: random.Random) -> None:
-    """A day ahead in the first round, a day back in the second, as it should be in the third.
+    """The clock is a day ahead in the first round, a day behind in the second, and right in the third.
 
-    In each all nudges are lost, so that only the sweep can move the run on.
+    In each round all nudges are lost, so that only the sweep can advance the run.
     """
     spec = specs.spec(rng.choice(["fedbyol", "scaffold", "ssd"]), num_rounds=3)
     run_id = arena.begin(spec)

@@ -103,7 +103,7 @@ def test_held_open(kind: str, arena: Arena, health_port: int, rng: random.Random
 
 
 def test_probes_while_tokens_are_guessed(arena: Arena) -> None:
-    """From the address of the probes and the workers, faster than the limits allow."""
+    """Tokens are guessed from the address of the probes and the workers, faster than the limits allow."""
     spec = specs.spec("fedbyol", num_rounds=1)
     arena.injected.note("guessed tokens", "api", "100 at once")
     with httpx.Client(base_url=arena.url, trust_env=False) as http:

@@ -1,4 +1,4 @@
-"""Coordinators that are broken or mean harm: workers get other answers than the real one's, drawn at random."""
+"""Broken and malicious coordinators: workers get other answers than the real coordinator's, drawn at random."""
 
 import random
 import re
@@ -26,7 +26,7 @@ PASSING = {**hostile.REFUSALS, **hostile.WAITS, **_BROKEN}
 
 
 class Trap(Listener):
-    """Where redirects lead: nothing may come."""
+    """A server to which redirects lead. No request may arrive at it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Trap(Listener):
 
 @contextmanager
 def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[list[str]]:
-    """Give some requests an answer from the lists in place of the coordinator's; yields the names of those given."""
+    """Answer some requests from the lists instead of the coordinator. Yields the names of the given answers."""
     proxy, given, lock = arena.proxy, list[str](), threading.Lock()
     redirects = {
         f"a redirect by {status}": hostile.answer(b"", status, Location=f"{trap.url}/v1/work/claim")
@@ -58,7 +58,7 @@ def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[li
         arena.injected.note(_kind(name), re.sub(r"(/(artifacts|uploads))/.*", r"\1/...", request.start), name)
         with suppress(OSError):
             while len(body) < request.length:
-                body += client.recv(1 << 16) or b" " * request.length  # it has gone
+                body += client.recv(1 << 16) or b" " * request.length  # the worker has closed the connection
             for part in answers[name]():
                 client.sendall(part)
 
@@ -79,7 +79,7 @@ def _kind(name: str) -> str:
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
 def test_answers_at_random(method: str, arena: Arena, rng: random.Random) -> None:
-    """No worker ends, none hangs, and every run has the bits of the undisturbed one."""
+    """No worker ends, none hangs, and every run has the bits of the undisturbed run."""
     workers = {name: arena.pid(name) for name in arena.clients}
     spec = specs.spec(method, num_rounds=3)
     with Trap() as trap:

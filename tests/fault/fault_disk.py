@@ -1,4 +1,4 @@
-"""A disk that is full: the store's, and a worker's."""
+"""Full disks: the store's, and a worker's."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ WORKER = "client-0"
 
 
 class Disks:
-    """The store's and one worker's: small ones, where they can be mounted."""
+    """The disks of the store and of one worker: small ones, if they can be mounted."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         federation = folder / "federation"
@@ -62,7 +62,7 @@ def arena(injected: Injected, disks: tuple[Disks, Path]) -> Iterator[Arena]:
 
 
 def test_no_room_for_an_update(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
-    """The coordinator asks for it again later, and the worker has it still."""
+    """The coordinator asks for the update again later, and the worker still has it."""
     spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):
@@ -73,7 +73,7 @@ def test_no_room_for_an_update(arena: Arena, disks: tuple[Disks, Path], rng: ran
 
 
 def test_no_room_for_new_weights(arena: Arena, disks: tuple[Disks, Path]) -> None:
-    """The aggregation is tried again, and the log says why."""
+    """The aggregation is retried, and an event reports why."""
     spec = specs.spec("scaffold", num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))
@@ -86,9 +86,9 @@ def test_no_room_for_new_weights(arena: Arena, disks: tuple[Disks, Path]) -> Non
 
 
 def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
-    """The worker waits for room and gives nothing back, where it is the disk and not a limit of its own.
+    """If the disk is full, the worker waits for room. If its own limit is reached instead, it declines its assignment.
 
-    What it gives back is offered again after a tenth of the round's time.
+    A declined assignment is offered again after a tenth of the round's time.
     """
     cohort = {**specs.COHORT, "deadline_seconds": 200}
     spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2, cohort=cohort)
@@ -101,7 +101,7 @@ def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rn
 
 
 def _says(arena: Arena, name: str, *words: str) -> bool:
-    """Whether it has written one of them into its log since the last time it was asked and had."""
+    """Return whether one of these words is in the log of a process, and empty the log if it is."""
     log = arena.folder / f"{name}.log"
     text = log.read_text(encoding="utf-8", errors="replace")
     found = any(word in text for word in words)

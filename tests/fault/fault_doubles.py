@@ -25,7 +25,7 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.parametrize("method", ["fedbyol", "flesd"])
 def test_nobody_interferes(method: str, arena: Arena) -> None:
-    """Two of each, undisturbed: every step of the run is made once."""
+    """With two of each and no other fault, every step of the run is taken once."""
     arena.injected.note("doubled", "beat, aggregator, distiller, api", "a whole run")
     before = dict(arena.proxy.served)
     spec = specs.spec(method, num_rounds=2)

@@ -1,7 +1,7 @@
 """Clients that are authenticated and lie: about their weights, their numbers of images, their metrics, their work.
 
 A third client takes part in every round and lies in each. What it sends is refused or left out; the
-honest clients' result has the bits that they have without it; and every event about it names it and no other client.
+honest clients' result has the same bits as without it; and every event about it names it and no other client.
 """
 
 import json
@@ -39,7 +39,7 @@ _ABOUT_LIES = ("update.rejected", "update.weight_refused", "update.unusual", "ar
 
 @dataclass
 class Liar:
-    """The dishonest client: the typed client where that can send it, bare HTTP where it cannot."""
+    """The dishonest client. It uses the typed client if that can send the lie, and bare HTTP if not."""
 
     worker: WorkerClient
     http: httpx.Client
@@ -119,7 +119,7 @@ def _work_of_another_client(liar: Liar, item: WorkItem) -> bool:
 
 
 def _other_numbers_afterwards(liar: Liar, item: WorkItem) -> bool:
-    """Its update is left out, and while the round is open it changes its mind about the numbers."""
+    """Submit an update that will be left out, and require that other values for it are refused afterwards."""
     accepted = liar.submit(item, liar.one_number(item, 3e38), loss=1.0)
     changes: list[dict[str, Any]] = [{"num_examples": 1}, {"metrics": {"loss": 2.0}}, {"update": "f" * 64}]
     change = liar.rng.choice(changes)
@@ -197,7 +197,7 @@ def _same_as_without(arena: Arena, run_id: Any, spec: RunSpec) -> None:
 def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
     arena: Arena, liar: Liar, injected: Injected
 ) -> None:
-    """Weights a million times as far as anyone's are finite, and enter the mean: the event names their client."""
+    """Weights that are inflated by a million are finite, and enter the mean: the event names their client."""
     spec = specs.spec("fedbyol", num_rounds=1, cohort=COHORT)
     run_id = arena.begin(spec)
     item = arena.until(lambda: liar.worker.claim(1), "the round")
@@ -213,7 +213,7 @@ def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
 
 
 def test_a_share_is_bounded_whatever_is_claimed(arena: Arena, liar: Liar, injected: Injected) -> None:
-    """It registers with the most images that the protocol knows, and gets no more than its share of the mean."""
+    """The liar registers with the most images that the protocol allows, and gets no more than its share of the mean."""
     registration = Register(
         worker_version="1", methods={"fedbyol": METHOD_CONFIGS["fedbyol"].info.version}, device="cpu",
         num_images=10**9, channels=1, image_size=8,

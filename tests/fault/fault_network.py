@@ -15,12 +15,12 @@ FAULT_CLASS = "network"
 
 SHARE = 0.5
 _CHANCE = 0.4  # of a request to be hit
-_MOST_RUNS = 5  # of four rounds, in which only some of the workers send updates by the way that is disturbed
+_MOST_RUNS = 5  # of four rounds; only some workers send their updates with the request that is disturbed
 
 
 @contextmanager
 def bad_network(arena: Arena, rng: random.Random, num_faults: int) -> Iterator[list[Action]]:
-    """So many requests go wrong; yields what is still to come."""
+    """Let this many requests fail. Yields the faults that have not happened yet."""
     coming: list[Action] = [rng.choice(ACTIONS) for _ in range(num_faults)]
 
     def choose(request: Request) -> Action | None:
@@ -47,7 +47,7 @@ def test_requests_at_random(method: str, arena: Arena, rng: random.Random, num_f
     "path", ["^GET /v1/artifacts/", "^PUT /v1/artifacts/", "^POST /v1/work/deliver", "^POST /v1/work/(submit|claim)"]
 )
 def test_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
-    """Everything that can happen to it, one after the other: what is sent again meets the next."""
+    """Every fault hits the request, one after the other: a request that is sent again meets the next fault."""
     rules = [arena.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
     for _ in range(_MOST_RUNS):
         # With another seed, no broadcast is known yet.

@@ -1,4 +1,4 @@
-"""A kill at every named point of a round, with each of those that could die there."""
+"""Kills at every named point of a round, of each process that could die there."""
 
 import random
 
@@ -16,7 +16,7 @@ _CASES = [
 
 
 def _methods(point: Point) -> tuple[str, ...]:
-    """Those whose rounds come by this point."""
+    """Return the methods whose rounds reach this point."""
     if point in DISTILLING:
         return ("flesd",)
     return tuple(name for name in specs.METHODS if name != "flesd" or point not in AGGREGATING)
@@ -24,7 +24,7 @@ def _methods(point: Point) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(("point", "victim"), _CASES)
 def test_killed_at(point: Point, victim: str, arena: Arena, rng: random.Random) -> None:
-    """In both rounds of a run, one after the other."""
+    """The process is killed in both rounds of a run."""
     spec = specs.spec(rng.choice(_methods(point)), num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):

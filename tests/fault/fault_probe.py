@@ -23,7 +23,7 @@ _LOCKED = "SELECT 1 FROM pg_locks WHERE relation = 'artifacts'::regclass AND mod
 
 @pytest.fixture(scope="module")
 def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    """A federation whose sites have labels."""
+    """Yield a federation whose sites have labels."""
 
     def labels(name: str) -> dict[str, str]:
         return {"FEDSSL_WORKER_LABELS": "own"} if name in specs.CLIENTS else {}
@@ -52,7 +52,7 @@ def test_killed_in_every_round(victim: str, arena: Arena, rng: random.Random) ->
 
 
 def _round(arena: Arena, spec: RunSpec, run_id: UUID | None, number: int, point: Point, victim: str) -> UUID:
-    """Have one round with a kill at the point, and return its run."""
+    """Run one round with a kill at the point, and return its run."""
 
     def opened() -> UUID:
         return arena.begin(spec) if run_id is None else arena.client.continue_run(run_id, number).id

@@ -45,7 +45,7 @@ def _is_finished(arena: Arena, run_id: UUID) -> bool:
 
 
 def test_a_worker_that_sleeps_longer_than_its_lease(arena: Arena, rng: random.Random) -> None:
-    """Its work is offered again, and it is the one that does it, with the bits of the first time."""
+    """The worker's work is offered again, and the same worker does it with the same bits."""
     method = rng.choice(specs.METHODS)
     cohort = {**specs.COHORT, "lease_seconds": 2}
     spec = specs.spec(method, num_rounds=2, cohort=cohort)

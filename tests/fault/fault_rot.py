@@ -1,4 +1,4 @@
-"""Bit rot and lost files: of the coordinator's store, at the moment before they are read."""
+"""Bit rot and lost files in the coordinator's store, before the files are read."""
 
 import functools
 import os
@@ -28,7 +28,7 @@ def _cut(content: bytearray, rng: random.Random) -> None:
 
 
 def _zero(content: bytearray, rng: random.Random) -> None:
-    """A block of the disk, with a bit that was set before."""
+    """Set 512 bytes to zero, at least one of them not zero before."""
     start = rng.randrange(len(content) // 2)
     content[start] |= 1
     content[start : start + 512] = bytes(len(content[start : start + 512]))
@@ -51,7 +51,7 @@ class Backup:
         self._contents: dict[Path, bytes] = {}
 
     def damage(self, digest: str, what: str, point: str) -> str:
-        """Damage a file in a way that is drawn, and return the way."""
+        """Damage a file in a random way, and return the name of the way."""
         path = self._arena.store / digest[:2] / digest[2:4] / digest
         kind = self._rng.choice(sorted(DAMAGES))
         self._arena.injected.note(kind, what, point)
@@ -67,7 +67,7 @@ class Backup:
         return kind
 
     def restore(self) -> None:
-        """As an operator does: next to its place, and then renamed."""
+        """Restore all damaged files as an operator does: write each next to its place, and then rename it."""
         for path, content in self._contents.items():
             restored = path.with_suffix(".restored")
             restored.write_bytes(content)
@@ -82,7 +82,7 @@ def backup(arena: Arena, rng: random.Random) -> Backup:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_accepted_updates(method: str, arena: Arena, backup: Backup, rng: random.Random) -> None:
-    """They are not restored: their clients send them again."""
+    """The damaged updates are not restored: their clients send them again."""
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):
@@ -104,7 +104,7 @@ def test_accepted_updates(method: str, arena: Arena, backup: Backup, rng: random
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_server_state(method: str, arena: Arena, backup: Backup) -> None:
-    """The run waits until it is restored, and names it."""
+    """The run waits until the server state is restored, and an event names it."""
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
     at = Round(run_id, 2)
@@ -119,7 +119,7 @@ def test_the_server_state(method: str, arena: Arena, backup: Backup) -> None:
 
 
 def test_a_broadcast(arena: Arena, backup: Backup) -> None:
-    """No client trains on it. When it is restored, they continue."""
+    """No client trains on a damaged broadcast. When it is restored, the clients continue."""
     spec = specs.spec("scaffold", num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))
@@ -140,7 +140,7 @@ def test_a_broadcast(arena: Arena, backup: Backup) -> None:
 
 
 def test_a_checkpoint(arena: Arena, backup: Backup) -> None:
-    """It is not needed: the distillation starts from scratch, with the same bits."""
+    """The checkpoint is not needed: the distillation starts from scratch, with the same bits."""
     spec = specs.spec("flesd", num_rounds=1)
     run_id = arena.begin(spec)
     found = "SELECT checkpoint FROM distillation_jobs WHERE run_id = %s AND checkpoint IS NOT NULL"

@@ -34,7 +34,7 @@ _SECURE = {"secure_aggregation": {"min_cohort": 3, "collusion": 0, "phase_second
 
 
 def _spec(num_rounds: int, *, is_secure: bool = True, **changes: Any) -> RunSpec:
-    """Three of the four clients are as many as a sum and a threshold need."""
+    """Return a spec with four clients. A sum and a threshold need three of them."""
     return method_spec(
         "fedbyol",
         num_rounds=num_rounds,
@@ -49,7 +49,7 @@ def _spec(num_rounds: int, *, is_secure: bool = True, **changes: Any) -> RunSpec
 
 @pytest.fixture(scope="module")
 def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    """A federation of four clients."""
+    """Yield a federation of four clients."""
     with Arena(tmp_path_factory.mktemp("secure"), injected, images=shards(_spec(1))) as running:
         yield running
 
@@ -77,7 +77,7 @@ def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
     [(SENDER, "hold"), (SENDER, "hold-answer"), ("api", "hold-body"), ("api", "hold-answer"), (VALKEY, "hold")],
 )
 def test_killed_at_a_message_of_each_phase(victim: str, action: Action, arena: Arena, rng: random.Random) -> None:
-    """A worker has written its file and its message has not left, or has arrived and the worker does not know."""
+    """A worker has written its file, and its message has not been sent, or has arrived without an answer."""
     spec = _spec(1, seed=rng.randrange(2**32))
     messages = _messages(arena, action)
     run_id = arena.begin(spec)
@@ -116,7 +116,7 @@ def test_killed_at_the_end_of_each_phase(victim: str, arena: Arena, rng: random.
 
 
 def _while_unmasking(arena: Arena, run_id: UUID, held: Held, victim: str) -> None:
-    """The sum is unmasked, and its weights are in the store, without a row."""
+    """Kill the victim when the sum is unmasked, and its weights are in the store without a row."""
     with artifacts_held(arena) as until_blocked:
         held.release()
         until_blocked("the rows of the new weights")
@@ -124,7 +124,7 @@ def _while_unmasking(arena: Arena, run_id: UUID, held: Held, victim: str) -> Non
 
 
 def _before_closing(arena: Arena, run_id: UUID, held: Held, victim: str) -> None:
-    """Everything that deletes shares and reveals is written and not committed."""
+    """Kill the victim when the deletion of shares and reveals is written and not committed."""
     with commits_held(arena, run_id) as gate:
         held.release()
         gate.wait("the end of the last phase")

@@ -1,4 +1,4 @@
-"""Postgres and Redis: away for a while, refusing, forgetting everything."""
+"""Postgres and Redis that stop for a while, refuse connections, or lose everything."""
 
 import random
 
@@ -21,7 +21,7 @@ def test_postgres_refuses_connections_for_a_minute(arena: Arena, rng: random.Ran
 
 
 def test_postgres_is_switched_off(arena: Arena, rng: random.Random) -> None:
-    """In both rounds, for longer than a lease lasts in the second."""
+    """The server stops in both rounds, in the second for longer than a lease."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     for number, seconds in ((1, 3.0), (2, 12.0)):
@@ -32,7 +32,7 @@ def test_postgres_is_switched_off(arena: Arena, rng: random.Random) -> None:
 
 
 def test_redis_forgets_all_messages(arena: Arena, rng: random.Random) -> None:
-    """While they wait for an aggregator that does not look: the sweep finds what they were about."""
+    """Redis loses the messages while the aggregator is stopped: the sweep finds the work that they were about."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):
@@ -43,7 +43,7 @@ def test_redis_forgets_all_messages(arena: Arena, rng: random.Random) -> None:
 
 
 def test_redis_is_away_for_a_whole_run(arena: Arena, rng: random.Random) -> None:
-    """Nothing is aggregated meanwhile, and nothing is lost: it goes on when Redis is back."""
+    """Nothing is aggregated meanwhile, and nothing is lost: the run continues when Redis is back."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))

@@ -13,7 +13,7 @@ _EVENTS = "hashtextextended('events/' || %s, 0)"
 
 
 class CommitGate:
-    """Whoever is about to commit an event of this run waits: everything is written, nothing is committed.
+    """A lock for which each transaction with an event of this run waits, after its last write and before its commit.
 
     It is the lock that keeps a run's events in order, which a transaction takes last.
     """
@@ -28,11 +28,11 @@ class CommitGate:
         self._holder.close()
 
     def wait(self, what: str) -> None:
-        """Until somebody waits at the gate."""
+        """Wait until a transaction waits at the gate."""
         _until_blocked(self._arena, what)
 
     def let_one_pass(self) -> None:
-        """The one that waits commits, and nobody after it."""
+        """Let the transaction that waits commit, and none after it."""
         successor = self._connect()
         queued = threading.Thread(target=self._lock, args=(successor,))
         queued.start()
@@ -50,7 +50,7 @@ class CommitGate:
 
 @contextmanager
 def commits_held(arena: Arena, run_id: UUID) -> Iterator[CommitGate]:
-    """A closed gate for the length of the block."""
+    """Yield a closed gate, which opens at the end of the block."""
     gate = CommitGate(arena, run_id)
     try:
         yield gate
@@ -60,14 +60,14 @@ def commits_held(arena: Arena, run_id: UUID) -> Iterator[CommitGate]:
 
 @contextmanager
 def artifacts_held(arena: Arena) -> Iterator[Callable[[str], None]]:
-    """Nobody can note an artifact that the store has; yields what waits until somebody tries."""
+    """Block the insertion of artifacts' rows. Yields a function that waits until a process tries to insert one."""
     with _locked(arena, "LOCK TABLE artifacts IN SHARE MODE"):
         yield lambda what: _until_blocked(arena, what)
 
 
 @contextmanager
 def jobs_held(arena: Arena) -> Iterator[Callable[[str], None]]:
-    """Nobody can write how far a distillation is; yields what waits until somebody tries."""
+    """Block updates of a distillation's progress. Yields a function that waits until a process tries to write it."""
     with _locked(arena, "SELECT 1 FROM distillation_jobs WHERE state = 'running' FOR UPDATE"):
         yield lambda what: _until_blocked(arena, what)
 

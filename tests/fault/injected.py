@@ -1,10 +1,10 @@
-"""What was injected and what came of it, counted by class: the suite's own ledger.
+"""The suite's record of the faults that were injected, and of their outcomes, counted by class.
 
 A test records a fault in one of two ways:
 
-* `injected.note(kind, target, point)` when it injects one, and `injected.settle(outcome)` once it has checked what came
-  of all faults since the last time. `audit.completed` settles with "same bits". Faults that a test has
-  not settled at its end get the outcome "held" if it passed, and "violation" if it failed.
+* `injected.note(kind, target, point)` when it injects one, and `injected.settle(outcome)` once it has checked the
+  outcome of all faults since the last time. `audit.completed` settles with "same bits". Faults that a test has not
+  settled at its end get the outcome "held" if it passed, and "violation" if it failed.
 * `injected.record(fault_class, fault, outcome)` for a fault whose outcome it has already checked.
 
 The class is that of the test's module, `FAULT_CLASS = "bit rot"`, or else the name of its file; `note` takes another
@@ -21,7 +21,7 @@ SAME_BITS, HELD, VIOLATION = "same bits", "held", "violation"
 
 @dataclass(slots=True)
 class Fault:
-    """One fault: what was done to whom, where in a run (`at random`, or the named point), and what came of it."""
+    """One fault: its kind, its target, its point in a run ("at random" or a named point), its class and its outcome."""
 
     kind: str
     target: str
@@ -41,7 +41,7 @@ class Injected:
 
     def begin(self, fault_class: str) -> None:
         """Count the faults from now on in this class."""
-        self.settle(HELD)  # what the test before injected while its fixtures ended
+        self.settle(HELD)  # faults that the previous test injected while its fixtures ended
         self.fault_class = fault_class
 
     def note(self, kind: str, target: str, point: str = "at random", *, fault_class: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How long the tests wait for what must come: a machine that does much else needs a factor, `make fault PATIENCE=3`."""
+"""How long the tests wait for what must happen. A busy machine needs a factor: `make fault PATIENCE=3`."""
 
 import os
 
@@ -6,5 +6,5 @@ _FACTOR = float(os.environ.get("FEDSSL_FAULT_PATIENCE", "1"))
 
 
 def patient(seconds: float) -> float:
-    """So many seconds on two cores that do nothing else."""
+    """Return the seconds to wait, from those that suffice on two idle cores."""
     return seconds * _FACTOR

@@ -1,4 +1,4 @@
-"""The named points of a round, and how a fault is brought about exactly there: without a hook in the product."""
+"""The named points of a round, and how a fault is caused at exactly that point without a hook in the product."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from fault.proxy import Held
 
 UPLOAD = "^(PUT /v1/artifacts/|POST /v1/work/deliver)"
 SUBMIT = "^POST /v1/work/(submit|deliver)"
-SENDER = "sender"  # of the request in question: one of the workers
+SENDER = "sender"  # the worker that has sent the request
 _SPIN_SECONDS = 30.0
 
 
@@ -29,13 +29,13 @@ Point = Callable[[Arena, Round, str], None]
 
 
 def mid_upload(arena: Arena, at: Round, victim: str) -> None:
-    """Half of the update's bytes have been sent on."""
+    """Kill the victim when half of the update's bytes have been passed on."""
     with arena.proxy.holding(UPLOAD, "hold-body") as held:
         _crash_holder(arena, held, victim, "mid-upload")
 
 
 def stored_without_row(arena: Arena, at: Round, victim: str) -> None:
-    """The store has the update, no row says so."""
+    """Kill the victim when the store has the update, and no row records it."""
     with artifacts_held(arena) as until_blocked:
         until_blocked("an upload's row")
         arena.crash(victim, "between storing an update and its row")
@@ -43,13 +43,13 @@ def stored_without_row(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_submission(arena: Arena, at: Round, victim: str) -> None:
-    """The update is uploaded and not yet handed in."""
+    """Kill the victim when the update is uploaded and not yet submitted."""
     with arena.proxy.holding(SUBMIT) as held:
         _crash_holder(arena, held, victim, "between upload and commit")
 
 
 def before_acceptance(arena: Arena, at: Round, victim: str) -> None:
-    """The submission is written and not yet committed."""
+    """Kill the victim when the submission is written and not yet committed."""
     with arena.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
         with commits_held(arena, at.run_id) as gate:
@@ -61,7 +61,7 @@ def before_acceptance(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_nudge(arena: Arena, at: Round, victim: str) -> None:
-    """The submission is committed; Redis does not answer, so neither nudge nor answer has been sent."""
+    """Kill the victim when the submission is committed. Redis does not answer, so neither nudge nor answer is sent."""
     with arena.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
         with arena.stopped(VALKEY, "between commit and nudge"):
@@ -73,19 +73,19 @@ def before_nudge(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_the_worker_knows(arena: Arena, at: Round, victim: str) -> None:
-    """The update is accepted, the answer lost: the state beside it is the client's, and the worker cannot know."""
+    """Kill the worker when its update is accepted, so that the stored state is the client's, and the answer is lost."""
     held = arena.proxy.once(SUBMIT, "hold-answer").held
     held.wait_until_there()
     _crash_holder(arena, held, victim, "between acceptance and its answer")
 
 
 def before_aggregating(arena: Arena, at: Round, victim: str) -> None:
-    """All updates are there; that the round aggregates is not committed."""
+    """Kill the victim when all updates are accepted, and the change to aggregating is not committed."""
     _crash_at_gate(arena, at, victim, 0, "before the round aggregates")
 
 
 def mid_aggregation(arena: Arena, at: Round, victim: str) -> None:
-    """The sums are computed and in the store; no row says so."""
+    """Kill the victim when the sums are computed and in the store, and no row records them."""
     with ExitStack() as stack:
         with aggregator_waits(arena, at):
             until_blocked = stack.enter_context(artifacts_held(arena))
@@ -95,12 +95,12 @@ def mid_aggregation(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_closing(arena: Arena, at: Round, victim: str) -> None:
-    """The next broadcast is published within the transaction that closes the round, which is not committed."""
+    """Kill the victim when the transaction that publishes the next broadcast and closes the round is not committed."""
     _crash_at_gate(arena, at, victim, 1, "between publishing and closing")
 
 
 def mid_distillation(arena: Arena, at: Round, victim: str) -> None:
-    """Some epochs are done, and a checkpoint is written."""
+    """Kill the victim when some epochs are done, and a checkpoint is written."""
     epochs = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND checkpoint IS NOT NULL"
     arena.until(lambda: arena.query(epochs, at.run_id, at.number), "a checkpoint", 90)
     with jobs_held(arena) as until_blocked:
@@ -110,7 +110,7 @@ def mid_distillation(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_the_student(arena: Arena, at: Round, victim: str) -> None:
-    """The student is in the store; the transaction that publishes it is not committed."""
+    """Kill the victim when the student is in the store, and the transaction that publishes it is not committed."""
     running = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND state = 'running'"
     arena.until(lambda: arena.query(running, at.run_id, at.number), "a distillation", 90)
     with commits_held(arena, at.run_id) as gate:
@@ -120,9 +120,9 @@ def before_the_student(arena: Arena, at: Round, victim: str) -> None:
 
 
 def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
-    """The worker is writing update and next state: the folder is there and has not got its name yet.
+    """Kill the worker while it writes its update and next state into a folder that does not have its final name yet.
 
-    It takes milliseconds. A kill that comes too late is counted as one after the promotion.
+    Writing takes milliseconds. A kill that comes too late is counted as one after the promotion.
     """
     run = arena.state(victim) / "runs" / str(at.run_id)
     end = time.monotonic() + patient(_SPIN_SECONDS)
@@ -135,7 +135,7 @@ def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
 
 
 def without_nudges(arena: Arena, at: Round) -> None:
-    """Redis forgets every message of the round while nobody listens: only the sweep can move the run on."""
+    """Delete every message of the round from Redis before it is received: only the sweep can advance the run."""
     with aggregator_waits(arena, at), arena.stopped("distiller", "before a distillation"):
         arena.forget_messages("with the round's nudges in it")
 
@@ -163,7 +163,7 @@ DISTILLING = (mid_distillation, before_the_student)
 
 
 def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
-    """Crash somebody while a request is held, and let it go on: to whoever is left."""
+    """Crash a process while a request is held, release the request, and start the process again."""
     held.wait_until_there()
     victim = _named(arena, held, victim)
     arena.crash(victim, point)
@@ -177,7 +177,7 @@ def _named(arena: Arena, held: Held, victim: str) -> str:
 
 @contextmanager
 def aggregator_waits(arena: Arena, at: Round) -> Iterator[None]:
-    """All updates are in and the aggregator has not seen it: it goes on after the block, into what waits for it."""
+    """Stop the aggregator until the end of the block, which begins when all updates are accepted."""
     with arena.stopped("aggregator", "before an aggregation"):
         arena.until(lambda: num_accepted(arena, at) == len(arena.clients), "all updates")
         yield
@@ -196,7 +196,7 @@ def _crash_at_gate(arena: Arena, at: Round, victim: str, num_commits: int, point
 
 
 def until_open(arena: Arena, at: Round) -> None:
-    """Until the round is there. If a clock has jumped, a client that is not drawn may pause for a minute before it."""
+    """Wait until the round exists. If a clock has jumped, a client that is not drawn may pause for a minute first."""
     statement = "SELECT 1 FROM rounds WHERE run_id = %s AND number = %s"
     arena.until(lambda: arena.query(statement, at.run_id, at.number), f"round {at.number}", 120)
 

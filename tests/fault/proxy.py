@@ -1,4 +1,4 @@
-"""A network between the workers and the coordinator that can be told to fail: one request at a time, by its path."""
+"""A network between the workers and the coordinator that can fail on demand: one request at a time, by its path."""
 
 import re
 import select
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(slots=True)
 class Held:
-    """A request that waits, before it is passed on, after half of its body, or before its answer is."""
+    """A request that waits before it is passed on, after half of its body, or before its answer is passed on."""
 
     token: str = ""
     _is_there: threading.Event = field(default_factory=threading.Event)
@@ -61,7 +61,7 @@ class Held:
         self._go_on.set()
 
     def wait(self, token: str) -> None:
-        """For the proxy: until `release`."""
+        """Wait until `release`. Only the proxy calls this."""
         self.token = token
         self._is_there.set()
         self._go_on.wait(_SECONDS)
@@ -86,7 +86,7 @@ class _Broken(Exception):
 class Proxy(Listener):
     """Listens on a port of its own and passes every request on to one of the upstream ports, in turn.
 
-    One request a connection. `choose` sees every request that no rule is for, and may name an action for it.
+    It takes one request per connection. `choose` gets every request without a rule, and may return an action for it.
     """
 
     def __init__(self, ports: Sequence[int], injected: Injected) -> None:
@@ -108,7 +108,7 @@ class Proxy(Listener):
 
     @contextmanager
     def holding(self, pattern: str, action: Action = "hold") -> Iterator[Held]:
-        """Hold the next request that matches; it goes on at the block's end, if anybody still waits for it."""
+        """Hold the next request that matches, and release it at the end of the block."""
         rule = self.once(pattern, action)
         try:
             yield rule.held
@@ -125,7 +125,7 @@ class Proxy(Listener):
             return bool(self._rules)
 
     def once(self, pattern: str, action: Action, times: int = 1, *, body: str = "") -> Rule:
-        """Do this to the next requests that match. `body`: of small requests only."""
+        """Apply an action to the next requests that match. `body`: a pattern for the body, for small requests only."""
         rule = Rule(pattern, action, times, body=body)
         with self._lock:
             self._rules.append(rule)
@@ -186,7 +186,7 @@ class Proxy(Listener):
             _pump(server, client)
 
     def _whole(self, client: socket.socket, request: Request, body: bytes, rule: Rule) -> None:
-        """Send the whole request, twice at once where it is duplicated; pass on all, half or nothing of the answer."""
+        """Send the whole request, twice at once if it is duplicated; pass on all, half or nothing of the answer."""
         while len(body) < request.length:
             body += _receive(client)
         answers = []
@@ -204,7 +204,7 @@ class Proxy(Listener):
             client.sendall(answers[0][: max(1, len(answers[0]) // 2)])
 
     def _upstream(self) -> socket.socket:
-        """A connection to the next coordinator that answers."""
+        """Return a connection to the next coordinator that accepts one. Raises _Broken if none does."""
         with self._lock:
             self._turn += 1
             ports = self.ports[self._turn % len(self.ports) :] + self.ports[: self._turn % len(self.ports)]
@@ -240,7 +240,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _pass_body(client: socket.socket, server: socket.socket, body: bytes, num_bytes: int) -> bytes:
-    """Send so many bytes of the body on; what was read beyond them is returned."""
+    """Pass on this many bytes of the body, and return the bytes that were read beyond them."""
     while len(body) < num_bytes:
         server.sendall(body)
         num_bytes -= len(body)
@@ -250,11 +250,11 @@ def _pass_body(client: socket.socket, server: socket.socket, body: bytes, num_by
 
 
 def _pump(server: socket.socket, client: socket.socket) -> None:
-    """Pass the answer on until either side closes: a worker that is killed takes its long poll with it."""
+    """Pass on the answer until either side closes, so that a killed worker's long poll ends."""
     while True:
         readable, _, _ = select.select([server, client], [], [], _SECONDS)
         if client in readable or not readable:
-            raise _Broken  # it sends nothing more but its end
+            raise _Broken  # a worker sends nothing more, so it has closed the connection
         data = server.recv(_CHUNK)
         if not data:
             return
@@ -269,5 +269,5 @@ def _read_all(server: socket.socket) -> bytes:
 
 
 def _route(start: str) -> str:
-    """`PUT /v1/artifacts/...`, whatever the digest."""
+    """Return the request's start without a digest, such as `PUT /v1/artifacts/...`."""
     return re.sub(r"(/artifacts)/.*", r"\1/...", start)

@@ -1,4 +1,4 @@
-"""The runs that the faults hit, and what each gives where nothing happens."""
+"""The runs that the faults hit, and each one's result without faults."""
 
 import functools
 from typing import Any
@@ -23,7 +23,7 @@ _PARTITION = {"dataset": "digits", "num_clients": 2, "alpha": 0.5, "max_images":
 
 
 def spec(method: str, num_rounds: int = 3, **changes: Any) -> RunSpec:
-    """Two clients with 80 images each; `changes` replace whole sections."""
+    """Return a spec of two clients with 160 images together; `changes` replace whole sections."""
     sections: dict[str, Any] = {
         "num_rounds": num_rounds,
         "cohort": COHORT,
@@ -38,12 +38,12 @@ def spec(method: str, num_rounds: int = 3, **changes: Any) -> RunSpec:
 
 
 def images() -> dict[str, ImageData]:
-    """What the clients own, the same in every run."""
+    """Return each client's images, which are the same in every run."""
     return shards(spec("fedbyol"))
 
 
 def reference(of: RunSpec) -> Tensors:
-    """The weights of the undisturbed run: the simulation's, which has a deployment's bits (tests/parity)."""
+    """Return the weights of the undisturbed run: the simulation's, which has a deployment's bits (tests/parity)."""
     return _reference(of.model_dump_json())
 
 

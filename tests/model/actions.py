@@ -18,7 +18,7 @@ from model.states import DISTILLER, Computation, Job, Member, Round, Run, Setup,
 
 
 class Step(NamedTuple):
-    """One thing that happens: the action, the client or the process that it is about, and which way it goes."""
+    """One thing that happens: the action, the client or the process that it is about, and which outcome it has."""
 
     action: str
     who: int | None = None
@@ -47,7 +47,7 @@ def allows(table: type, before: str, after: str) -> bool:
     return (before, after) in TRANSITIONS[table]
 
 
-# What some versions of the code do. Their actions do nothing in the others.
+# Behaviours of some versions of the code. In the other versions, the actions that model them do nothing.
 _REJECTS = allows(tables.Assignment, AssignmentState.ACCEPTED, AssignmentState.REJECTED)
 _ASKS_AGAIN = allows(tables.Round, RoundState.AGGREGATING, RoundState.OPEN)
 _TAKES_UP = allows(tables.Run, RunState.FINISHED, RunState.RUNNING)
@@ -154,8 +154,8 @@ def heartbeat(state: State, setup: Setup) -> Successors:
 def submit(state: State, setup: Setup) -> Successors:
     """`work.service.submit`: leased -> submitted -> accepted in one transaction, unless the round has enough updates.
 
-    A paused run accepts updates. Every other submission is refused and changes nothing, also that of an assignment that
-    has ended, and so does one that repeats an accepted one.
+    A paused run accepts updates. Every other submission is refused and changes nothing, including one for an assignment
+    that has ended. A submission that repeats an accepted one changes nothing either.
     """
     if not state.is_open or state.has_enough:
         return
@@ -225,7 +225,7 @@ def publish(state: State, setup: Setup) -> Successors:
 
 
 def aggregation_fails(state: State, setup: Setup) -> Successors:
-    """`rounds.service.record_failure`: an error that may pass, or a missing file. It is tried again after a pause."""
+    """`rounds.service.record_failure`: a temporary error or a missing file. The computation is retried later."""
     for process, _ in _aggregations(state):
         failed = state.with_computation(process, None)
         if state.run.state is not RunState.FINISHED:
@@ -279,14 +279,14 @@ def updates_are_useless(state: State, setup: Setup) -> Successors:
 
 
 def update_is_damaged(state: State, setup: Setup) -> Successors:
-    """The store loses an accepted update of the round in progress."""
+    """Let the store lose an accepted update of the round in progress."""
     for index, member in enumerate(state.members):
         if member.is_accepted and not member.is_damaged and state.unclosed is not None:
             yield Step("update_is_damaged", index), state.with_member(index, member._replace(is_damaged=True))
 
 
 def aggregator_dies(state: State, setup: Setup) -> Successors:
-    """The process is killed, or its connection to Postgres breaks: its locks are released, and it writes nothing."""
+    """Kill an aggregator, or break its connection to Postgres: its locks are released, and it writes nothing."""
     for process, _ in _aggregations(state):
         yield Step("aggregator_dies", process), state.with_computation(process, None)
 
@@ -332,7 +332,7 @@ def complete_job(state: State, setup: Setup) -> Successors:
 
 
 def job_fails(state: State, setup: Setup) -> Successors:
-    """`jobs.service.record_failure`: an error that may pass. It is tried again after a pause."""
+    """`jobs.service.record_failure`: a temporary error. The job is retried after a pause."""
     if state.computations[DISTILLER] is not None and state.job is not None:
         job = state.job._replace(pauses=True, num_deaths=0)
         yield Step("job_fails"), state.with_computation(DISTILLER, None)._replace(job=job)
@@ -345,7 +345,7 @@ def job_is_impossible(state: State, setup: Setup) -> Successors:
 
 
 def distiller_dies(state: State, setup: Setup) -> Successors:
-    """The process is killed: its lock is released, and the try that it began counts."""
+    """Kill the distiller: its lock is released, and the try that it began counts."""
     if state.computations[DISTILLER] is not None:
         yield Step("distiller_dies"), state.with_computation(DISTILLER, None)
 
@@ -363,20 +363,20 @@ def distiller_leaves(state: State, setup: Setup) -> Successors:
 
 
 def lease_ends(state: State, setup: Setup) -> Successors:
-    """No heartbeat came within the lease."""
+    """Let a lease run out, because no heartbeat came within it."""
     for index, member in enumerate(state.members):
         if member.assignment is AssignmentState.LEASED and not member.waits:
             yield Step("lease_ends", index), state.with_member(index, member._replace(waits=True))
 
 
 def deadline_passes(state: State, setup: Setup) -> Successors:
-    """The round's deadline passes."""
+    """Let the round's deadline pass."""
     if state.round is not None and state.is_open and not state.round.is_overdue:
         yield Step("deadline_passes"), state._replace(round=state.round._replace(is_overdue=True))
 
 
 def pause_ends(state: State, setup: Setup) -> Successors:
-    """The pause of a client that declined, of a failed computation, or of a failed job is over."""
+    """End the pause of a client that declined, of a failed computation, or of a failed job."""
     for index, member in enumerate(state.members):
         if member.assignment is AssignmentState.OFFERED and member.waits:
             yield Step("pause_ends", index), state.with_member(index, member._replace(waits=False))
@@ -419,7 +419,7 @@ OPTIONAL: dict[str, tuple[Action, ...]] = {
 
 
 def actions(setup: Setup) -> tuple[Action, ...]:
-    """Return everything that may happen in this exploration."""
+    """Return all actions that may be taken in this exploration."""
     chosen = itertools.chain.from_iterable(OPTIONAL[name] for name in sorted(setup.events))
     return tuple(dict.fromkeys((*ALWAYS, *chosen)))
 
@@ -646,7 +646,7 @@ def _end_run(state: State, outcome: Outcome) -> State:
 
 
 def _end_job(state: State, after: JobState) -> State:
-    """`jobs.service.end`: from now on `still_running` refuses whatever the distiller would write for it."""
+    """`jobs.service.end`: from now on `still_running` refuses everything that the distiller would write for the job."""
     assert state.job is not None
     _moved(tables.DistillationJob, state.job.state, after)
     return state.with_computation(DISTILLER, None)._replace(job=None)
@@ -689,7 +689,7 @@ def _assigned(member: Member, after: AssignmentState) -> Member:
 
 
 def _without_assignment(member: Member) -> Member:
-    """A new round begins."""
+    """Return the client without its assignment, because a new round begins."""
     return member._replace(assignment=None, waits=False, is_damaged=False)
 
 

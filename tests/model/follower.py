@@ -1,4 +1,4 @@
-"""Does with the code, on a real database, what the model does, and reads the model's state from the rows."""
+"""A follower that takes the model's steps with the code on a real database, and reads the model's state from it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Follower:
     """One run, its clients, and the processes that compute for it."""
 
     def __init__(self, tables: Tables, setup: Setup, spec: RunSpec) -> None:
-        """`spec` has the setup's cohort; its clients get names of their own."""
+        """`spec` has the setup's cohort; its clients get new names."""
         from fedssl_coordinator.federation.runs import service as runs
         from fedssl_coordinator.identity.tokens import service as tokens
 
@@ -56,7 +56,7 @@ class Follower:
     # The rows as a state of the model
 
     def state(self) -> State:
-        """Return what the rows say. What only the model knows has its default value."""
+        """Return the state that the rows have. Values that only the model has are the defaults."""
         [(state, outcome, is_prepared, rounds_closed, pauses)] = self._rows(
             "SELECT state, outcome, plan IS NOT NULL, rounds_closed, coalesce(retry_at > now(), false) FROM runs "
             "WHERE id = %s"
@@ -138,7 +138,7 @@ class Follower:
         self._register(who, refuses=detail == "refusing")
 
     def claim(self, who: int, _: str, before: State) -> None:
-        """The item names the update whose state is the client's: that of the newest round that used one."""
+        """Claim, and assert that the item names the newest round that used an update of the client."""
         from fedssl_coordinator.federation.work import service
 
         if (item := self._ask(service.claim, self.clients[who])) is not None:
@@ -246,7 +246,10 @@ class Follower:
     # Details
 
     def end_forgotten(self, after: State) -> bool:
-        """Let a computation continue whose job has ended, and which the model has forgotten: it must change nothing."""
+        """Let a computation continue whose job has ended, and which the model has forgotten. It must change nothing.
+
+        Returns whether there is one.
+        """
         process = self.processes.get(DISTILLER)
         if after.computations[DISTILLER] is not None or process is None or not process.is_running:
             return False
@@ -281,7 +284,7 @@ class Follower:
             return None
 
     def _jobs(self) -> list[UUID]:
-        """Return the run's jobs, the newest last."""
+        """Return the run's newest job in a list, which is empty if the run has no job."""
         rows = self._rows("SELECT id FROM distillation_jobs WHERE run_id = %s ORDER BY created_at")
         return [job_id for (job_id,) in rows[-1:]]
 

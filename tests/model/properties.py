@@ -17,20 +17,20 @@ def check(before: State, after: State, setup: Setup) -> None:
 
 
 def _end_is_final(before: State, after: State) -> None:
-    """After a stop or a completion nothing of the run changes any more, also while something still computes."""
+    """Raise Violation if a run changes after a stop or a completion, even while a process still computes."""
     is_final = before.run.state is RunState.FINISHED and before.run.outcome is not Outcome.FAILED
     if is_final and _rows(before) != _rows(after):
         raise Violation(f"the run was {before.run.outcome}, and changed")
 
 
 def _rows(state: State) -> tuple[object, ...]:
-    """Everything that is stored of the run; whether a pause would be over is not."""
+    """Return everything that is stored of the run, except for whether a pause is over."""
     members = [(member.assignment, member.used, member.last_accepted) for member in state.members]
     return state.run._replace(pauses=False), state.round, state.job, members
 
 
 def _rounds_are_counted(before: State, after: State, setup: Setup) -> None:
-    """The number of closed rounds grows by one with each that counts, and the rounds' numbers have no gap."""
+    """Raise Violation unless each round that counts adds one to the closed rounds, and the numbers have no gap."""
     counted = after.run.rounds_closed - before.run.rounds_closed
     is_closed_now = before.unclosed is not None and after.unclosed is None
     verdict = after.round.verdict if is_closed_now and after.round is not None else None
@@ -47,7 +47,7 @@ def _rounds_are_counted(before: State, after: State, setup: Setup) -> None:
 
 
 def _nothing_accepted_is_lost(before: State, after: State) -> None:
-    """A round with new weights contains every update that it accepted and did not reject by name, once."""
+    """Raise Violation unless a round's new weights contain every update that it accepted and did not reject by name."""
     if before.unclosed is None or after.round is None or after.round.verdict not in NEW_WEIGHTS:
         return
     if after.unclosed is None and before.round != after.round:
@@ -84,7 +84,7 @@ def _a_job_belongs_to_its_round(after: State) -> None:
 
 
 def _weights_had_their_quorum(before: State, after: State, setup: Setup) -> None:
-    """A round aggregates with as many updates as the spec asks for, of clients that it was offered to."""
+    """Raise Violation unless a round aggregates as many updates as the spec asks for."""
     begins = before.is_open and after.unclosed is not None and after.unclosed.state is not RoundState.OPEN
     if not begins:
         return
@@ -102,19 +102,19 @@ def _weights_had_their_quorum(before: State, after: State, setup: Setup) -> None
 
 
 def has_ended(state: State) -> bool:
-    """The run has finished."""
+    """Return whether the run has finished."""
     return state.run.state is RunState.FINISHED
 
 
 def waits_for_clients(state: State, setup: Setup) -> bool:
-    """No round can be opened, because fewer clients may take part than the spec asks for."""
+    """Return whether no round can be opened, because fewer clients may take part than the spec asks for."""
     able = sum(member.is_eligible and not member.refuses for member in state.members)
     too_few = able < setup.cohort.min_clients or setup.cohort.num_wanted(able) < (setup.cohort.min_updates or 0)
     return state.unclosed is None and state.run.is_prepared and too_few
 
 
 def is_hopeless(state: State, setup: Setup) -> bool:
-    """The run may end without its last round: its clients are too few, or an attempt that is its last has failed."""
+    """Return whether the run may end before its last round: a client cannot take part, or the last attempt failed."""
     if any(not member.is_eligible or member.refuses for member in state.members):
         return True
     last = state.is_open and state.round is not None and state.round.attempt >= setup.cohort.max_attempts

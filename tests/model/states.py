@@ -1,7 +1,7 @@
 """The states of the model: one run with its newest round, its clients' newest assignments, and its job.
 
 An assignment that has ended and has a successor changes nothing any more, nor does a closed round or an ended job, so
-the model keeps the newest of each only. Times become flags: whether a deadline, a lease or a pause is over.
+the model keeps only the newest of each. Times become flags: whether a deadline, a lease or a pause is over.
 """
 
 from typing import Any, NamedTuple
@@ -38,8 +38,8 @@ class Setup(NamedTuple):
 class Run(NamedTuple):
     """The row of `runs`.
 
-    `pauses`: `retry_at` lies ahead. `was_tried`: `num_tries` is not 0. `num_deaths`: the last tries that ended their
-    process.
+    `pauses`: `retry_at` is in the future. `was_tried`: `num_tries` is not 0. `num_deaths`: how many of the last tries
+    ended their process.
     """
 
     state: RunState = RunState.CREATED
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The row of the newest round."""
+    """The row of the newest round in `rounds`."""
 
     number: int
     state: RoundState
@@ -137,7 +137,7 @@ class State(NamedTuple):
 
     @property
     def has_enough(self) -> bool:
-        """The round has the updates that it wants of a larger cohort."""
+        """Whether the round has as many updates as it wants of a larger cohort."""
         wanted = None if self.round is None else self.round.num_wanted
         return wanted is not None and len(self.accepted) >= wanted
 
@@ -145,13 +145,13 @@ class State(NamedTuple):
         return self._replace(members=(*self.members[:index], member, *self.members[index + 1 :]))
 
     def with_computation(self, process: int, computation: Computation | None) -> "State":
-        """A process begins or ends a computation."""
+        """Return the state after a process has begun or ended a computation."""
         before, after = self.computations[:process], self.computations[process + 1 :]
         members = tuple(member._replace(read_by=member.read_by - {process}) for member in self.members)
         return self._replace(computations=(*before, computation, *after), members=members)
 
     def reads(self, process: int) -> "State":
-        """A process reads which updates are accepted."""
+        """Return the state after a process has read which updates are accepted."""
         members = tuple(
             member._replace(read_by=member.read_by | {process}) if member.is_accepted else member
             for member in self.members

@@ -25,10 +25,10 @@ class _Edge(NamedTuple):
 
 
 class Tour:
-    """The kinds of steps that are left, in one exploration's actions."""
+    """A way through the model that takes the kinds of steps of one exploration's actions that were not taken yet."""
 
     def __init__(self, setup: Setup, *, is_long: bool) -> None:
-        """A kind of step is an action in the states of run, round and job.
+        """Begin a tour, in which a kind of step is an action in the states of run, round and job.
 
         If `is_long`, it is an action in the states of run, round, job and assignment, with the states that follow.
         """
@@ -39,8 +39,8 @@ class Tour:
         self._taken: set[int] = set()
         self._plan: list[tuple[int, _Edge]] = []
         self._num_plans: Counter[int] = Counter()
-        # Kinds and states have numbers, because a search compares millions of them. Each state's edges are worked out
-        # once. States that differ only in the order of their clients are one.
+        # Kinds and states have numbers, because a search compares millions of them. Each state's edges are computed
+        # only once. States that differ only in the order of their clients are equal.
         self._kinds: dict[tuple[object, ...], int] = {}
         self._numbers: dict[State, int] = {}
         self._states: list[State] = []
@@ -52,7 +52,7 @@ class Tour:
     def next_step(self, state: State) -> Step | None:
         """Return the next step on the way to one that was not taken yet, or None if none can be reached from here."""
         here = self._number(state)
-        if not self._plan or self._plan[0][0] != here:  # the code went another way than was planned
+        if not self._plan or self._plan[0][0] != here:  # the code took another way than the planned one
             self._plan = self._way_to_new(here)
             self._count_plan()
         if not self._plan:
@@ -66,7 +66,7 @@ class Tour:
         self._taken.add(self._edge(step, state, after).kind)
 
     def after(self, step: Step, state: State) -> list[State]:
-        """Return the states that may follow a step. Which of several ways it goes is the code's choice."""
+        """Return the states that may follow a step. The code chooses between several outcomes."""
         is_chosen = step.action in ("register", "pause_ends")
         return [after for other, after in self._steps(state) if (other == step if is_chosen else other[:2] == step[:2])]
 

@@ -67,7 +67,7 @@ def _pack(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """12 bits in 16: without a window they would be nearly black."""
+    """Return folders of images with 12 bits in 16, which would be nearly black without a window."""
     found, rng = {}, np.random.default_rng(0)
     for number, suffix in enumerate(SUFFIXES):
         folder = found[f"client-{number}"] = tmp_path_factory.mktemp("images")

@@ -36,7 +36,7 @@ def _flesd(reducer: dict[str, Any], **changes: Any) -> RunSpec:
 
 @pytest.fixture(scope="module")
 def running(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three workers; one of them has declared an encoder of its own."""
+    """Yield a federation of three workers, one with an encoder that it has declared."""
     folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("flesd"))
     with (
         servers.database() as database,
@@ -72,7 +72,7 @@ def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
 
 
 def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
-    """The run's spec holds it from its creation on; that worker, killed in round 2, goes on with its own network."""
+    """The run's spec has the encoder from its creation on. The worker is killed in round 2, and keeps its network."""
     learning = {"client_encoders": "declared", "client_distillation": {"num_epochs": 3}}
     spec = _flesd(learning, num_rounds=2, training={"batch_size": 8, "local_epochs": 80})
     run = running.client.create_run(spec)
@@ -102,7 +102,7 @@ def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
 
 
 def test_clusters_and_how_many_of_them_are_used(running: Federation) -> None:
-    """FedRLC's centers go up beside the weights, and people see what each client made of them."""
+    """FedRLC's centers are uploaded with the weights, and a metric reports how many each client used."""
     spec = method_spec("fedrlc", num_rounds=3, cohort={"clients": CLIENTS, "min_clients": 3})
     run = running.client.create_run(spec)
     simulated = simulate(spec, running.clients)

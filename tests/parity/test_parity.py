@@ -143,7 +143,7 @@ def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(
 
 @pytest.fixture(scope="module")
 def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A federation for the module's tests, its workers running."""
+    """Yield a federation for the module's tests, whose workers run."""
     folder = tmp_path_factory.mktemp("federation")
     with (
         servers.database() as database,
@@ -155,7 +155,7 @@ def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) ->
         yield running
 
 
-@pytest.mark.parametrize("name", methods_of_this_run(TRAINED_METHODS))  # the other: test_ridge_probe.py
+@pytest.mark.parametrize("name", methods_of_this_run(TRAINED_METHODS))  # the other method: test_ridge_probe.py
 def test_every_method(name: str, three_workers: Federation) -> None:
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
     run = three_workers.client.create_run(spec)
@@ -178,7 +178,7 @@ def test_every_method(name: str, three_workers: Federation) -> None:
 def test_options_of_local_training(
     method: dict[str, Any], training: dict[str, Any], more: dict[str, Any], three_workers: Federation
 ) -> None:
-    """Half of the clients take part in a round, so that schedules do not count on earlier rounds."""
+    """Half of the clients take part in each round, so that schedules must not depend on earlier rounds."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "fraction": 0.5}
     settings = {"batch_size": 32, "local_epochs": 2, **training}
     spec = method_spec(method["name"], method=method, cohort=cohort, training=settings, num_rounds=3, **more)
@@ -221,7 +221,7 @@ def test_variants_and_robust_reducers(method: dict[str, Any], more: dict[str, An
 
 @pytest.mark.full
 def test_multi_krum(servers: Servers, tmp_path: Path) -> None:
-    """It needs five clients: the updates that it keeps, and so the weights, are the same on both sides."""
+    """Both sides keep the same updates, and so have the same weights. Multi-Krum needs five clients."""
     spec = method_spec(
         "fedsimclr",
         method={"name": "fedsimclr", "reducer": {"name": "multi_krum", "num_selected": 3}},
@@ -256,7 +256,7 @@ def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> No
 
 @pytest.mark.parametrize("action", ["clip", "reject"])
 def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
-    """Who is beyond it, by how much, and what is made of the rest is the same on both sides."""
+    """Both sides have the same norms, clip or reject the same updates, and have the same weights."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "min_updates": 1}
     free = simulate(method_spec("fedsimclr", cohort=cohort, robustness={"max_update_norm": 1e9}), three_workers.clients)
     norms = sorted(record["update_norm"] for record in free.history[0].clients.values())

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 
 def test_flesd_with_registered_images_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:
-    """Registered under the known name, so that one spec runs both ways; one worker is started anew between two runs."""
+    """The images have a known data set's name, so that one spec runs both ways. One worker restarts between runs."""
     spec = method_spec("flesd", cohort={"min_clients": 3})
     assert spec.public_data is not None
     clients = shards(spec)

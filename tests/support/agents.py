@@ -58,7 +58,7 @@ class Workers:
         self.coordinator.advance(self.id)
 
     def lose(self, name: str = LOST, *, how: str = "flipped") -> None:
-        """Damage the newest client state."""
+        """Damage the client's newest state on disk, or delete it if `how` is not "flipped"."""
         newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1] / "state.safetensors"
         content = newest.read_bytes()
         if how == "flipped":
@@ -67,7 +67,7 @@ class Workers:
             newest.unlink()
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """The newest client state on the disk."""
+        """Return the client's newest state on disk."""
         newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1]
         return load_tensors(newest / "state.safetensors")
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that writes down what it is asked, and answers what it was given to answer."""
+"""A real HTTP server on loopback that records its requests and gives prepared answers."""
 
 import json
 import threading
@@ -10,7 +10,10 @@ from support.listening import LoopbackServer, Quiet
 
 
 class Answers(LoopbackServer):
-    """Serve the JSON of `known`, by method and path, or 404. `date` replaces the Date header if it is not None."""
+    """A server that answers with the JSON of `known`, by method and path, or with 404.
+
+    `date` replaces the Date header if it is not None.
+    """
 
     def __init__(self, known: dict[tuple[str, str], Any]) -> None:
         super().__init__(_Handler)
@@ -40,7 +43,7 @@ class _Handler(Quiet):
 
 @contextmanager
 def answering(known: dict[tuple[str, str], Any]) -> Iterator[Answers]:
-    """The server, for the length of the block."""
+    """Yield the server, which runs for the length of the block."""
     with Answers(known) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server

@@ -29,7 +29,7 @@ SPEC = {
 
 
 def chromium() -> Path:
-    """The one of the system, else the one that `make browser-deps` has unpacked."""
+    """Return the path of the system's Chromium, or else of the one that `make browser-deps` has unpacked."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     unpacked = CACHE / "chromium" / "chromium"
     if found is None and not unpacked.exists():
@@ -38,7 +38,7 @@ def chromium() -> Path:
 
 
 class Watched:
-    """A page that remembers what it complained of, and what it asked for elsewhere."""
+    """A page that records its errors and warnings, its requests to other hosts and its answers of 500 and above."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.page = page
@@ -49,14 +49,14 @@ class Watched:
         page.on("response", lambda response: response.status >= 500 and self._note(f"{response.status} {response.url}"))
 
     def _hear(self, text: str) -> None:
-        if "status of 404" not in text:  # Chromium's own words for a page that is not there
+        if "status of 404" not in text:  # Chromium's own message for a missing page
             self._note(text)
 
     def _note(self, what: str) -> None:
         self.complaints.append(what)
 
     def open(self, path: str) -> Page:
-        """Go there, and wait until its charts are drawn."""
+        """Open a path, and wait until the page's charts are drawn."""
         self.page.goto(path)
         if not self.page.locator("#run[data-live='1']").count():  # a live page is never idle
             self.page.wait_for_load_state("networkidle")

@@ -1,4 +1,4 @@
-"""A run and its clients, moved by hand: who claims, delivers, falls silent, and when time passes."""
+"""A run and its clients, moved by hand: claims, deliveries, leases that run out, and the passing of time."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.tables import Tables
 
-# A cast may stand while other files' tests run: its leases must not run out by the clock.
+# A cast may exist while other files' tests run: its leases must not run out by the clock.
 _STILL = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
 
 
@@ -65,7 +65,7 @@ class Cast:
             self.deliver(name, value)
 
     def lapse(self, name: str) -> None:
-        """The client's lease has run out."""
+        """Let the client's lease run out."""
         self.tables.execute(
             "UPDATE assignments SET lease_expires_at = now() - interval '1 second' "
             "WHERE run_id = %s AND client_id = %s AND state = 'leased'",
@@ -74,13 +74,13 @@ class Cast:
         )
 
     def pass_deadline(self) -> None:
-        """The round's deadline has passed."""
+        """Let the deadline of the round that is not closed pass."""
         self.tables.execute(
             "UPDATE rounds SET deadline = now() - interval '1 second' WHERE run_id = %s AND state <> 'closed'", self.id
         )
 
     def states(self) -> list[tuple[str, int, str]]:
-        """Client, attempt and state of every assignment of the newest round."""
+        """Return the client, attempt and state of every assignment of the newest round."""
         return [(a.client_id, a.attempt, a.state.value) for a in self.round.assignments]
 
     def events(self, kind: str) -> list[EventView]:

@@ -1,4 +1,4 @@
-"""Measures a federation: memory and time of each process, and Postgres's connections, transactions and bytes."""
+"""Measurements of a federation: each process's memory and time, and Postgres's connections, transactions and bytes."""
 
 import os
 import threading
@@ -11,14 +11,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
-    """Processor time so far, of a running process; with that of its children, of those too that have ended."""
+    """Return the processor time that a running process has used, in seconds.
+
+    `with_children`: adds that of its children, including those that have ended.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, fields[11:15] if with_children else fields[11:13])) / _TICKS
     return own + (sum(cpu_seconds(child) for child in children(pid)) if with_children else 0.0)
 
 
 def peak_megabytes(pid: int) -> float:
-    """The most that a running process has held."""
+    """Return the peak memory of a running process in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
 
@@ -28,7 +31,7 @@ def children(pid: int) -> list[int]:
 
 
 def table_bytes(tables: Tables) -> dict[str, int]:
-    """Bytes of every table with its indexes."""
+    """Return the bytes of every table, including its indexes."""
     rows = tables.query(
         "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE schemaname = 'public'"
     )
@@ -36,7 +39,7 @@ def table_bytes(tables: Tables) -> dict[str, int]:
 
 
 def num_transactions(tables: Tables) -> int:
-    """Transactions that were committed so far. A process reports its own a second late."""
+    """Return how many transactions were committed so far. A process reports its own a second late."""
     found = tables.one("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
     assert isinstance(found, int)
     return found
@@ -61,7 +64,7 @@ class Connections:
         self._thread.join()
 
     def now(self) -> tuple[int, int]:
-        """Connections of others, and how many of them are in a transaction."""
+        """Return the number of other connections, and how many of them are in a transaction."""
         [row] = self._tables.query(
             "SELECT count(*), count(*) FILTER (WHERE state <> 'idle') FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
@@ -75,7 +78,7 @@ class Connections:
 
 
 def rounds_of(tables: Tables, run: object) -> list[dict[str, Any]]:
-    """Each closed round in seconds: its length and parts, by the database's clock."""
+    """Return how many seconds each part of each closed round took, by the database's clock."""
     rows = tables.query(
         """
         SELECT r.number, count(a.*), extract(epoch FROM max(a.leased_at) - r.opened_at),

@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, and what it makes."""
+"""The tests' own certificate authority, and its certificates."""
 
 import datetime as dt
 import ipaddress
@@ -38,7 +38,10 @@ class Authority:
         self.file.write_bytes(root.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
     def sign(self, name: str, *addresses: str, days: int = 1) -> Pair:
-        """A certificate for these IP addresses and host names, valid for `days` days from yesterday on."""
+        """Return a certificate for these IP addresses and host names, valid until `days` days from now.
+
+        If `days` is 0 or less, the certificate expired yesterday.
+        """
         key = generate_private_key(SECP256R1())
         builder = _unsigned(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]), key, days)
         names = [_alternative_name(address) for address in addresses]

@@ -24,7 +24,7 @@ class Rendered:
         return [item for item in self.objects if item["kind"] in kinds]
 
     def named(self, kind: str, ending: str) -> dict[str, Any]:
-        """The one object of this kind whose name ends so."""
+        """Return the only object of this kind whose name has this ending."""
         [found] = [item for item in self.of(kind) if item["metadata"]["name"].endswith(ending)]
         return found
 
@@ -33,13 +33,13 @@ class Rendered:
 
 
 def case(name: str) -> dict[str, Any]:
-    """The values of ci/NAME.yaml."""
+    """Return the values of ci/NAME.yaml."""
     return yaml.safe_load((CHART / "ci" / f"{name}.yaml").read_text()) or {}
 
 
 @cache
 def rendered(name: str) -> Rendered:
-    """ci/NAME.yaml, rendered once in this process. Tests must not change it."""
+    """Return the chart with the values of ci/NAME.yaml, rendered once per process. Tests must not change it."""
     return render(case(name))
 
 
@@ -54,11 +54,11 @@ def render(values: dict[str, Any]) -> Rendered:
 
 
 def pod(workload: dict[str, Any]) -> dict[str, Any]:
-    """The pod template of a workload, or the pod itself."""
+    """Return the pod template of a workload, or the pod itself."""
     return workload if workload["kind"] == "Pod" else workload["spec"]["template"]
 
 
 def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Init containers too."""
+    """Return the workload's containers, including init containers."""
     spec = pod(workload)["spec"]
     return [*spec.get("initContainers", []), *spec["containers"]]

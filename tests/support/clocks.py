@@ -9,7 +9,7 @@ _LIBRARY = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketi
 
 
 class Clocks:
-    """The wall clocks of the processes that run with `environment(name)`. What counts seconds is left alone."""
+    """The wall clocks of the processes that run with `environment(name)`. Monotonic clocks are not changed."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -31,7 +31,7 @@ class Clocks:
         }
 
     def jump(self, name: str, offset: str) -> None:
-        """From now on this clock is so far from the true time, as in `+1d` or `-3h`."""
+        """Set a clock's offset from the true time, such as `+1d` or `-3h`."""
         part = self._file(name).with_suffix(".part")
         part.write_text(offset + "\n", encoding="ascii")
         part.replace(self._file(name))

@@ -79,7 +79,7 @@ ALL_COMBINATIONS = [*TRAINED_METHODS, *COMBINATIONS]
 
 
 def combined_spec(name: str, **changes: Any) -> RunSpec:
-    """A method's spec, a combination's or a feature's."""
+    """Return the spec of a method, a combination or a feature; `changes` replace whole sections."""
     if name in ALL_METHODS:
         return method_spec(name, **changes)
     sections = {**COMBINATIONS, **FEATURES}[name]

@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 WORKERS = ("worker-0", "worker-1", "worker-2")
 SERVERS = (*WORKERS, "postgres", "redis", "api", "beat", "aggregator", "distiller", "evaluator", "notifier")
 PATIENCE_SECONDS = 900
-# Another checkout's tests on the same engine have images of their own.
+# The tests of another checkout on the same engine must use other images.
 VERSION = f"test-{hashlib.sha256(bytes(ROOT)).hexdigest()[:8]}"
 
 
 def require_engine() -> None:
-    """End the session unless there is an engine."""
+    """End the test run unless there is a running Docker engine."""
     ask = ["docker", "info"]
     if shutil.which("docker") is None or subprocess.run(ask, capture_output=True, check=False).returncode:
         pytest.exit("make compose-test needs a running Docker engine, with compose 2.24 or newer, for `docker`", 2)
@@ -55,7 +55,7 @@ class Federation:
         if os.getuid():
             self.environment["FEDSSL_USER"] = f"{os.getuid()}:{os.getgid()}"
         self.environment |= environment
-        # Fashion-MNIST, where this machine has it; else the federation fetches it.
+        # Fashion-MNIST, if it is in the local cache; otherwise the federation downloads it.
         if found := find_fashion_mnist(cache_folder()):
             self.environment["FEDSSL_DATASETS"] = str(found)
 
@@ -71,7 +71,7 @@ class Federation:
         self._results.cleanup()
 
     def fedssl(self, *arguments: str) -> Any:
-        """Return the command's JSON. It is run as the documents describe."""
+        """Run a command as the documents describe, and return the JSON that it prints."""
         return json.loads(self.compose("run", "--rm", "-T", "cli", *arguments, "--format", "json"))
 
     def fedssl_done(self, *arguments: str) -> None:
@@ -85,16 +85,16 @@ class Federation:
         return json.loads(docker("inspect", self.container(service)))[0]
 
     def crash(self, service: str) -> None:
-        """SIGKILL from outside of the container: to the engine a crash, which it starts the container again after.
+        """Send SIGKILL from outside the container. The engine takes this for a crash and restarts the container.
 
-        `docker kill` would not do, since that is an operator's word. And the engine's processes may be those of another
-        machine, so the signal is sent there.
+        After `docker kill`, an operator's command, it would not. The engine may run on another machine, so a container
+        sends the signal there.
         """
         process = self.inspect(service)["State"]["Pid"]
         docker("run", "--rm", "--pid", "host", "--entrypoint", "sh", "postgres:16", "-c", f"kill -9 {process}")
 
     def client(self) -> Client:
-        """An operator's client, by the port on this machine."""
+        """Return an operator's client, which connects to the port that the API has on this machine."""
         token = self.compose("run", "--rm", "-T", "--entrypoint", "cat", "cli", "/run/operator/token")
         return Client(self._url, token.strip(), retry=Retry(seconds=PATIENCE_SECONDS))
 

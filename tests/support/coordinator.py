@@ -1,4 +1,4 @@
-"""The API in this process, on a real socket, for tests that look at one request at a time."""
+"""The API in this process, on a real socket, for tests that check one request at a time."""
 
 import functools
 import os
@@ -88,7 +88,7 @@ class Coordinator:
         forget()
 
     def empty(self, tables: Tables) -> None:
-        """Remove everything from the database and the store but the tokens that the coordinator began with."""
+        """Remove everything from the database and the store, except for the tokens that the coordinator began with."""
         kept = tables.query(
             "SELECT DISTINCT ON (role) role, secret_hash FROM tokens WHERE role IN ('admin', 'operator') "
             "ORDER BY role, created_at"
@@ -103,13 +103,13 @@ class Coordinator:
                 shutil.rmtree(path)
 
     def http(self, token: str | None = None, *, verify: Any = False) -> httpx.Client:
-        """A bare HTTP client, an admin's by default, for requests that the typed ones would never send."""
+        """Return a bare HTTP client, an admin's by default, for requests that the typed clients would never send."""
         secret = self.admin_token if token is None else token
         return self.bare_http({"Authorization": f"Bearer {secret}"}, verify=verify)
 
     def bare_http(self, headers: dict[str, str] | None = None, *, verify: Any = False) -> httpx.Client:
-        """A bare HTTP client without a token."""
-        # No certificates are read, which is most of the time that a client takes to make.
+        """Return a bare HTTP client without a token, unless `headers` have one."""
+        # Reading no certificates saves most of the time that it takes to create a client.
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=verify, trust_env=False)
 
     def worker_token(self, client_id: str) -> str:
@@ -124,7 +124,10 @@ class Coordinator:
         policy: PolicyNotice | None = None,
         url: str = "",
     ) -> WorkerClient:
-        """A worker's client with a token of its own, registered. `url`: of a proxy in front of this coordinator."""
+        """Return a worker's client with its own token, registered unless `register` is false.
+
+        `url`: the address of a proxy in front of this coordinator.
+        """
         worker = WorkerClient(url or self.url, self.worker_token(client_id), retry=Retry(seconds=0), tls=self._tls)
         if register:
             worker.register(
@@ -143,7 +146,7 @@ class Coordinator:
         return worker
 
     def tensors(self, digest: str) -> Tensors:
-        """An artifact out of the store."""
+        """Return the tensors of an artifact in the store."""
         return load_tensors(self.store / digest[:2] / digest[2:4] / digest)
 
     def advance(self, run_id: UUID) -> None:
@@ -193,20 +196,20 @@ def is_of_this_environment() -> bool:
                 return False
         here = os.environ.get("FEDSSL_DATABASE_URL", "")
         return not db.engine.cache_info().currsize or db.engine().url == make_url(here)
-    except (ValueError, ArgumentError):  # nothing could be made in it
+    except (ValueError, ArgumentError):  # the environment is invalid, so the cached objects are from another one
         return False
 
 
 @functools.lru_cache(maxsize=8)
 def _settings_of(variables: frozenset[tuple[str, str]]) -> Any:
-    """Return the settings in the present environment, which has these variables: reading them takes milliseconds."""
+    """Return the settings of the present environment, which has these variables. Reading them takes milliseconds."""
     from fedssl_coordinator.core.settings import settings
 
     return settings.__wrapped__()
 
 
 def forget() -> None:
-    """Drop what the coordinator's modules keep for the length of a process."""
+    """Clear the objects that the coordinator's modules cache per process, and close their database connections."""
     from fedssl_coordinator.core import db, enqueue, queues, settings
     from fedssl_coordinator.core import store as stores
     from fedssl_coordinator.federation.ledger_anchors import service as anchors

@@ -15,7 +15,7 @@ from support.processes import Federation
 
 
 def completed(running: Federation, spec: RunSpec, clients: Iterable[str], seconds: float) -> RunView:
-    """Train a run to its end with each client's worker."""
+    """Train a run to its end with each client's worker, and return it."""
     for name in clients:
         running.start(name)
     created = running.client.create_run(spec)
@@ -30,7 +30,7 @@ def completed(running: Federation, spec: RunSpec, clients: Iterable[str], second
 
 
 def updates_of(running: Federation, run: RunView, folder: Path) -> list[Path]:
-    """Download the updates of all clients and rounds."""
+    """Download the updates of all clients and rounds, and return the files' paths."""
     digests = [a.update for view in running.client.rounds(run.id) for a in view.assignments if a.update]
     paths = [folder / f"update-{number}" for number in range(len(digests))]
     for digest, path in zip(digests, paths, strict=True):
@@ -39,13 +39,13 @@ def updates_of(running: Federation, run: RunView, folder: Path) -> list[Path]:
 
 
 def assert_same_bits(weights: Path, simulated: Tensors) -> None:
-    """The weights in a file are those of the simulation."""
+    """Assert that the weights in a file are exactly those of the simulation."""
     deployed = load_tensors(weights)
     assert deployed.keys() == simulated.keys()
     assert [name for name in deployed if not torch.equal(deployed[name], simulated[name])] == []
 
 
 def assert_planned_size(updates: list[Path], spec: RunSpec) -> None:
-    """Each update has the bytes that the plan declares, and nothing else."""
+    """Assert that each update has exactly as many bytes as the plan declares."""
     plan = METHODS[spec.method.name].bind(spec).plan
     assert {path.stat().st_size for path in updates} == {file_bytes(plan.update)}

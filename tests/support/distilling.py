@@ -17,14 +17,17 @@ from support.tables import Tables
 
 
 def distilling_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
-    """FLESD on the digits, its distillation so many epochs long, of three steps; `changes` replace whole sections."""
+    """Return a spec of FLESD on the digits, whose distillation has `num_epochs` epochs of three steps.
+
+    `changes` replace whole sections.
+    """
     spec = method_spec("flesd", public_data=PUBLIC).model_dump(mode="json")
     spec["method"]["reducer"]["num_epochs"] = num_epochs
     return RunSpec.model_validate({**spec, "num_rounds": 1, **changes})
 
 
 class DistillingCast:
-    """Real updates of real workers, and one run of theirs. Nothing distils but `coordinator.distil`."""
+    """Real updates of real workers, and one run of theirs. Only `coordinator.distil` distils."""
 
     def __init__(
         self, coordinator: Coordinator, tables: Tables, folder: Path, spec: RunSpec | None = None, *, train: bool = True
@@ -61,7 +64,7 @@ class DistillingCast:
         )  # fmt: skip
 
     def distil(self) -> None:
-        """Do what the worker of the queue does when it gets a task."""
+        """Do in this process what the worker of the queue `distill` does with the run's unfinished job."""
         self.coordinator.distil(self.id)
 
     @property
@@ -83,18 +86,18 @@ class DistillingCast:
         return self.jobs[-1]
 
     def kinds(self, prefix: str = "") -> list[str]:
-        """The kinds of the run's events so far."""
+        """Return the kinds of the run's events so far that begin with `prefix`."""
         return [event.kind for event in self.coordinator.client.event_log(self.id) if event.kind.startswith(prefix)]
 
     def events(self, kind: str) -> list[EventView]:
         return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
 
     def pause_over(self) -> None:
-        """The pause after a failed try has passed."""
+        """Let the pause after a failed attempt end."""
         self.tables.execute("UPDATE distillation_jobs SET retry_at = now() - interval '1 second'")
 
     def checkpoints(self) -> list[str]:
-        """Artifacts that no run, round, assignment or data set refers to: of a distillation, then."""
+        """Return the artifacts that no run, round or assignment refers to: they belong to a distillation."""
         rows = self.tables.query(
             "SELECT digest FROM artifacts WHERE digest NOT IN (SELECT unnest(ARRAY[initial_broadcast, server_state, "
             "broadcast]) FROM runs WHERE broadcast IS NOT NULL) AND digest NOT IN (SELECT update_digest FROM "
@@ -103,9 +106,9 @@ class DistillingCast:
         return [digest for (digest,) in rows]
 
     def files(self) -> set[str]:
-        """The digests of all that the store holds."""
+        """Return the digests of all files in the store."""
         return {path.name for path in self.coordinator.store.rglob("*") if path.is_file() and len(path.name) == 64}
 
     def left_over(self) -> set[str]:
-        """Files that no row knows of."""
+        """Return the digests of the files that no row refers to."""
         return self.files() - {digest for (digest,) in self.tables.query("SELECT digest FROM artifacts")}

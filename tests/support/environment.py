@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def coordinator_environment(database_url: str, redis_url: str, store: Path, **more: str) -> dict[str, str]:
-    """Variables for a coordinator process."""
+    """Return the variables for a coordinator process."""
     return {
         **os.environ,
         "FEDSSL_DATABASE_URL": database_url,

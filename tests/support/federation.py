@@ -1,4 +1,4 @@
-"""Doing a worker's part by hand, with tensors made to fit."""
+"""A worker's requests, sent by hand with tensors that fit the plan."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TINY: dict[str, object] = {
 
 
 def tiny_spec(**changes: object) -> RunSpec:
-    """A spec small enough that a round takes no time; `changes` replace whole sections."""
+    """Return a spec small enough that a round takes almost no time; `changes` replace whole sections."""
     return RunSpec.model_validate({**TINY, **changes})
 
 
@@ -28,12 +28,12 @@ _DTYPES = {"F32": torch.float32, "I64": torch.int64}
 
 
 def tensors_for(specs: tuple[TensorSpec, ...], value: float = 0.0) -> Tensors:
-    """Tensors exactly as declared, all of one value."""
+    """Return tensors exactly as declared, filled with one value."""
     return {spec.name: torch.full(spec.shape, value).to(_DTYPES[spec.dtype]) for spec in specs}
 
 
 def upload(worker: WorkerClient, item: WorkItem, tensors: Tensors, folder: Path) -> str:
-    """Save and upload tensors as the update of an assignment; returns the digest."""
+    """Save and upload tensors as the update of an assignment, and return the digest."""
     path = folder / f"{item.assignment_id}.safetensors"
     save_tensors(tensors, path)
     digest = digest_of(path)
@@ -46,7 +46,7 @@ def deliver(
 ) -> Submitted:
     """Upload and submit a constant update."""
     digest = upload(worker, item, tensors_for(item.plan.update, value), folder)
-    metrics = {"loss": min(value, 1e30)}  # a metric is not larger
+    metrics = {"loss": min(value, 1e30)}  # a metric must not be larger
     return worker.submit(
         Submit(assignment_id=item.assignment_id, update=digest, num_examples=num_examples, metrics=metrics)
     )

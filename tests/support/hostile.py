@@ -1,4 +1,4 @@
-"""Answers of a coordinator that is broken or means harm, and of what may stand between it and a worker."""
+"""Answers of a broken or malicious coordinator, and of proxies between it and a worker."""
 
 import json
 import time
@@ -13,7 +13,7 @@ _PROBLEM = "application/problem+json"
 
 
 def answer(body: bytes, status: str = "200 OK", **headers: str) -> Answer:
-    """A response whose framing is right."""
+    """Return a response whose framing is correct."""
 
     def give() -> Iterator[bytes]:
         named = {"Content-Length": str(len(body))} | {name.replace("_", "-"): text for name, text in headers.items()}
@@ -28,7 +28,7 @@ def raw(*parts: bytes) -> Answer:
 
 
 def dripping(parts: bytes, pause_seconds: float, before: bytes = b"") -> Answer:
-    """Sends a byte now and then."""
+    """Return a response that sends one byte after each pause."""
 
     def give() -> Iterator[bytes]:
         yield before
@@ -40,7 +40,7 @@ def dripping(parts: bytes, pause_seconds: float, before: bytes = b"") -> Answer:
 
 
 def endless(part: bytes, before: bytes, most: int = 256 << 20) -> Answer:
-    """Sends the same again and again, until the other side closes the connection."""
+    """Return a response that repeats the same bytes until the other side closes the connection."""
 
     def give() -> Iterator[bytes]:
         yield before
@@ -123,7 +123,7 @@ WAITS: dict[str, Answer] = {
 
 
 def slow(pause_seconds: float) -> dict[str, Answer]:
-    """Answers that never end, a byte at a time."""
+    """Return answers that arrive in small parts, with pauses between them, and have no end within a test."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
     return {
         "a body by the byte": dripping(b"[" * 100_000, pause_seconds, head),
@@ -142,7 +142,7 @@ def _repeated(part: bytes, pause_seconds: float) -> Iterator[bytes]:
 
 
 def changed(work: bytes, **fields: Any) -> bytes:
-    """A work item with other values; `None` as a key's value is JSON's null."""
+    """Return a work item with these values changed; `None` becomes JSON's null."""
     return json.dumps({**json.loads(work), **fields}).encode()
 
 

@@ -1,4 +1,4 @@
-"""Registered digits to judge encoders on, and runs that are judged."""
+"""Registered digits for the evaluation of encoders, and runs that are evaluated."""
 
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ POINTS = [[1.0, 0.5], [-0.5, -1.0], [-0.5, 0.5]]
 
 
 def add_embedding_map(tables: Tables, run_id: UUID, evaluation_id: UUID) -> None:
-    """A completed evaluation of round 1 that has kept a map, as a row: nothing of it is in the store."""
+    """Insert the row of a completed evaluation of round 1 that has a map. Writes nothing to the store."""
     digest, config = "9" * 64, {"dataset": "held-out", "embedding_map": "pca"}
     drawn = {"method": "pca", "labels": [0, 1, 1], "class_names": ["cat", "dog"], "points": POINTS}
-    tables.execute("SET session_replication_role = replica")  # without the artifacts and the data set that it is of
+    tables.execute("SET session_replication_role = replica")  # its artifacts and its data set do not exist
     tables.execute(
         "INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results, "
         "embedding_map, finished_at) VALUES (%s, %s, 1, %s, 'held-out', %s, %s, 'completed', %s, %s, now())",
@@ -35,7 +35,7 @@ def add_embedding_map(tables: Tables, run_id: UUID, evaluation_id: UUID) -> None
 
 
 def register_digits(client: Client, folder: Path) -> EvaluationDatasetView:
-    """Both splits of the digits, all of them."""
+    """Register both splits of the digits with all their images."""
     file = folder / "labelled.safetensors"
     train, test = load_dataset(DATASET, "train"), load_dataset(DATASET, "test")
     write_labelled(train, test, file, own_shape(train))
@@ -43,10 +43,10 @@ def register_digits(client: Client, folder: Path) -> EvaluationDatasetView:
 
 
 def judged_spec(every: int = 1, name: str = "fedsimclr", **changes: Any) -> RunSpec:
-    """A run that is judged on few of the digits; `changes` replace whole sections."""
+    """Return the spec of a run that is evaluated on few of the digits; `changes` replace whole sections."""
     return method_spec(name, **{"evaluation": {**FEW, "every": every}, **changes})
 
 
 def few(**changes: Any) -> JudgingConfig:
-    """The measures that may be requested in addition."""
+    """Return the config of an evaluation on few of the digits; `changes` replace its fields."""
     return JudgingConfig.model_validate({**FEW, **changes})

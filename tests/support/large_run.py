@@ -1,4 +1,4 @@
-"""A long run of many clients, written straight into Postgres: what the web page must stay quick with."""
+"""A long run of many clients, written directly into Postgres. The web page must stay fast with it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -89,8 +89,11 @@ _END = (
 def add_large_run(
     tables: Tables, *, num_rounds: int, num_clients: int, metrics: Sequence[str] = METRICS, is_live: bool = True
 ) -> UUID:
-    """A running run, its last round open; not `is_live`: a completed one. Nothing of it is in the store."""
-    tables.execute("SET session_replication_role = replica")  # half a million foreign keys need no check here
+    """Insert a running run whose last round is open, or a completed run if `is_live` is false, and return its id.
+
+    Writes nothing to the store.
+    """
+    tables.execute("SET session_replication_role = replica")  # skips the checks of half a million foreign keys
     run = uuid4()
     evaluation = {"dataset": "large-test", "every": 5}
     spec = tiny_spec(

@@ -62,7 +62,7 @@ class LoopbackServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print what went wrong, unless the client has gone: tests kill clients, and those have enough of answers."""
+        """Print an error, unless the client has closed the connection: tests kill clients."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

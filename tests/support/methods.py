@@ -55,7 +55,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def method_spec(name: str, **changes: Any) -> RunSpec:
-    """A spec that trains `name` in seconds; `changes` replace whole sections."""
+    """Return a spec that trains `name` in seconds; `changes` replace whole sections."""
     return RunSpec.model_validate(
         {
             "seed": 11,
@@ -82,7 +82,7 @@ def _shards(partition: PartitionConfig) -> dict[str, ImageData]:
 
 
 def shards(spec: RunSpec) -> dict[str, ImageData]:
-    """Every client's images."""
+    """Return every client's images."""
     assert spec.partition is not None
     return _shards(spec.partition)
 
@@ -108,6 +108,6 @@ REPRESENTATIVE_METHODS = ("fedema", "fedmoco", "flesd", "orchestra", "scaffold")
 
 
 def methods_of_this_run(names: Iterable[str]) -> list[Any]:
-    """Return the names as test parameters. Those of other than the representative methods run only if pytest is called
-    with --full (see conftest.py)."""
+    """Return the names as test parameters. All but the representative methods run only if pytest is called with --full
+    (see conftest.py)."""
     return [name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.full) for name in names]

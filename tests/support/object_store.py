@@ -1,4 +1,4 @@
-"""Servers that speak S3, out of wheels. rclone, over a folder, checks signatures, with their ends and their lengths."""
+"""S3 servers that are installed from wheels. rclone serves a folder, and checks signatures, expiry and lengths."""
 
 import os
 import secrets
@@ -20,11 +20,11 @@ from support.preloaded import Forked
 from support.processes import free_port
 
 REGION = "us-east-1"
-_LISTED = "50ms"  # how long it believes what it has seen in a folder; with 0 its clean-up runs without a pause
+_LISTED = "50ms"  # how long rclone caches a folder's listing; with 0 its clean-up runs without a pause
 
 
 class ObjectStore:
-    """Every `bucket` is a folder of its own. `stop` and `start` as often as one likes: what was kept is kept."""
+    """rclone as an S3 server, in which each bucket is a folder. Objects survive `stop` and `start`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "buckets"
@@ -44,7 +44,7 @@ class ObjectStore:
     def start(self) -> None:
         program = Path(sys.executable).parent / "rclone"
         options = ["--config", os.devnull, "--addr", f"127.0.0.1:{self._port}", "--dir-cache-time", _LISTED]
-        options += ["--disable-multipart-streaming"]  # a listing would wait for what is being streamed
+        options += ["--disable-multipart-streaming"]  # a listing would wait for streamed uploads
         keys = f"{self.access_key},{self.secret_key}"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -57,23 +57,23 @@ class ObjectStore:
         self._process.wait()
 
     def new_bucket(self) -> str:
-        """An empty bucket's name."""
+        """Create an empty bucket and return its name."""
         name = f"b{secrets.token_hex(6)}"
         (self.folder / name).mkdir()
         self.look_again()
         return name
 
     def look_again(self) -> None:
-        """Return when it has noticed what was done to its folder behind its back."""
+        """Wait until rclone has noticed changes that were made directly in its folder."""
         time.sleep(0.1)
 
     def url(self, bucket: str, prefix: str = "some/where", **options: str) -> str:
-        """The coordinator's FEDSSL_STORE_URL."""
+        """Return the coordinator's FEDSSL_STORE_URL for a bucket."""
         query = "&".join(f"{name}={value}" for name, value in {"endpoint": self.endpoint, **options}.items())
         return f"s3://{bucket}/{prefix}?region={REGION}&{query}"
 
     def environment(self, bucket: str, cache: Path, **options: str) -> dict[str, str]:
-        """The coordinator's settings."""
+        """Return the coordinator's settings for a bucket."""
         return {
             "FEDSSL_STORE_URL": self.url(bucket, **options),
             "FEDSSL_STORE_CACHE_PATH": str(cache),
@@ -85,7 +85,7 @@ class ObjectStore:
         return Bucket(S3Address.parse(self.url(name)), self.access_key, self.secret_key)
 
     def objects(self, bucket: str) -> list[str]:
-        """Return the stored objects, whichever request made them."""
+        """Return the paths of all stored objects, whichever request created them."""
         top = self.folder / bucket
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 
@@ -98,7 +98,7 @@ class ObjectStore:
 
 
 class Moto:
-    """Another server of the same protocol, which checks less: AWS as its imitation for tests understands it."""
+    """Moto, an imitation of AWS for tests, as an S3 server. It checks less than rclone."""
 
     def __init__(self, folder: Path) -> None:
         self._port = free_port()
@@ -117,7 +117,7 @@ class Moto:
         self._process.wait()
 
     def bucket(self) -> Bucket:
-        """A new one."""
+        """Create a bucket and return it."""
         name, keys = f"b{secrets.token_hex(6)}", ("any", "anything")
         config = Config(s3={"addressing_style": "path"})
         boto3.session.Session(*keys, region_name=REGION).client(

@@ -30,7 +30,7 @@ class Round:
 
 
 def draw_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give all devices the CPU's random numbers: a GPU's generators draw others. Steps must then be eager."""
+    """Give all devices the CPU's random numbers, because a GPU's generators draw others. Steps must then be eager."""
 
     def generator(ctx: Context, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(ctx.spec.seed, ctx.round_number, ctx.client_id, purpose))
@@ -43,7 +43,10 @@ def draw_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two_rounds_of_one(spec: RunSpec, device: str = "cpu", like: Sequence[Round] | None = None) -> list[Round]:
-    """One client in both rounds. `like`: from whose state and aggregate the second round begins."""
+    """Return two rounds of the same client.
+
+    If `like` is given, the second round begins with the client state and the update of the first round of `like`.
+    """
     now, state, rounds = start(spec), None, list[Round]()
     for number in (1, 2):
         ctx = context(spec, number, CLIENT)

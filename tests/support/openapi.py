@@ -52,7 +52,7 @@ def api_document() -> dict[str, Any]:
 
 
 def operations(document: dict[str, Any]) -> list[Operation]:
-    """Every documented operation, in the document's order."""
+    """Return every documented operation, in the document's order."""
     return [
         _operation(method.upper(), template, operation)
         for template, methods in document["paths"].items()

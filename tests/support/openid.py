@@ -34,7 +34,7 @@ ROLES = {"chiefs": "admin", "ml-team": "operator", "readers": "viewer"}
 
 
 def settings_for(issuer: str, **changes: str) -> dict[str, str]:
-    """The coordinator's variables for a provider."""
+    """Return the coordinator's variables for a provider, with `changes`."""
     return {
         "FEDSSL_OIDC_ISSUER": issuer,
         "FEDSSL_OIDC_CLIENT_ID": CLIENT_ID,
@@ -80,7 +80,7 @@ class SignInPlace:
 
 @contextmanager
 def sign_in_place(servers: Servers, folder: Path) -> Iterator[SignInPlace]:
-    """Run a coordinator and a real provider, which know each other."""
+    """Yield a coordinator and a real provider that are configured for each other."""
     port = free_port()
     with (
         servers.database() as url,
@@ -106,7 +106,7 @@ class Visit:
         self.http.close()
 
     def sign_in(self, url: str, name: str, answer: str = "accept") -> str:
-        """Fill in the provider's forms, and return the address to which it sends the browser back."""
+        """Fill in the provider's forms, and return the address to which it redirects the browser."""
         page = self._follow(self.http.get(url))
         if page.url.path == "/login":
             page = self._follow(self._send(page, login=name))
@@ -165,7 +165,7 @@ class Liar:
         self._server.server_close()
 
     def behave(self) -> None:
-        """Be honest again."""
+        """Reset all answers to honest ones, and clear the recorded requests."""
         self.requests.clear()
         self.document: dict[str, Any] = {
             "issuer": self.issuer,
@@ -181,7 +181,7 @@ class Liar:
         self.answers: dict[str, tuple[int, bytes]] = {}
 
     def expect(self, nonce: str, /, **claims: Any) -> None:
-        """Prepare an honest ID token for this nonce with other `claims`, and None leaves a claim out."""
+        """Prepare the claims of an honest ID token for this nonce. `claims` replace them, and None omits one."""
         now = int(time.time())
         honest = {
             "iss": self.issuer,
@@ -196,7 +196,7 @@ class Liar:
         self.claims = {name: value for name, value in {**honest, **claims}.items() if value is not None}
 
     def signed(self, claims: dict[str, Any], key: RSAKey | None = None, kid: str = "one", alg: str = "RS256") -> str:
-        """An ID token, by default with the published key."""
+        """Return an ID token, signed by default with the published key."""
         return jwt.encode({"alg": alg, "kid": kid}, claims, key or self.key, algorithms=[alg])
 
     def answer(self, request: Quiet) -> None:
@@ -224,10 +224,10 @@ class Liar:
 
 
 def query_of(url: str) -> dict[str, str]:
-    """The query of an address."""
+    """Return the parameters in the query of an address, with the first value of each."""
     return {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
 
 
 def half_hash(access_token: str) -> str:
-    """The claim at_hash for RS256."""
+    """Return the claim at_hash of an access token for RS256."""
     return base64.urlsafe_b64encode(hashlib.sha256(access_token.encode()).digest()[:16]).rstrip(b"=").decode()

@@ -21,7 +21,7 @@ PEOPLE = {
 
 
 def password_of(name: str) -> str:
-    """The password of one of the people."""
+    """Return the password of one of the people."""
     return f"{name}'s long password"
 
 
@@ -44,7 +44,7 @@ def main() -> None:
                 "PASSWORD_HASH_PARAMS": {"pbkdf2_sha512__rounds": 1000},
             },
             "CANAILLE": {"DATABASE": "sql", "CAPTCHA_ENABLED": False, "HTMX": False, "JAVASCRIPT": False},
-            # People have to agree, as at a provider that another organisation runs.
+            # People have to consent, as they do when another organisation runs the provider.
             "CANAILLE_OIDC": {"TRUSTED_DOMAINS": ["nobody.invalid"]},
         },
         init_backend=True,
@@ -53,7 +53,10 @@ def main() -> None:
 
     @app.before_request
     def tokens_are_issued_in_different_seconds() -> None:
-        """Canaille answers 500 otherwise: one person's access tokens of one second are equal, and have to be unique."""
+        """Wait for the next second before each token.
+
+        Canaille gives a person equal tokens within one second, and answers 500 because they have to be unique.
+        """
         if request.path == "/oauth/token":
             with one_at_a_time:
                 time.sleep(1.01 - time.time() % 1)

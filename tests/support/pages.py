@@ -11,13 +11,13 @@ from support.coordinator import Coordinator
 
 
 def page_routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the web page answers."""
+    """Return the method and path of each route of the web page."""
     routes = [route for module in PAGES for route in module.router.routes if isinstance(route, APIRoute)]
     return sorted((method, route.path) for route in routes for method in route.methods)
 
 
 class Browser:
-    """One session: signs in by the form, and sends forms with what their page has put into them."""
+    """One session, which signs in with the form and sends forms with the CSRF token of its pages."""
 
     def __init__(self, coordinator: Coordinator, secret: str | None) -> None:
         self.http = coordinator.bare_http()
@@ -36,11 +36,11 @@ class Browser:
 
     @property
     def csrf(self) -> str:
-        """Return the fields that every form of this session contains."""
+        """Return the CSRF token that every form of this session contains."""
         found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/runs").text)
         assert found, "every page has the form that signs out"
         return found[1]
 
     def send(self, path: str, *, headers: dict[str, str] | None = None, **fields: str) -> httpx.Response:
-        """A form of this session's own."""
+        """Send a form with this session's CSRF token."""
         return self.http.post(path, data={"csrf": self.csrf, **fields}, headers=headers)

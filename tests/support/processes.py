@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class Federation:
-    """API, aggregators, beat and one worker per client, as they would run in production. Logs lie in `folder`.
+    """API, aggregators, beat and one worker per client, as they would run in production. Logs are in `folder`.
 
-    An aggregator for each of the queues `aggregate` and `distill` is started with the rest; "evaluator" is there to be.
+    Starts an aggregator for each of the queues `aggregate` and `distill` too. A test may also start "evaluator".
     """
 
-    forks = True  # from a process that has imported the libraries; otherwise each is a new interpreter
+    forks = True  # processes fork from one that has imported the libraries; otherwise each starts a new interpreter
 
     def __init__(
         self, database_url: str, redis_url: str, folder: Path, clients: Mapping[str, ImageData | Path], **settings: str
@@ -103,11 +103,11 @@ class Federation:
             process.wait()
 
     def pid(self, name: str) -> int:
-        """A running process."""
+        """Return the id of a running process."""
         return self._processes[name].pid
 
     def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
-        """Poll until `look` returns something true. Fails with the processes' last words."""
+        """Poll until `look` returns something true. Fails with the end of the processes' logs."""
         beginning = time.monotonic()
         while (waited := time.monotonic() - beginning) < seconds:
             with contextlib.suppress(ClientError):
@@ -120,7 +120,7 @@ class Federation:
         raise AssertionError(f"waited {seconds} s in vain for {what}\n{self.logs()}")
 
     def logs(self) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         return "\n".join(f"--- {path.name}\n{_tail(path)}" for path in sorted(self.folder.glob("*.log")))
 
     def _run(self, *arguments: str) -> str:
@@ -130,7 +130,7 @@ class Federation:
         arguments = [name]
         if name == "api":
             arguments += ["--port", str(self._port)]
-        elif (kind := name.partition("-")[0]) in AGGREGATORS:  # "distiller-2" is one more distiller
+        elif (kind := name.partition("-")[0]) in AGGREGATORS:  # "distiller-2" is a second distiller
             arguments = ["aggregator", "--queues", AGGREGATORS[kind]]
         return ["fedssl_coordinator", *arguments]
 
@@ -149,9 +149,9 @@ class Federation:
 def federation(
     database_url: str, redis_url: str, folder: Path, clients: Mapping[str, ImageData | Path], **settings: str
 ) -> Iterator[Federation]:
-    """A running federation without its workers: start them as the test wants.
+    """Yield a running federation without its workers, which the test starts.
 
-    Each client has images, or the path of its own. `settings`: the coordinator's.
+    `clients`: each client's images, or the path of a file that has them. `settings`: the coordinator's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with Federation(database_url, redis_url, folder, clients, **settings) as running:

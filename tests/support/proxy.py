@@ -109,7 +109,7 @@ class _Link:
 
 
 def _reset(*connections: socket.socket) -> None:
-    """Close without a word of farewell, whatever is still on its way."""
+    """Reset connections, even if data is still on its way."""
     for connection in connections:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -33,7 +33,7 @@ class RecordingProxy(Listener):
 
     @property
     def num_bytes(self) -> int:
-        """Everything that was sent, over all connections."""
+        """The number of bytes that were sent, over all connections."""
         return sum(map(len, self._sent))
 
     def requests(self) -> list[Request]:
@@ -59,7 +59,7 @@ def _pass_on(source: socket.socket, target: socket.socket, record: bytearray | N
 
 
 def parse_requests(sent: bytes) -> list[Request]:
-    """The requests that one connection carried, one after the other and nothing between them."""
+    """Return the requests of one connection. Raises ValueError if there is anything between or after them."""
     found = []
     while sent:
         head, separator, rest = sent.partition(b"\r\n\r\n")

@@ -15,7 +15,7 @@ from support.processes import Federation, free_port
 
 
 class Replicas(Federation):
-    """`api`, `api-2`, ..., each at a port of its own; the clients' workers are spread over them in turn."""
+    """A federation with `api`, `api-2`, ..., each on its own port. The workers are assigned to them in turn."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Replicas(Federation):
         api_options: tuple[str, ...] = (),
         **settings: str,
     ) -> None:
-        """`num`: how many of `api`, `aggregator` and `beat`, one of each that is not named; `settings`: theirs."""
+        """`num`: the number of `api`, `aggregator` and `beat`, by default one; `settings`: the coordinator's."""
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(database_url, redis_url, folder, clients, **settings)
         self._api_options = api_options
@@ -47,20 +47,20 @@ class Replicas(Federation):
 
     @property
     def urls(self) -> list[str]:
-        """Where each API is."""
+        """The address of each API."""
         return [f"http://127.0.0.1:{port}" for port in self._ports.values()]
 
     @property
     def pids(self) -> dict[str, int]:
-        """Every process that was started and not ended, by its name."""
+        """The id of each process that was started and not ended, by name."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def token(self, client: str) -> str:
-        """The token of a client's worker."""
+        """Return the token of a client's worker."""
         return self._tokens[client]
 
     def assert_ends_with(self, run_id: UUID, expected: Tensors, seconds: float = 120) -> RunView:
-        """Wait for the run's end, completed and with these weights, bit for bit."""
+        """Wait for the run's end, and assert that it completed with exactly these weights."""
 
         def look() -> RunView | None:
             run = self.client.run(run_id)

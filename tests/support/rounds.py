@@ -18,19 +18,19 @@ from support.methods import context, shards
 
 
 def client_data(spec: RunSpec, client: str) -> ClientData:
-    """A client's images, on the CPU."""
+    """Return a client's images, on the CPU."""
     return site_data.client_data(shards(spec)[client], spec, client)
 
 
 def start(spec: RunSpec) -> ServerResult:
-    """The run before its first round."""
+    """Return the state and the broadcast of the run before its first round."""
     return start_run(METHODS[spec.method.name], context(spec, 0))
 
 
 def local_round(
     spec: RunSpec, broadcast: Tensors, client: str = "client-0", number: int = 1, state: Tensors | None = None
 ) -> LocalResult:
-    """One whole round of one client."""
+    """Train one client for a whole round, and return the result."""
     ctx = context(spec, number, client)
     return run_local_round(METHODS[spec.method.name], broadcast, state, client_data(spec, client), ctx)
 
@@ -38,7 +38,7 @@ def local_round(
 def aggregate(
     spec: RunSpec, state: Mapping[str, torch.Tensor], updates: Sequence[tuple[int, Tensors]], number: int = 1
 ) -> ServerResult:
-    """The coordinator's half, on updates of (num_examples, tensors) by client-0, client-1, ..."""
+    """Aggregate updates of (num_examples, tensors) by client-0, client-1, ..., as the coordinator does."""
     named = [
         Update(f"client-{index}", num_examples, lambda tensors=tensors: tensors)  # type: ignore[misc]
         for index, (num_examples, tensors) in enumerate(updates)
@@ -57,7 +57,7 @@ class Training:
     ctx: Context
 
     def batch(self, epoch: int = 0) -> Batch:
-        """An epoch's first batch."""
+        """Return an epoch's first batch."""
         return next(self.algorithm.batches(self.data, epoch, self.ctx))
 
     def terms(self, batch: Batch) -> Terms:
@@ -74,7 +74,7 @@ class Training:
         return {name: float(term.detach()) for terms in self.terms(batch) for name, term in terms.items()}
 
     def outputs(self, batch: Batch) -> list[tuple[Any, Any]]:
-        """h and z of each view as float64 arrays, with the views in one batch."""
+        """Return h and z of each view as float64 arrays, computed from all views in one batch."""
         with torch.no_grad():
             h = self.modules["encoder"](torch.cat(batch.views))
             z = self.modules["projector"](h) if "projector" in self.modules else h
@@ -90,7 +90,7 @@ def training(
     broadcast: Tensors | None = None,
     state: Tensors | None = None,
 ) -> Training:
-    """The client at the moment before its first step."""
+    """Return the client at the moment before its first step."""
     ctx = context(spec, number, client)
     algorithm = METHODS[spec.method.name].bind(spec).client
     modules = algorithm.build(ctx)

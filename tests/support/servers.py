@@ -21,7 +21,7 @@ def unwind_when_terminated() -> None:
 
 
 class Servers:
-    """Postgres and Valkey below one folder; every `database` is one of its own, migrated and without rows."""
+    """Postgres and Valkey below one folder. Each `database` is a separate one, migrated and without rows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,18 +51,18 @@ class Servers:
 
     @property
     def second_redis_url(self) -> str:
-        """Queues of their own, for a federation next to another: aggregators would take each other's tasks."""
+        """Separate queues for a second federation: in shared ones, aggregators would take each other's tasks."""
         return f"{self._valkey.url.removesuffix('/0')}/1"
 
     @property
     def pids(self) -> dict[str, int]:
-        """The two servers' processes, while they run."""
+        """The ids of the two servers' processes, while they run."""
         pids = {"postgres": self._postgres.pid, "valkey": self._valkey.pid}
         return {name: pid for name, pid in pids.items() if pid is not None}
 
     @contextlib.contextmanager
     def database(self, *, empty: bool = False) -> Iterator[str]:
-        """A database for the length of the block; `empty`: without tables."""
+        """Yield the URL of a database that the block may use; `empty`: without tables."""
         if not empty:
             name = self._databases.take()
             try:

@@ -12,13 +12,13 @@ from support.methods import method_spec
 
 
 def digits_spec(name: str, num_images: int = 228, **changes: Any) -> RunSpec:
-    """A client with a third of these digits, by default in batches of 32 and an incomplete last one."""
+    """Return the spec of a run whose three clients share these digits, by default with an incomplete last batch."""
     partition = {"dataset": "digits", "num_clients": 3, "max_images": num_images}
     return method_spec(name, partition=partition, **changes)
 
 
 def assert_close(found: LocalResult, expected: LocalResult, received: Tensors) -> None:
-    """Equal up to the order in which float32 numbers were added.
+    """Assert that two results are equal up to the order in which float32 numbers were added.
 
     If this changes the sign of one activation before a ReLU, gradients differ by more than rounding. So all weights
     together may differ by 1 % of what the round changed. BatchNorm's statistics have no such jumps.

@@ -19,13 +19,13 @@ from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.work import DELIVERY_HEADER, OFFER_HEADER, PAUSE_HEADER
 from fedssl_worker.lease import progress_interval
 
-_LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
+_LARGEST_PUT = 1 << 20  # as in the worker's client, which sends larger updates to `/v1/uploads`
 _CONNECT_SECONDS = 60.0
 T = TypeVar("T", int, bytes)
 
 _HEAD_BYTES = 1 << 16
-_dropped = memoryview(bytearray(1 << 20))  # bodies that are only counted, of all workers, which write over each other
-_HELD = {"claim"}  # answered when there is work: its duration is not a latency
+_dropped = memoryview(bytearray(1 << 20))  # for bodies that are only counted; all workers write to it
+_HELD = {"claim"}  # long polls, whose duration is not a latency
 
 
 @dataclass
@@ -49,10 +49,10 @@ class Answer:
 
 
 class Line:
-    """One worker's connection: HTTP/1.1 by hand, because a library's would cost more than the server's half.
+    """One worker's connection. It speaks HTTP/1.1 itself, because a library would take more time than the coordinator.
 
-    Large bodies pass without copies, as those of the floor (`tests/bench/http_floor.py`) do: asyncio's streams would
-    take more processor time for them than the coordinator.
+    Large bodies are not copied, as in `tests/bench/http_floor.py`: asyncio's streams would take more processor time for
+    them than the coordinator.
     """
 
     def __init__(self, host: str, port: int, token: str, tally: Tally) -> None:
@@ -64,7 +64,7 @@ class Line:
     async def ask(
         self, name: str, method: str, path: str, *parts: bytes, is_kept: bool = True, **headers: str
     ) -> Answer:
-        """Send a request, again until it is answered as it should be; refusals are counted by their status."""
+        """Send a request, and retry it after a connection error, 429 or 503. Each of these is counted as a refusal."""
         while True:
             began = time.perf_counter()
             try:
@@ -86,7 +86,7 @@ class Line:
         self, method: str, path: str, parts: tuple[bytes, ...], headers: dict[str, str], *, is_kept: bool
     ) -> Answer:
         if self._socket is not None and _is_closed(self._socket):
-            self.close()  # the coordinator ends a connection that is idle for longer than a worker's pauses in a round
+            self.close()  # the coordinator closes connections that are idle for longer than a worker pauses in a round
         if self._socket is None:
             self._socket = await asyncio.wait_for(self._connected(), _CONNECT_SECONDS)
         loop, line = asyncio.get_running_loop(), self._socket
@@ -151,10 +151,10 @@ class _LeaseLost(Exception):
 
 
 class SimulatedWorker:
-    """Registers, claims, fetches the broadcast, sends heartbeats, waits as if it trained, and sends its update.
+    """A worker that registers, claims, downloads, sends heartbeats, waits as if it trained, and sends its update.
 
-    A small update is delivered in one request, unless `delivers` is false, and it pauses when the coordinator asks for
-    that, unless `pauses` is false: as older workers.
+    It delivers a small update in one request, and pauses when the coordinator asks for it. If `delivers` or `pauses` is
+    false, it does not, like an older worker.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class SimulatedWorker:
                 most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
                 await self._train(json.loads(answer.content), most)
         elif pause := answer.headers.get("retry-after"):
-            self.line.close()  # the server closes it meanwhile
+            self.line.close()  # the coordinator would close it during the pause
             await asyncio.sleep(float(pause))
 
     async def _train(self, item: dict[str, Any], most_delivered: int) -> None:
@@ -253,13 +253,13 @@ class SimulatedWorker:
         return answer
 
     def _anchor(self) -> dict[str, Any]:
-        self._num_entries += 3  # a round writes three
+        self._num_entries += 3  # a round writes three entries
         head = hashlib.sha256(f"{self._name}/{self._num_entries}".encode()).hexdigest()
         return {"key": self._key, "seq": self._num_entries, "head": head}
 
 
 class _Template:
-    """Return an update as the plan declares it, equal for all clients except for its last number."""
+    """An update as the plan declares it, equal for all clients except for its last number."""
 
     def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
         size = sum(num_bytes(spec.dtype, spec.shape) for spec in specs)
@@ -268,7 +268,7 @@ class _Template:
         self._hash = hashlib.sha256(self.beginning)
 
     def of(self, value: int) -> tuple[str, bytes]:
-        """The digest, and the last bytes, of the update that ends with this number."""
+        """Return the digest and the last bytes of the update that ends with this number."""
         tail = struct.pack(self._format, value)
         whole = self._hash.copy()
         whole.update(tail)

@@ -1,6 +1,6 @@
 """Ways to make an update carry more than the tensors that its plan declares, for both sides that must refuse them.
 
-Each takes the update's tensors as they should be and gives a file's bytes. The words are what both refusals say.
+Each takes an update's correct tensors and returns a file's bytes. Both sides' errors contain the text next to it.
 """
 
 import json
@@ -18,7 +18,7 @@ PAYLOAD = b"patient 42: Jane Doe"
 
 
 def _tensors(change: Callable[[Tensors, str], Tensors]) -> Smuggle:
-    """Changes tensors; the name is that of one with at least two floats."""
+    """Return a way that changes the tensors. `change` gets the name of one with at least two floats."""
     return lambda tensors: serialised(change(dict(tensors), _some_float(tensors)))
 
 
@@ -27,7 +27,7 @@ def _header(change: Callable[[dict[str, Any], bytes], bytes]) -> Smuggle:
 
 
 def _text(change: Callable[[str], str]) -> Smuggle:
-    """Changes the header's JSON, and fills it up again to a multiple of 8 bytes."""
+    """Return a way that changes the header's JSON and pads it to a multiple of 8 bytes."""
 
     def smuggle(tensors: Tensors) -> bytes:
         header, body = taken_apart(serialised(tensors))
@@ -42,7 +42,7 @@ def _some_float(tensors: Tensors) -> str:
 
 
 def _with_bits(bits: int) -> Smuggle:
-    """One float32 whose bits spell something."""
+    """Return a way that sets the last number of a float32 tensor to these bits."""
 
     def change(tensors: Tensors, name: str) -> Tensors:
         spoilt = tensors[name].clone()
@@ -53,7 +53,7 @@ def _with_bits(bits: int) -> Smuggle:
 
 
 def _moved(header: dict[str, Any], by: int) -> dict[str, Any]:
-    """Every tensor that many bytes further on."""
+    """Return the header with every tensor moved `by` bytes towards the end."""
     return {
         name: {**entry, "data_offsets": [offset + by for offset in entry["data_offsets"]]}
         for name, entry in header.items()
@@ -113,7 +113,7 @@ SEVERAL: dict[str, tuple[Smuggle, str]] = {
 
 
 def behind(tensors: Tensors) -> bytes:
-    """The right file, and something behind it."""
+    """Return the correct file with a payload at its end."""
     return serialised(tensors) + PAYLOAD
 
 

@@ -1,4 +1,4 @@
-"""A look at the database and the store from outside: whether a request left a trace."""
+"""Access to the database and the store from outside, to check whether a request changed them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +35,7 @@ def _names(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 class Tables:
-    """A connection of its own, which sees only what has been committed."""
+    """A separate connection, which sees only committed rows."""
 
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url.replace("+psycopg", "", 1), autocommit=True)
@@ -47,24 +47,24 @@ class Tables:
         self._connection.close()
 
     def query(self, statement: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows that a statement returns."""
+        """Return the rows of a statement's result."""
         return self._connection.execute(statement, values).fetchall()
 
     def one(self, statement: LiteralString, *values: Any) -> Any:
-        """The only value of the only row."""
+        """Return the only value of the only row."""
         [(value,)] = self.query(statement, *values)
         return value
 
     def execute(self, statement: LiteralString, *values: Any) -> int:
-        """Run a statement; how many rows it touched."""
+        """Run a statement, and return how many rows it affected."""
         return self._connection.execute(statement, values).rowcount
 
     def execute_named(self, statement: LiteralString, values: dict[str, Any]) -> int:
-        """Run a statement with named values; how many rows it touched."""
+        """Run a statement with named values, and return how many rows it affected."""
         return self._connection.execute(statement, values).rowcount
 
     def names(self) -> list[str]:
-        """Every table but Alembic's."""
+        """Return the names of all tables except Alembic's."""
         return _names(self._connection)
 
     def dump(self, *, but: tuple[str, ...] = ()) -> dict[str, list[str]]:
@@ -79,7 +79,7 @@ class Tables:
 
     def clear(self) -> None:
         """Empty every table."""
-        for _ in range(_DEADLOCKS):  # with a look that an earlier test's claim has left behind
+        for _ in range(_DEADLOCKS):  # the deadlock is with a query of an earlier test's claim
             with suppress(psycopg.errors.DeadlockDetected):
                 delete_all_rows(self._connection)
                 return
@@ -91,7 +91,7 @@ class Tables:
         return found
 
     def events_after(self, last_id: int) -> list[EventView]:
-        """Newer events, of whatever run or of none."""
+        """Return the newer events, whether they belong to a run or not."""
         columns = ("id", "at", "kind", "run_id", "round_number", "client_id", "message", "data")
         rows = self.query(
             "SELECT id, at, kind, run_id, round_number, client_id, message, data FROM events WHERE id > %s ORDER BY id",
@@ -109,7 +109,7 @@ class Onlooker:
 
     @contextmanager
     def nothing_changes(self) -> Iterator[list[EventView]]:
-        """Assert that the block leaves no trace but in the audit log; yields a list for its new events."""
+        """Assert that the block changes only the audit log. Yields a list, which has the new events after the block."""
         before, last = self._everything(), self.tables.last_event()
         events: list[EventView] = []
         yield events

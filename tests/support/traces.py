@@ -1,7 +1,7 @@
 """Checks that the events of a run are a path of the state machines, and that they lead to the states in the rows.
 
 The coordinator records an event with every change of a state, in the same transaction. So the events of a run, in their
-order, must repeat its life: each change is legal according to the code's own TRANSITIONS, its parts are there, the
+order, must describe its life: each change is legal according to the code's own TRANSITIONS, its parts are there, the
 numbers are right, and nothing comes after the end.
 """
 
@@ -74,7 +74,7 @@ class Trace:
     evaluations: dict[str, str] = field(default_factory=dict)
 
     def follow(self, event: EventView) -> None:
-        """Take one event. Raises NotAPath."""
+        """Apply one event. Raises NotAPath if the event is impossible in this state."""
         if self.state is None and event.kind in _LIFE and event.kind != "run.created":
             raise NotAPath("the run was not created")
         if self.state == RunState.FINISHED and event.kind in _LIFE and event.kind != "run.resumed":
@@ -183,13 +183,13 @@ class Trace:
         self._move(event, in_open_round=False)
 
     def _assignment_refused(self, _: EventView) -> None:
-        """A request that changed nothing: it may come at any time."""
+        """Accept the event at any time, because the request changed nothing."""
 
     def _any_assignment(self, event: EventView) -> None:
         self._move(event)
 
     def _update_rejected(self, event: EventView) -> None:
-        """The update stays accepted and is not used, unless the assignment itself is rejected."""
+        """Count the update as accepted but not used, unless an accepted assignment can become rejected."""
         if (models.Assignment, "accepted", "rejected") not in _legal():
             self._round(event).num_left_out += 1
 
@@ -277,7 +277,7 @@ def check(tables: Tables, run_id: UUID) -> Trace:
         run_id,
     )
     trace = follow(map(EventView.model_validate, events))
-    if runs is None:  # it was deleted
+    if runs is None:  # the run was deleted
         return trace
     reported: dict[str, Any] = {
         "run": [[trace.state, trace.outcome, trace.is_prepared]],

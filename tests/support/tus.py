@@ -1,4 +1,4 @@
-"""Uploads by the protocol tus, one request at a time, as no client of this project sends them."""
+"""Uploads with the protocol tus, one request at a time, in ways in which no client of this project sends them."""
 
 import base64
 from types import TracebackType
@@ -12,10 +12,10 @@ PART = "application/offset+octet-stream"
 
 
 class Tus:
-    """Sends requests with one token."""
+    """A client that sends requests with one token."""
 
     def __init__(self, coordinator: Coordinator, token: str | None = None, *, verify: Any = False) -> None:
-        """`verify`: the TLS context where the coordinator asks for a certificate."""
+        """`verify`: the TLS context if the coordinator requires a certificate."""
         self._http = coordinator.http(token, verify=verify)
         self._http.headers["Tus-Resumable"] = "1.0.0"
 
@@ -41,7 +41,7 @@ class Tus:
         return str(answer.headers["location"])
 
     def send(self, location: str, content: Any, offset: int, **headers: str) -> httpx.Response:
-        """A part."""
+        """Send one part and return the answer."""
         own = {"Upload-Offset": str(offset), "Content-Type": PART}
         changes = {name.replace("_", "-"): value for name, value in headers.items()}
         return self._http.patch(location, content=content, headers={**own, **changes})
@@ -54,5 +54,5 @@ class Tus:
         return int(answer.headers["upload-offset"])
 
     def request(self, method: str, path: str, **headers: str) -> httpx.Response:
-        """Anything else."""
+        """Send any other request and return the answer."""
         return self._http.request(method, path, headers=headers)

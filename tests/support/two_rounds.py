@@ -28,9 +28,9 @@ LEARNING_RATE = 0.005
 def two_rounds_spec(
     combination: str, /, *, gpu_steps: str = "auto", local_epochs: int = 1, **optimizer: Any
 ) -> RunSpec:
-    """The spec of a method, a combination or a feature with several whole batches a round and an incomplete one.
+    """Return the spec of a method, combination or feature, with several whole batches per round and an incomplete one.
 
-    It keeps its own settings of the training, except for those given here.
+    The spec keeps its own settings of the training, except for those given here.
     """
     own = {**COMBINATIONS, **FEATURES}.get(combination, {}).get("training", {})
     training = {
@@ -45,9 +45,10 @@ def two_rounds_spec(
 
 
 def two_rounds(spec: RunSpec, device: str = "cpu", like: Sequence[LocalResult] | None = None) -> list[LocalResult]:
-    """One client in the first, another in the second.
+    """Return the result of one client in the first round and of another in the second.
 
-    `like`: whose first update the second round begins with, where the aggregate is not to add differences of its own.
+    If `like` is given, the second round begins with the first update of `like`, so that the aggregate does not add
+    differences of its own.
     """
     now, results = start(spec), []
     for number, client in enumerate(CLIENTS, 1):
@@ -60,7 +61,7 @@ def two_rounds(spec: RunSpec, device: str = "cpu", like: Sequence[LocalResult] |
 
 
 def assert_same_course(expected: Sequence[LocalResult], found: Sequence[LocalResult]) -> None:
-    """Two ways to take the same steps may differ in rounding, and not by a step.
+    """Assert that two ways to take the same steps differ only in rounding, not by a step.
 
     Tensors are compared as a whole: Adam turns the rounding of a gradient that is almost zero into a step.
     """
@@ -74,7 +75,7 @@ def assert_same_course(expected: Sequence[LocalResult], found: Sequence[LocalRes
 
 
 def two_epochs(spec: RunSpec, device: str, around_second: AbstractContextManager[Any]) -> torch.Tensor:
-    """A round's two epochs, step by step: the sum of the second one's terms."""
+    """Take a round's two epochs step by step, and return the sum of the second one's terms."""
     assert spec.training.local_epochs == 2
     method, ctx = METHODS[spec.method.name], on_device(device, context(spec, 2, CLIENTS[0]))
     data, broadcast = moved(client_data(spec, CLIENTS[0]), device), start(spec).received

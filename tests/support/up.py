@@ -12,7 +12,7 @@ FEDSSL = [sys.executable, "-m", "fedssl.cli.main"]
 
 
 class Up:
-    """A `fedssl up`, or another long-running command, in a process group of its own as a terminal would have it."""
+    """A `fedssl up`, or another long-running command, in its own process group, as in a terminal."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.errors = (folder / "stderr").open("w+")
@@ -21,7 +21,7 @@ class Up:
         )
 
     def introduction(self) -> dict[str, Any]:
-        """The JSON document that it prints when all is up."""
+        """Return the JSON document that the command prints when everything is up."""
         assert self.process.stdout is not None
         lines = []
         for line in self.process.stdout:
@@ -36,7 +36,7 @@ class Up:
         return self.errors.read()
 
     def descendants(self) -> set[int]:
-        """All processes below it."""
+        """Return the ids of all processes that descend from the command."""
         parents = {}
         for entry in Path("/proc").glob("[0-9]*/stat"):
             try:

@@ -14,7 +14,7 @@ def digest(data: bytes) -> str:
 
 
 def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """A file's header and the bytes that follow it."""
+    """Return a file's header and the bytes that follow it."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     assert isinstance(header, dict)
@@ -22,7 +22,7 @@ def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def put_together(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, length: int | None = None) -> bytes:
-    """A file with this header, well-formed or not; `length` is what its first eight bytes claim.
+    """Return a file with this header, well-formed or not; `length` is the number in its first eight bytes.
 
     A mapping is written as the library would write it.
     """
@@ -38,7 +38,7 @@ def file_of(tensors: Tensors) -> bytes:
 
 
 def raw_request(url: str, head: str, body: bytes, *, then_close: bool) -> bytes:
-    """Send bytes as they are; `then_close` before the answer. Returns the answer's beginning."""
+    """Send a request unchanged and return the beginning of the answer, or close before it if `then_close`."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)

@@ -1,4 +1,4 @@
-"""A document's commands and a notebook's cells, carried out in the order in which they stand there."""
+"""A document's commands and a notebook's cells, run in order."""
 
 import json
 import re
@@ -60,12 +60,12 @@ class Walkthrough:
 
 
 def invoke(*words: str) -> Result:
-    """A `fedssl` command in this process."""
+    """Run a `fedssl` command in this process, and return its result."""
     return CliRunner().invoke(app, list(words))
 
 
 def run_cells(notebook: Path) -> dict[str, Any]:
-    """Run a notebook's cells in order, in one namespace, which is returned."""
+    """Run a notebook's cells in order in one namespace, and return the namespace."""
     space: dict[str, Any] = {"__name__": "notebook"}
     for cell in json.loads(notebook.read_text())["cells"]:
         if cell["cell_type"] == "code":

@@ -12,20 +12,20 @@ TINY_ENCODER = EncoderConfig(widths=(4, 8))
 
 
 def encoder_tensors(config: EncoderConfig = TINY_ENCODER, channels: int = 1, seed: int = 9) -> Tensors:
-    """The tensors of an encoder with random weights, under the names that it has in a model."""
+    """Return the tensors of an encoder with random weights, under the names that they have in a model."""
     encoder = initialised(lambda: build_encoder(config, channels), seed)
     return {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
 
 
 def encoder_file(folder: Path, config: EncoderConfig = TINY_ENCODER, channels: int = 1, seed: int = 9) -> Path:
-    """A file of them."""
+    """Write the tensors of an encoder with random weights to a file, and return its path."""
     path = folder / f"encoder-{seed}.safetensors"
     save_tensors(encoder_tensors(config, channels, seed), path)
     return path
 
 
 def distance(found: Tensors, expected: Tensors, initial: Tensors) -> float:
-    """Return how far two models' trained weights are apart, as a share of the way that the expected ones went."""
+    """Return the distance between two models' trained weights, relative to how far the expected ones moved."""
     squares = [
         [
             float((one[name].double() - other[name].double()).square().sum())
