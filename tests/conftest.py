@@ -20,8 +20,8 @@ from support.methods import REPRESENTATIVE_METHODS
 from support.object_store import ObjectStore
 from support.servers import Servers
 
-# Background jobs of a shell ignore SIGINT, what nohup starts SIGHUP, and processes pass that on to those that they
-# start, which are to hear both here.
+# Background jobs of a shell ignore SIGINT, and programs that nohup starts ignore SIGHUP. Processes pass that on to
+# those that they start, which must react to both here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _long(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Return the tests marked `full`, without the first parameters that a marker `full(but=2)` leaves."""
+    """Yield the tests marked `full`, without the first parameters that a marker such as `full(but=2)` keeps."""
     num_seen: Counter[str] = Counter()
     for item in items:
         if marker := item.get_closest_marker("full"):
@@ -107,14 +107,16 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Start every test with the same random numbers, so that one that fails does so in every order and again."""
+    """Start every test with the same random numbers, so that a failure repeats in any order of the tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def own_process() -> Iterator[None]:
-    """What a command sets up in this process, as in one of its own, is not there for later tests: its logging writes to
-    a stream that is closed by then, its handlers end the process."""
+    """Undo what a command sets up in this process, as if the process were its own, after each test.
+
+    Otherwise its logging would write to a stream that is closed by then, and its handlers would end the process.
+    """
     root, chatty = logging.getLogger(), list(map(logging.getLogger, CHATTY))
     handlers, levels = list(root.handlers), [logger.level for logger in (root, *chatty)]
     log_lines, at_term = structlog.get_config(), signal.getsignal(signal.SIGTERM)
@@ -128,7 +130,7 @@ def own_process() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_settings() -> Iterator[None]:
-    """What a test makes the coordinator's modules keep would be the next test's settings and database."""
+    """Fail a test after which the coordinator's modules keep settings or a database that the next test would use."""
     yield
     if "fedssl_coordinator.core.db" in sys.modules and not is_of_this_environment():
         forget()  # this test's error, and no other's
@@ -137,7 +139,7 @@ def own_settings() -> Iterator[None]:
 
 @pytest.fixture
 def change_settings() -> Iterator[Callable[..., None]]:
-    """Changes the coordinator's settings in this process for the rest of the test: `change_settings(DEVICE="cpu")`."""
+    """Yield `change_settings(DEVICE="cpu")`, which changes the coordinator's settings for the rest of the test."""
     from fedssl_coordinator.core.settings import settings
 
     def change(**values: str) -> None:
@@ -152,13 +154,13 @@ def change_settings() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """One thread: the same bits every time, and no fight for the cores with the tests' own processes."""
+    """Use one thread: the bits are the same every time, and the cores are left to the processes that tests start."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Postgres with a migrated template database, and Valkey."""
+    """Yield Postgres with a migrated template database, and Valkey."""
     folder = tmp_path_factory.mktemp("servers")
     with Servers(folder) as running:
         # Celery's app reads the broker's address when it is imported, once for the whole session.
@@ -168,20 +170,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """A server that speaks S3; take a bucket of your own."""
+    """Yield a server that speaks S3. Each test must use a bucket of its own."""
     with ObjectStore(tmp_path_factory.mktemp("objects")) as running:
         yield running
 
 
 @pytest.fixture
 def database_url(servers: Servers) -> Iterator[str]:
-    """A migrated database of the test's own."""
+    """Yield the address of a migrated database of the test's own."""
     with servers.database() as url:
         yield url
 
 
 @pytest.fixture
 def coordinator(servers: Servers, database_url: str, tmp_path: Path) -> Iterator[Coordinator]:
-    """The API under uvicorn in this process. Nothing aggregates but `coordinator.advance`."""
+    """Yield the API under uvicorn in this process. Only `coordinator.advance` aggregates."""
     with Coordinator(database_url, servers.redis_url, tmp_path / "store") as running:
         yield running

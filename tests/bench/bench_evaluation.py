@@ -1,13 +1,13 @@
 """The papers' evaluation settings against the fast ones: accuracy, difference, seconds.
 
     python tests/bench/bench_evaluation.py                       a shortly trained encoder, and an untrained one
-    python tests/bench/bench_evaluation.py MODEL.safetensors     encoders of one's own, with spec.yaml beside them
+    python tests/bench/bench_evaluation.py MODEL.safetensors     encoders of one's own, with spec.yaml next to them
         --labels 0 --settings ssd,fedx --semi 1 --transfer digits --solver
     make bench ARGS="-k evaluation -s"                           a small part, asserted
 
 Every setting sees the same labels. A difference within the noise of the test set, two standard deviations of an
-accuracy on as many images, is no difference. Times are of one thread, for people: other work on the machine disturbs
-them.
+accuracy on as many images, does not count. Times are those of one thread. They are only for information, because other
+work on the machine affects them.
 """
 
 import argparse
@@ -51,7 +51,7 @@ PAPERS = ("fedx", "fedu", "ssd", "fedrlc", "flesd")
 
 @dataclass(frozen=True)
 class Line:
-    """One setting on one encoder."""
+    """The result of one setting on one encoder."""
 
     encoder: str
     what: str
@@ -61,7 +61,7 @@ class Line:
     seconds: float
 
     def text(self, fast: "Line", num_test: int) -> str:
-        """A row of the table: the difference is that of `fast` from the last epoch of this setting."""
+        """Return a row of the table. The difference is that of `fast` from this setting, both after the last epoch."""
         noise = 2 * math.sqrt(self.last * (1 - self.last) / num_test)
         difference = 100 * (fast.last - self.last)
         verdict = "agrees" if abs(difference) <= 100 * noise else ""
@@ -75,14 +75,17 @@ HEADER = f"{'encoder':<12}{'protocol':<22}{'settings':<16}{'last':>8}{'best':>8}
 
 
 def timed(encoder: str, what: str, name: str, take: Callable[[], "ProbeResult | FineTuneResult"]) -> Line:
-    """A protocol, with the clock running."""
+    """Run a protocol, and return its result and how long it took."""
     started = time.perf_counter()
     found = take()
     return Line(encoder, what, name, found.accuracy, found.best_accuracy, time.perf_counter() - started)
 
 
 def train_shortly(folder: Path, rounds: int) -> list[Path]:
-    """The demo's spec for a few rounds; scikit-learn's digits where Fashion-MNIST cannot be found."""
+    """Train the demo's spec for a few rounds, or that of digits if Fashion-MNIST cannot be found.
+
+    Returns the paths of the trained model and of the initial one.
+    """
     example = "demo.toml" if find_fashion_mnist(data_folder()) else "digits.toml"
     result = simulate(read_spec(str(EXAMPLES / example), [f"num_rounds={rounds}"]), data_root=data_folder())
     write_spec(result.spec, folder / SPEC)
@@ -92,13 +95,13 @@ def train_shortly(folder: Path, rounds: int) -> list[Path]:
 
 
 def opened(path: Path) -> tuple[torch.nn.Module, RunSpec]:
-    """A model's encoder and its spec."""
+    """Return a model's encoder and its spec."""
     spec = read_spec(str(path.parent / SPEC))
     return load_encoder(load_tensors(path), spec), spec
 
 
 def probes(path: Path, images: Labelled, settings: tuple[str, ...]) -> Iterator[Line]:
-    """The linear probe; `fast` comes first."""
+    """Yield the results of the linear probe; `fast` comes first."""
     encoder, spec = opened(path)
     sides = [s for x in (images.train, images.test) for s in (extract_features(encoder, x, spec.data), labels_of(x))]
     what = f"probe, {len(images.train):,} labels"
@@ -111,7 +114,7 @@ def probes(path: Path, images: Labelled, settings: tuple[str, ...]) -> Iterator[
 
 
 def tunings(path: Path, images: Labelled, settings: tuple[str, ...], share: float, seed: int) -> Iterator[Line]:
-    """Semi-supervised fine-tuning; `fast` comes first."""
+    """Yield the results of semi-supervised fine-tuning; `fast` comes first."""
     encoder, spec = opened(path)
     tune = partial(semi_supervised, encoder, images.train, images.test, spec.data, share)
     what = f"{100 * share:g} % labels, seed {seed}"
@@ -120,7 +123,7 @@ def tunings(path: Path, images: Labelled, settings: tuple[str, ...], share: floa
 
 
 def transfers(path: Path, target: str) -> Iterator[Line]:
-    """Fine-tuning of the whole network on another data set; `fast` comes first."""
+    """Yield the results of fine-tuning the whole network on another data set; `fast` comes first."""
     encoder, spec = opened(path)
     images = load_labelled(target, spec.data, max_train=10_000, max_test=None, seed=0, root=data_folder())
     for name, tuning in TRANSFERS.items():
@@ -129,7 +132,7 @@ def transfers(path: Path, target: str) -> Iterator[Line]:
 
 
 def solver() -> None:
-    """`fast` by size: random clusters, so that it has something to do."""
+    """Print how long `fast` takes by size, on random clusters, which it can learn."""
     for num, width in ((10_000, 256), (10_000, 512), (50_000, 512)):
         generator = torch.Generator().manual_seed(0)
         labels = torch.arange(num) % 10
@@ -141,7 +144,7 @@ def solver() -> None:
 
 
 def show(lines: Iterator[Line], num_test: int) -> None:
-    """The table, as it is made."""
+    """Print each row of the table as soon as it is measured."""
     fast = None
     for line in lines:
         fast = fast or line
@@ -149,7 +152,7 @@ def show(lines: Iterator[Line], num_test: int) -> None:
 
 
 def test_fast_lies_among_the_papers_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a trained encoder. On an untrained one the papers' own settings are ten points apart."""
+    """The encoder is trained: on an untrained one, the papers' own settings are ten points apart."""
     torch.set_num_threads(1)
     model = train_shortly(tmp_path, 3)[0]
     spec = read_spec(str(tmp_path / SPEC))
@@ -166,7 +169,7 @@ def test_fast_lies_among_the_papers_settings(tmp_path: Path, capsys: pytest.Capt
 
 
 def main() -> None:
-    """From the command line."""
+    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--labels", type=int, default=10_000, help="0: all")

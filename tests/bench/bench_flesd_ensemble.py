@@ -3,9 +3,9 @@
     python tests/bench/bench_flesd_ensemble.py            for each width of the embedding, one aggregation, one packing
     make bench ARGS="-k flesd_ensemble -s"                the same, asserted
 
-The matrix of all pairs would take 10 GB a client in float32. Every measurement is a process of its own, with everything
-that it has in memory: an aggregation torch, the images, the model and the clients' updates; a packing torch and the
-embeddings.
+The matrix of all pairs would take 10 GB per client in float32. Every measurement has a process of its own and counts
+everything in its memory: in an aggregation, torch, the images, the model and the clients' updates; in a packing, torch
+and the embeddings.
 """
 
 import json
@@ -44,7 +44,7 @@ def _spec(width: int) -> RunSpec:
 
 
 def measure(width: int) -> dict[str, float]:
-    """One aggregation, in this process."""
+    """Aggregate once in this process, and return the peak of its memory and the seconds."""
     spec, generator = _spec(width), torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (NUM_IMAGES, 3, 32, 32), dtype=torch.uint8, generator=generator)
     ctx = Context(spec=spec, round_number=1, public=ClientData(images))
@@ -55,7 +55,7 @@ def measure(width: int) -> dict[str, float]:
         for client in range(NUM_CLIENTS):
             path = Path(folder) / f"client-{client}"
             z_ND = torch.randn(NUM_IMAGES, width, generator=generator)
-            save_tensors({"factor": F.normalize(z_ND, dim=1)}, path)  # of a factor's shape, and as good for memory
+            save_tensors({"factor": F.normalize(z_ND, dim=1)}, path)  # as large as a real factor
             updates.append(Update(path.name, 1, partial(read_tensors, path, digest_of(path))))
         started = time.monotonic()
         run_aggregation(method, state, updates, ctx)
@@ -63,7 +63,7 @@ def measure(width: int) -> dict[str, float]:
 
 
 def measure_packing(width: int) -> dict[str, float]:
-    """One client's factor, in this process."""
+    """Pack one client's factor in this process, and return the peak of its memory and the seconds."""
     z_ND = torch.randn(NUM_IMAGES, width, generator=torch.Generator().manual_seed(0))
     started = time.monotonic()
     pack(z_ND, "factored-f32")
@@ -76,7 +76,7 @@ def _found(started: float) -> dict[str, float]:
 
 
 def measure_apart(width: int, *, what: str = "aggregation") -> dict[str, float]:
-    """The same in a process of its own, whose memory nobody else has touched."""
+    """Measure in a process of its own, whose memory no other measurement has used."""
     command = [sys.executable, __file__, what, str(width)]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found

@@ -1,11 +1,11 @@
-"""What each packing of FLESD's similarities costs and loses: bytes, error of S, accuracy of the student.
+"""The cost and the loss of each packing of FLESD's similarities: bytes, error of S, accuracy of the student.
 
     python tests/bench/bench_flesd_packings.py                 all packings, two rounds of Fashion-MNIST
     python tests/bench/bench_flesd_packings.py factored-f16 1  one of them, from another seed
     make bench ARGS="-k flesd_packings -s"                     the sizes and errors asserted, on one trained client
 
-A federation of three clients trains and is distilled anew with every packing, from the same seed: what differs between
-the rows is the packing and what follows from it. `representations-f32` is what FLESD's code sends, and the measure.
+A federation of three clients trains and is distilled from scratch with each packing, from the same seed: the rows
+differ only by the packing and its consequences. `representations-f32` is what FLESD's code sends, and the reference.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ def _split(name: str) -> ImageData:
 
 
 def accuracies(weights: dict[str, Tensor], spec: RunSpec) -> tuple[float, float]:
-    """Linear probe and kNN of the encoder, 4,000 labels, 4,000 test images."""
+    """Return the accuracies of the encoder by linear probe and by kNN, with 4,000 labels and 4,000 test images."""
     ctx = Context(spec=spec, round_number=0)
     encoder = network(spec.model.encoder, weights, "student", ctx)["encoder"]
     sets = []
@@ -101,7 +101,7 @@ def accuracies(weights: dict[str, Tensor], spec: RunSpec) -> tuple[float, float]
 
 @functools.lru_cache
 def trained_embeddings() -> Tensor:
-    """What one client makes of the public images after its first round."""
+    """Return the representations of the public images that one client sends after its first round."""
     spec = spec_with(MEASURE)
     assert spec.partition is not None
     assert spec.public_data is not None
@@ -115,7 +115,7 @@ def trained_embeddings() -> Tensor:
 
 
 def largest_error(z_ND: Tensor, packing: Packing) -> float:
-    """Of any pair's cosine as the coordinator reads it out of the packed tensor."""
+    """Return the largest error of any pair's cosine, as the coordinator reads it from the packed tensor."""
     exact_NN = F.normalize(z_ND.double(), dim=1) @ F.normalize(z_ND.double(), dim=1).T
     packed = pack(z_ND, packing)
     if packed.ndim == 2:
@@ -137,7 +137,7 @@ def test_flesd_packings_sizes_and_errors(packing: Packing) -> None:
 
 
 def report(packing: Packing, seed: int) -> str:
-    """One federation, start to end."""
+    """Run one federation from start to end, and return its line of the report."""
     started, spec = time.monotonic(), spec_with(packing, seed)
     result = simulate(spec)
     probe, knn = accuracies(result.model, spec)

@@ -1,11 +1,12 @@
-"""What one training step of every method costs, against its objective alone, within one run.
+"""The cost of one training step of each method, relative to that of its bare objective, within one run.
 
     python tests/bench/bench_method_steps.py            the table
     make bench ARGS="-k method_steps -s"                the same, asserted
 
-Counted: images that pass an encoder with and without gradients, for each image of the batch; multiply-adds of forward
-and backward pass. Timed: the whole step, the optimiser's included, in turns with the objective's. The counts must be
-those that the method's equations need; times are for people, since other work on the machine disturbs them.
+The counts are images that pass an encoder with and without gradients, for each image of the batch, and multiply-adds of
+the forward and the backward pass. They must be those that the method's equations need. The times are those of the whole
+step, including the optimiser's, in turns with the objective's. They are only for information, because other work on the
+machine affects them.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ NEEDED = {
     "fedx": (3, 2),  # the references; the teacher on second views and references
     "flesd": (2, 0),
     "ldawa": (2, 0),
-    "orchestra": (3, 1),  # both views and the rotated one, the first for its statistics alone; the target on the first
+    "orchestra": (3, 1),  # both views and the rotated one, the first only for its statistics; the target on the first
     "scaffold": (2, 0),
     "single": (2, 2),
     "ssd": (2, 0),
@@ -73,14 +74,14 @@ BATCH, TURNS = 64, 7
 
 @dataclass(frozen=True)
 class Cost:
-    """One step. `passes`: with and without gradients, for each image of the batch."""
+    """The cost of one step. `passes`: with and without gradients, for each image of the batch."""
 
     passes: tuple[float, float]
     multiply_adds: float
 
     @property
     def units(self) -> float:
-        """Forward passes, with a backward pass as two."""
+        """The number of forward passes, if a backward pass counts as two."""
         return 3 * self.passes[0] + self.passes[1]
 
 
@@ -102,20 +103,20 @@ class Stepper:
         self._optimizer = optimizer_for(self.modules, spec.training.optimizer, 1e-6)
 
     def step(self) -> None:
-        """One step, as the engine takes it."""
+        """Take one step, as the engine does."""
         self._algorithm.before_step(self.modules, self._ctx)
         losses, _ = self._algorithm.objective(self.modules, self._batch, self._ctx)
         take_step(self._optimizer, total_loss(losses))
         self._algorithm.after_step(self.modules, self._ctx)
 
     def seconds(self) -> float:
-        """One step's time."""
+        """Take one step, and return how long it took."""
         started = time.perf_counter()
         self.step()
         return time.perf_counter() - started
 
     def cost(self) -> Cost:
-        """What one step counts."""
+        """Take one step, and return its cost."""
         images = [0, 0]
 
         def count(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
@@ -132,7 +133,7 @@ class Stepper:
 
 
 def spec_of(name: str) -> RunSpec:
-    """A model large enough that its encoder decides the cost, and small enough for two CPU cores."""
+    """Return a spec whose model is large enough that the encoder decides the cost, but small enough for two cores."""
     head = {"hidden_dims": [64], "out_dim": 64}
     encoder = {"name": "vit-tiny", "patch_size": 8} if name == "fedmae" else {"widths": [32, 64, 64]}
     return RunSpec.model_validate(
@@ -147,7 +148,7 @@ def spec_of(name: str) -> RunSpec:
 
 
 def alone(algorithm: ClientAlgorithm) -> ClientAlgorithm:
-    """The method's objective without add-ons."""
+    """Return the algorithm without its add-ons and its merge rule."""
     return dataclasses.replace(algorithm, add_ons=(), merge_rule=OVERWRITE)
 
 
@@ -162,12 +163,12 @@ class Line:
 
     @property
     def ratio(self) -> float:
-        """Multiply-adds against the objective's."""
+        """The multiply-adds, relative to those of the objective."""
         return self.cost.multiply_adds / self.host.multiply_adds
 
 
 def measure(name: str) -> Line:
-    """A method and its objective, in turns."""
+    """Measure a method and its objective in turns."""
     spec = spec_of(name)
     images = torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     algorithm = METHODS[name].bind(spec).client
@@ -178,7 +179,7 @@ def measure(name: str) -> Line:
 
 
 def table(lines: Iterable[Line]) -> str:
-    """For people."""
+    """Return the table as text."""
     rows = [f"{'method':<16}{'passes':>10}{'needed':>10}{'MMACs/image':>13}{'MACs : host':>13}{'time : host':>13}"]
     for line in lines:
         passes, needed = ("{:.0f} + {:.0f}".format(*pair) for pair in (line.cost.passes, NEEDED[line.name]))

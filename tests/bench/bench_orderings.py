@@ -6,10 +6,10 @@
 
 `federation` and `objective` have the setting of `fedssl compare --ladder best --on cifar10-class`, 6 rounds and a
 smaller encoder; CIFAR-10 is an image folder or .npz file in the folder of data sets. `fedx` and `flesd` have
-Fashion-MNIST: in the other setting FedX is below its host. SSD's orderings are those of `measure_hard_separation.py`.
+Fashion-MNIST: in the other setting FedX is below its host. SSD's orderings are in `measure_hard_separation.py`.
 
-What is kept from the papers: heterogeneous clients, local epochs, the losses and their weights. What is not: the
-encoder, the number of images and rounds. So signs are looked for, and no published accuracy.
+The heterogeneity of the clients, the local epochs, the losses and their weights are those of the papers. The encoder
+and the numbers of images and rounds are not. Therefore only the orderings are checked, not the published accuracies.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def _simulate(spec: RunSpec) -> Result:
 
 
 def fedx(seed: int) -> Scores:
-    """FedX above its host, with its own weak augmentation and equal numbers of images a step (64 + 64 there)."""
+    """Return the scores of FedX and its host, with FedX's weak augmentation and equal numbers of images per step."""
     scores = {}
     for name, batch_size in (("fedsimclr", 64), ("fedx", 32)):
         spec = _spec(
@@ -98,7 +98,7 @@ def fedx(seed: int) -> Scores:
 
 
 def ladder(seed: int, names: tuple[str, ...]) -> Scores:
-    """Rungs and bounds of the ladder `best`: clients with two classes each, linear probe of all test images."""
+    """Return the scores of variants of the ladder `best`, by linear probe. Each client has images of two classes."""
     best = read_ladder("best")
     place = dataset_places(["cifar10"], data_folder())["cifar10"]
     base = overlay(best.setting("cifar10-class"), SMALL)
@@ -113,7 +113,7 @@ def ladder(seed: int, names: tuple[str, ...]) -> Scores:
 
 
 def flesd(seed: int) -> Scores:
-    """Min-Local, FLESD-cc (one round) and FLESD (two), all with 40 local epochs in total."""
+    """Return the scores of Min-Local, FLESD-cc (one round) and FLESD (two), all with 40 local epochs in total."""
     local = {"method": {"name": "flesd", "merge": {"name": "local"}, "reducer": {"name": "none"}}}
     distilled = {
         "method": {
@@ -151,7 +151,7 @@ def flesd(seed: int) -> Scores:
 
 
 def _own(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A client's own weights, from what it keeps."""
+    """Return a client's own weights, taken from its state."""
     key = next(name for name in sorted(state) if "encoder." in name)
     prefix = key.partition("encoder.")[0]
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -170,7 +170,7 @@ CLAIMS: dict[str, tuple[Callable[[int], Scores], tuple[str, ...]]] = {
 
 
 def measure(claim: str, seeds: tuple[int, ...]) -> Scores:
-    """The means over the seeds, told with every seed's numbers as they come."""
+    """Print the scores of each seed as they come, and return their means."""
     run, _ = CLAIMS[claim]
     by_seed: list[Scores] = []
     for seed in seeds:

@@ -5,7 +5,7 @@
 
 A round of many small clients: `simulate` in one process and in two takes turns with a bare loop, which loads the
 weights, trains the same model by the same loss on tensors made beforehand, and takes the mean. Each process uses one
-CPU thread. The first round of each turn is left out: it prepares what later ones use. Starting is stated apart.
+CPU thread. The first round of each turn is left out: it prepares what later ones use. The start is reported separately.
 """
 
 import os
@@ -42,14 +42,14 @@ SPEC = RunSpec.model_validate(
 
 
 def clients() -> dict[str, ImageData]:
-    """Images of noise."""
+    """Return the clients, which have images of noise."""
     rng = np.random.default_rng(0)
     shape = (IMAGES, 1, 28, 28)
     return {f"client-{n:02}": ImageData(rng.integers(0, 256, shape, np.uint8)) for n in range(NUM_CLIENTS)}
 
 
 def bare_round_seconds() -> list[float]:
-    """The seconds of each round of the bare loop, without the first."""
+    """Return the seconds of each round of the bare loop, without the first."""
     modules = METHODS["fedsimclr"].bind(SPEC).client.build(Context(spec=SPEC, round_number=0))
     network = nn.Sequential(modules["encoder"], modules["projector"]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     config, found = SPEC.training.optimizer, []

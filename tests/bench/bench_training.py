@@ -45,7 +45,7 @@ LONG_SIZES = {"resnet18": 16, "vit-tiny": 16}
 
 
 class NarrowResNet(Encoder):
-    """ResNet-18 with the stem for small images and an eighth of the channels: its shape at a CPU's pace."""
+    """ResNet-18 with the stem for small images and an eighth of the channels, which a CPU can train."""
 
     def __init__(self, channels: int, widths: tuple[int, ...] = (8, 16, 32, 64)) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class NarrowResNet(Encoder):
 
 @dataclass(frozen=True)
 class NarrowClient(ClientAlgorithm):
-    """FedSimCLR's client with that encoder, which no spec can name. The spec's must be as wide."""
+    """FedSimCLR's client with NarrowResNet, which no spec can name. The spec's encoder must be as wide."""
 
     def modules(self, ctx: Context) -> nn.ModuleDict:
         modules = ClientAlgorithm.modules(self, ctx)
@@ -75,7 +75,7 @@ class NarrowClient(ClientAlgorithm):
 
 
 def narrow_method() -> Method:
-    """FedSimCLR with the narrow ResNet."""
+    """Return FedSimCLR with the narrow ResNet."""
 
     def bind(spec: RunSpec) -> BoundMethod:
         assert isinstance(spec.method, FedSimCLRConfig)
@@ -86,12 +86,12 @@ def narrow_method() -> Method:
 
 
 def contrast(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
-    """FedSimCLR's loss."""
+    """Return FedSimCLR's loss."""
     return nt_xent(z1_BD, z2_BD, 0.1)
 
 
 def align_and_spread(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
-    """FedAlignUniform's loss."""
+    """Return FedAlignUniform's loss."""
     return alignment(z1_BD, z2_BD) + (uniformity(z1_BD) + uniformity(z2_BD)) / 2
 
 
@@ -119,7 +119,7 @@ class Case:
 
 
 def spec_of(name: str, encoder: dict[str, Any], channels: int, size: int, batch_size: int, **training: Any) -> RunSpec:
-    """A run of one method; the projector is as wide as SimCLR's on small images."""
+    """Return a spec of one method, whose projector is as wide as SimCLR's on small images."""
     return RunSpec.model_validate(
         {
             "num_rounds": 200,
@@ -132,7 +132,10 @@ def spec_of(name: str, encoder: dict[str, Any], channels: int, size: int, batch_
 
 
 def cpu_cases() -> list[Case]:
-    """ConvNet 32-64-128-256 of stride 2 on grey images of 28 pixels, and a narrow ResNet-18 on colour of 32."""
+    """Return the cases for a CPU.
+
+    They are a ConvNet 32-64-128-256 of stride 2 on grey images of 28 pixels, and a narrow ResNet-18 on colour of 32.
+    """
     simclr, uniform = (spec_of(name, {}, 1, 28, 128) for name in ("fedsimclr", "fedalignuniform"))
     narrow = spec_of("fedsimclr", {"widths": [8, 16, 32, 64]}, 3, 32, 128)
     return [
@@ -143,7 +146,7 @@ def cpu_cases() -> list[Case]:
 
 
 def encoder_cases(num_steps: int, sizes: Mapping[str, int]) -> list[Case]:
-    """Each family of encoders on colour images, of 32 pixels unless `sizes` has others, in steps of small batches."""
+    """Return one case per family of encoders, with colour images of 32 pixels or those in `sizes`, in small batches."""
     timm = {"name": "timm:resnet10t", "timm_version": importlib.metadata.version("timm"), "timm_width": 512}
     encoders = [{"name": name} for name in ("convnet", "resnet18", "convnext-tiny")]
     cases = []
@@ -156,7 +159,7 @@ def encoder_cases(num_steps: int, sizes: Mapping[str, int]) -> list[Case]:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The wall-clock time of some work, until the device has done it."""
+    """Return the wall-clock time of some work, until the device has done it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = time.perf_counter()
@@ -167,7 +170,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def bare_loop(case: Case) -> Callable[[], None]:
-    """As little Python as trains the case's model: the tensors are there."""
+    """Return a loop that trains the case's model with as little Python as possible, on tensors made beforehand."""
     ctx = case.context(torch.device("cpu"))
     modules = case.method.bind(case.spec).client.build(ctx).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network = nn.Sequential(modules["encoder"], modules["projector"])
@@ -189,7 +192,7 @@ def bare_loop(case: Case) -> Callable[[], None]:
 
 
 def engine_round(case: Case, device: torch.device, progress: list[LocalProgress]) -> Callable[[], None]:
-    """A round as clients take it."""
+    """Return a function that trains a round as clients do."""
     broadcast = start_run(case.method, case.context(device, 0, "")).received
     data = case.images(device)
 
@@ -201,7 +204,7 @@ def engine_round(case: Case, device: torch.device, progress: list[LocalProgress]
 
 @dataclass(frozen=True)
 class CPULine:
-    """A case's rates in images a second, and the median of the turns' ratios."""
+    """A case's rates in images per second, and the median of the turns' ratios."""
 
     name: str
     engine: float
@@ -213,7 +216,7 @@ class CPULine:
 
 
 def measure_cpu(case: Case, num_turns: int = TURNS) -> CPULine:
-    """The engine and the bare loop in turns."""
+    """Measure the engine and the bare loop in turns."""
     device, progress = torch.device("cpu"), list[LocalProgress]()
     engine, bare = engine_round(case, device, progress), bare_loop(case)
     for warm_up in (engine, bare):
@@ -225,13 +228,13 @@ def measure_cpu(case: Case, num_turns: int = TURNS) -> CPULine:
 
 
 def cpu_table(lines: Iterable[CPULine]) -> str:
-    """For people."""
+    """Return the table as text."""
     head = f"{'images/s, best of all turns':<38}{'engine':>10}{'bare loop':>12}{'median':>10}"
     return "\n".join([head, *map(str, lines), f"{torch.get_num_threads()} threads"])
 
 
 def measure_clients(device: torch.device, num_clients: int = 8) -> tuple[float, float]:
-    """Images a second of small clients one after the other: sharing their modules, and building their own."""
+    """Return the images per second of small clients one after the other, sharing modules and building their own."""
     spec = spec_of("fedbyol", {} if device.type == "cpu" else {"name": "resnet18"}, 3, 32, 64)
     case = Case("FedBYOL", METHODS["fedbyol"], contrast, spec, 8)
     broadcast = start_run(case.method, case.context(device, 0, "")).received
@@ -251,7 +254,7 @@ def measure_clients(device: torch.device, num_clients: int = 8) -> tuple[float, 
 
 @pytest.fixture
 def threads() -> Iterable[None]:
-    """The tests' own setting is one thread."""
+    """Run the test with THREADS threads, not with one as other tests."""
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     yield

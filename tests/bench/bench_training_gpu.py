@@ -16,9 +16,9 @@ Per case, in the order of `--ways`:
 
 `fedssl is`: the engine's rate over that of the bare loop of the same steps; for loaders, that of its fastest steps.
 
-The time of the first steps, which includes compiling, is reported apart. `--limit` bounds one measurement, `--seconds`
-all of them; what is found is added to `--json` after each measurement. torch keeps compiled kernels on disk, so that
-a run of the same case and ways beforehand (`--turn-seconds 0`) shortens the first steps.
+The time of the first steps, which includes compiling, is reported separately. `--limit` bounds one measurement,
+`--seconds` all of them; each result is added to `--json` at once. torch keeps compiled kernels on disk, so that a run
+of the same case and ways beforehand (`--turn-seconds 0`) shortens the first steps.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def measure_loop(take: Callable[[int], object], case: Case, device: torch.device
 
 
 def measure_engine(case: Case, device: torch.device, turn_seconds: float) -> Found:
-    """Rounds of the engine, and then the parts of a step."""
+    """Measure rounds of the engine, and then the parts of a step."""
     ctx, progress = case.context(device), list[LocalProgress]()
     broadcast = start_run(case.method, case.context(device, 0, "")).received
     images = random_images(case, _most_images(case, device), device).images
@@ -231,7 +231,7 @@ def recorded(step: Callable[[Tensor], object], views: Tensor) -> Callable[[Tenso
 
 
 def measure_bare(case: Case, device: torch.device, turn_seconds: float, how: str) -> Found:
-    """The bare loop on four batches that are ready."""
+    """Measure the bare loop on four batches that are ready on the device."""
     shape = (2 * case.spec.training.batch_size, 3, case.spec.data.image_size, case.spec.data.image_size)
     batches = [torch.rand(shape, device=device).to(memory_format=torch.channels_last) for _ in range(4)]
     started = time.perf_counter()
@@ -245,7 +245,7 @@ def measure_bare(case: Case, device: torch.device, turn_seconds: float, how: str
 
 
 def measure_loader(case: Case, device: torch.device, turn_seconds: float, whose: str, num_workers: int) -> Found:
-    """The bare, eager loop with views from a DataLoader."""
+    """Measure the bare, eager loop with views from a DataLoader."""
     data = case.spec.data
     transform, loss = lightly_parts(data, 0.1) if whose == "lightly" else (torchvision_views(data), case.loss)
     step = bare_step(case, device, loss, "eager")
@@ -259,7 +259,7 @@ def measure(name: str, way: str, device: torch.device, options: argparse.Namespa
     """Return what one way of training a case gives."""
     is_engine, given = way in ENGINE, (device, options.turn_seconds)
     case = case_of(name, options.batch_size, options.size, way if is_engine else "eager")
-    # As the engine does for whole batches. Else cuDNN guesses which of its algorithms is the fastest.
+    # The engine lets cuDNN measure its algorithms for whole batches. With --no-search, cuDNN guesses the fastest one.
     if not options.search:
         cuda_graphs._benchmarking = contextlib.nullcontext
     with torch.backends.cudnn.flags(enabled=True, benchmark=options.search, deterministic=False, allow_tf32=True):
@@ -287,7 +287,7 @@ def at_most(limit: float) -> Iterator[None]:
 
 
 def attempt(name: str, way: str, device: torch.device, options: argparse.Namespace, limit: float) -> Found:
-    """Return what is found, with the warnings, or the error: no measurement may end the others."""
+    """Return the measurement and its warnings, or the error: one that fails must not end the others."""
     started = time.perf_counter()
     say(f"\n== {name} {way}")
     with warnings.catch_warnings(record=True) as caught:
@@ -310,7 +310,7 @@ def attempt(name: str, way: str, device: torch.device, options: argparse.Namespa
 
 
 def table(results: Found) -> str:
-    """For people: one line per measurement, and one per part of a step."""
+    """Return the table as text: one line per measurement, and one per part of a step."""
     rates = {way: found["images_per_second"] for way, found in results["ways"].items() if "error" not in found}
     best = max((rates[way] for way in ENGINE if way in rates), default=float("nan"))
     head = (
@@ -338,7 +338,7 @@ def table(results: Found) -> str:
 
 
 def matmul_flops(device: torch.device, size: int = 8192, repeats: int = 20) -> float:
-    """Floating-point operations a second of a bf16 matrix product of random numbers."""
+    """Return the floating-point operations per second of a bf16 matrix product of random numbers."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(3):
         a @ b
@@ -346,7 +346,10 @@ def matmul_flops(device: torch.device, size: int = 8192, repeats: int = 20) -> f
 
 
 def flops_per_image(case: Case, device: torch.device, num_images: int = 8) -> float:
-    """Of a training step: both views, forward and backward, as torch counts convolutions and matrix products."""
+    """Return the operations of a training step per image, as torch counts convolutions and matrix products.
+
+    A step has both views and the forward and the backward pass.
+    """
     ctx, data = case.context(device), case.images(device, num_images)
     algorithm = case.method.bind(case.spec).client
     modules = algorithm.build(ctx).to(device).train()

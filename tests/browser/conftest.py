@@ -1,4 +1,4 @@
-"""A real federation with a real run, a long run written beside it, and Chromium to look at them."""
+"""A real federation with a real run, a long run that is only written to its database, and Chromium to view both."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def browser() -> Iterator[Browser]:
     path = chromium()
     libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
     with sync_playwright() as playwright:
-        # No sandbox: it needs rights that containers withhold; only our own pages are opened.
+        # The sandbox needs rights that containers withhold. Only our own pages are opened.
         running = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], env={**os.environ, **libraries}
         )
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """What `fedssl up` starts: every process real, three workers with digits."""
+    """Yield a federation as `fedssl up` starts it, with real processes and three workers that have digits."""
     partition = PartitionConfig(dataset="digits", num_clients=3, scheme="dirichlet", alpha=0.5, max_images=600)
     folder = Folder(tmp_path_factory.mktemp("federation") / "up")
     with running_federation(
@@ -61,7 +61,7 @@ def token(federation: Federation) -> str:
 
 @pytest.fixture(scope="session")
 def run(client: Client, tmp_path_factory: pytest.TempPathFactory) -> UUID:
-    """Eight rounds of SSD, trained and judged by real processes."""
+    """Return a run of eight rounds of SSD, trained and evaluated by real processes."""
     register_digits(client, tmp_path_factory.mktemp("digits"))
     made = client.create_run(RunSpec.model_validate(SPEC))
     for _ in client.events(made.id):
@@ -82,13 +82,16 @@ def tables(federation: Federation) -> Iterator[Tables]:
 
 @pytest.fixture(scope="session")
 def large(tables: Tables, run: UUID) -> UUID:
-    """500 rounds of 200 clients, all closed: nothing works on it. Made last, so that it is nobody's client."""
+    """Return a completed run of 500 rounds with 200 clients, on which no process works.
+
+    It is written after `run` has ended, so that its clients, which have no workers, cannot be in that run's cohort.
+    """
     return add_large_run(tables, num_rounds=500, num_clients=200, is_live=False)
 
 
 @pytest.fixture
 def look(browser: Browser, federation: Federation, token: str) -> Iterator[Open]:
-    """Opens a signed-in page of a size and palette; in the end none may have complained."""
+    """Yield a function that opens a page of a size and palette, signed in by default. No page may have complained."""
     contexts: list[tuple[BrowserContext, Watched]] = []
 
     def opened(size: str = "wide", palette: str = "light", *, signed_in: bool = True, **options: object) -> Watched:

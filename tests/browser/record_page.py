@@ -31,7 +31,7 @@ SCROLL_STEP = 160  # pixels
 
 
 def _frame(page: Page, size: tuple[int, int]) -> Image.Image:
-    """What the page shows now, scaled down."""
+    """Return a picture of the page as it is now, scaled down."""
     return Image.open(io.BytesIO(page.screenshot())).convert("RGB").resize(size, Image.Resampling.LANCZOS)
 
 

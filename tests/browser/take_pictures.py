@@ -65,7 +65,7 @@ def _take(page: Page, path: str, name: str) -> None:
 
 @contextlib.contextmanager
 def federation_and_browser() -> Iterator[tuple[Federation, Client, Browser]]:
-    """A federation of six clients that is up and has digits to evaluate on, and a Chromium next to it."""
+    """Yield a running federation of six clients that has digits to evaluate on, its operator's client, and Chromium."""
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         machine = Machine(port=0, device="cpu", threads=1)
         dealing = Dealing(partition=PARTITION, required={})

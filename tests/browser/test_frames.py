@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 
 from support.browsing import ARTIFACTS, Open
 
-# Wide of what an idle machine needs (17 ms, no task above 50 ms), as others may share its cores.
+# Well above what an idle machine needs (17 ms, no task above 50 ms), because other work may share its cores.
 MOST_FRAME_MS = 50.0
 MOST_TASK_MS = 250.0
 MOST_HEAP_GROWTH = 1.5
@@ -35,7 +35,7 @@ def _share(values: list[float], share: float) -> float:
 
 
 def _report(page: Page, what: str) -> tuple[float, float]:
-    """The frame that 95 % of the frames are not longer than, and the longest task, both in milliseconds."""
+    """Return the 95th percentile of the frames and the longest task, both in milliseconds, and keep the figures."""
     found = page.evaluate("measured()")
     frame, task = _share(found["frames"], 0.95), max(found["tasks"], default=0.0)
     figures = {"frames": len(found["frames"]), "frame_p50_ms": _share(found["frames"], 0.5), "frame_p95_ms": frame,
@@ -59,7 +59,7 @@ def test_scrolling(look: Open, large: UUID) -> None:
 
 
 def test_patches(look: Open, large: UUID) -> None:
-    """As they come with every event of a live run, and without end: they leave nothing behind."""
+    """A live run sends patches with every event and without end, so they must not leave memory or elements behind."""
     page = look().open(f"/runs/{large}")
     heap = page.context.new_cdp_session(page)
 

@@ -61,7 +61,7 @@ def test_a_page(look: Open, run: UUID, large: UUID, axe: str, name: str, size: s
     if name == "large":
         assert page.evaluate("document.querySelectorAll('*').length") <= 1500
     _keep(page, f"{name}-{size}-{palette}.png")
-    page.evaluate(axe)  # by the debugger, which the page's policy does not hold for
+    page.evaluate(axe)  # by the debugger, to which the page's policy does not apply
     found = page.evaluate("tags => axe.run({runOnly: tags})", TAGS)["violations"]
     assert [(rule["id"], [node["html"][:120] for node in rule["nodes"][:3]]) for rule in found] == []
 
@@ -76,7 +76,7 @@ def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: 
 
 
 def test_on_a_tablet_scores_and_events_are_within_the_page(look: Open, run: UUID) -> None:
-    """Neither is in a hidden column, nor in the part of a table that one has to scroll to."""
+    """Neither is in a hidden column or in a part of a table that is visible only after scrolling."""
     watched = look("tablet")
     row = watched.open(PAGES["runs"]).locator(f'tr[data-href="/runs/{run}"]')
     scores = row.locator("td.base")
@@ -91,7 +91,7 @@ def test_on_a_tablet_scores_and_events_are_within_the_page(look: Open, run: UUID
 
 
 def _is_within_its_table(part: Locator) -> bool:
-    """Return whether an element is shown, and not outside of the part of its table that is seen first."""
+    """Return whether an element is shown in the part of its table that is visible without scrolling."""
     inside = "part => part.getBoundingClientRect().right <= part.closest('.scroll').getBoundingClientRect().right + 1"
     return part.is_visible() and part.evaluate(inside)
 
@@ -103,7 +103,7 @@ def test_the_sign_in(look: Open, axe: str) -> None:
 
 
 def _scroll(page: Page) -> None:
-    """What is below the fold draws itself when somebody comes near."""
+    """Scroll to the end, so that every chart is drawn, wait until all are, and scroll back."""
     for place in range(0, page.evaluate("document.body.scrollHeight"), 600):
         page.evaluate("place => scrollTo(0, place)", place)
         page.wait_for_timeout(30)

@@ -1,4 +1,4 @@
-"""`make compose-test`: the federation of docker-compose.yml on a real Docker engine, from nothing to nothing.
+"""`make compose-test`: the federation of docker-compose.yml on a real Docker engine, from first start to removal.
 
 Not part of the suite: it builds images and takes minutes. It has a project name, volumes and a port of its own.
 """
@@ -29,7 +29,7 @@ def federation() -> Iterator[Federation]:
 
 @pytest.fixture(scope="module")
 def undisturbed(federation: Federation) -> RunView:
-    """The completed run to which the others are compared."""
+    """Return the completed run to which the others are compared."""
     return federation.completed(federation.submit())
 
 
@@ -123,7 +123,7 @@ def test_down_and_up_forgets_nothing(federation: Federation, undisturbed: RunVie
     federation.up()
     shown = federation.fedssl("run", "show", str(undisturbed.id))
     assert (shown["state"], shown["model"]) == ("finished", undisturbed.model)
-    # The same workers, who enrolled once, and the same images: another run gives the same model.
+    # The same workers, which enrolled once, and the same images: another run gives the same model.
     assert federation.completed(federation.submit()).model == undisturbed.model
 
 

@@ -34,7 +34,7 @@ services:
     extra_hosts: ["{name}:host-gateway"]
 """
 
-# An ACME server of one's own, which finds the proxy by its public name.
+# An ACME server of the test's own, which finds the proxy by its public name.
 ACME = """
 services:
   authority:
@@ -100,7 +100,10 @@ class Site:
         return json.loads(docker("inspect", self.compose("ps", "--all", "--quiet", service).strip()))[0]
 
     def reason(self) -> str:
-        """Why an unhealthy worker is: what its health check printed, which its log has too. It was not restarted."""
+        """Return why the worker is unhealthy: what its health check printed, which is also in its log.
+
+        The worker must not have been restarted.
+        """
         state = self.state()
         assert (state["RestartCount"], state["State"]["Health"]["Status"]) == (0, "unhealthy")
         reason = str(state["State"]["Health"]["Log"][-1]["Output"]).strip()
@@ -112,7 +115,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A coordinator behind a proxy with a certificate of the proxy's own authority."""
+    """Yield a coordinator behind a proxy, whose certificate is of the proxy's own authority."""
     require_engine()
     ports = {"FEDSSL_HTTP_PORT": free_port(), "FEDSSL_HTTPS_PORT": free_port()}
     folder = tmp_path_factory.mktemp("acme")

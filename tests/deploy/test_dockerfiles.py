@@ -12,7 +12,7 @@ COORDINATOR, WORKER = (ROOT / "services" / name / "Dockerfile" for name in ("coo
 
 
 def _shared(path: Path) -> str:
-    """Everything up to the sources of one service."""
+    """Return the part of a Dockerfile from `ARG PYTHON` up to the sources of one service."""
     text = path.read_text()
     return text[text.index("ARG PYTHON") : text.index("COPY services/")]
 

@@ -30,7 +30,7 @@ def _pins() -> dict[str, str]:
 
 
 def _entries(name: str) -> dict[str, str]:
-    """The entries of a file, by the package's name."""
+    """Return the entries of a file by the names of their packages."""
     text = (FOLDER / f"{name}.txt").read_text()
     found = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text).strip())
     return {canonicalize_name(re.split(r"[=\[]", entry)[0]): entry for entry in found}
@@ -58,12 +58,12 @@ def test_versions_are_those_of_the_constraints(name: str) -> None:
         version = _version(entry).removesuffix("+cpu")
         if package in pins:
             assert version == pins[package], f"{entry}: run make lock-images"
-        else:  # what this environment lacks: CUDA, or needed only elsewhere
+        else:  # not in this environment: CUDA, and packages that are needed only elsewhere
             assert CUDA.fullmatch(package) or package in ("setuptools", "async-timeout"), package
 
 
 def _needed(requirement: Requirement, found: set[str]) -> None:
-    """Add what a distribution of this environment needs here, however deep, by the metadata of what is installed."""
+    """Add a distribution and all that it needs here, directly or indirectly, by the metadata of what is installed."""
     name = canonicalize_name(requirement.name)
     key = str(requirement.extras) + name
     if key in found:
@@ -84,7 +84,7 @@ def test_an_image_installs_all_that_it_needs(image: str) -> None:
     _needed(Requirement(distribution), found)
     needed = {name for name in found if re.fullmatch(r"[a-z0-9-]+", name) and not name.startswith("fedssl")}
     assert needed <= listed, f"{needed - listed}: run make lock-images"
-    # Nor anything else: an image without torch stays without it.
+    # It installs nothing else: an image without torch stays without it.
     elsewhere = {"async-timeout", "setuptools"}
     assert listed - needed <= elsewhere, listed - needed
 

@@ -87,7 +87,7 @@ class Repository:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository that has released 0.2.0-rc.1. Tests must not change it."""
+    """Return a repository that has released 0.2.0-rc.1. Tests must not change it."""
     repository = Repository(tmp_path_factory.mktemp("made"))
     done = repository.release("0.2.0-rc.1", "--key", str(repository.key))
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository in which every release so far was refused."""
+    """Return a repository in which no attempt at a release has succeeded."""
     return Repository(tmp_path_factory.mktemp("fresh"))
 
 
@@ -182,7 +182,7 @@ def test_users_can_check_it_and_find_every_change(made: Repository, tmp_path: Pa
         (folder / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
         assert any(_verify(made, folder)), name
         (folder / name).write_bytes(content)
-    # Another key's signature is not one, even if the checksums are right.
+    # A signature by another key is invalid, even if the checksums are right.
     (folder / "SHA256SUMS.sig").unlink()
     other = tmp_path / "other"
     Repository._run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other))
@@ -301,7 +301,7 @@ def test_a_version_that_differs_in_one_place_is_named(fresh: Repository) -> None
 
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that builds images."""
+    """Return the module that builds images."""
     monkeypatch.syspath_prepend(str(COMMAND))
     spec = importlib.util.spec_from_file_location("release_images", COMMAND / "images.py")
     assert spec is not None
@@ -388,7 +388,7 @@ def test_the_builder_decides_the_platforms(
         assert images.find_builder(wanted).platforms == platforms
 
 
-# As buildx does, which takes a format that begins so for one of its own.
+# Like buildx, which takes a format that begins this way for one of its own.
 BUILDX = """case "$*" in
 *"--format {{.Manifest"*) printf 'Name: python\nDigest: sha256:%s\n' a ;;
 *) echo sha256:DIGEST ;;
@@ -445,7 +445,7 @@ def test_the_workflow_runs_what_a_maintainer_can_run() -> None:
         assert f"\n{target}:" in makefile
     assert "vars.REGISTRY" in text
     for step in workflow["jobs"]["release"]["steps"]:
-        # Expressions in a script would be replaced in the shell's text: they reach it as variables.
+        # Expressions in a script would become part of the shell's text, so they are passed as variables.
         assert "${{" not in step.get("run", "")
-        # An action of other people is one commit, and not a tag that can be moved.
+        # An action from elsewhere is pinned to a commit, because a tag can be moved.
         assert re.fullmatch(r"actions/checkout@[0-9a-f]{40}", step.get("uses", "actions/checkout@" + "0" * 40))

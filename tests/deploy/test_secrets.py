@@ -12,7 +12,7 @@ KEYS = ("fedssl_s3_access_key_id", "fedssl_s3_secret_access_key")
 
 
 class Volumes:
-    """What compose mounts. Files change their owner in name only: that takes root."""
+    """The volumes that compose mounts. `chown` only records its arguments, because changing an owner takes root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class Volumes:
         (self._programs / "chown").chmod(0o755)
 
     def bring_an_object_store_along(self) -> None:
-        """As compose.s3.yml does without FEDSSL_S3_KEYS: one volume in two places."""
+        """Mount one volume in two places, as compose.s3.yml does without FEDSSL_S3_KEYS."""
         (self.folder / "secrets" / "objects").mkdir()
         self.use_keys(self.folder / "secrets" / "objects")
 
@@ -39,7 +39,7 @@ class Volumes:
         )
 
     def kept(self, name: str) -> dict[str, tuple[str, int]]:
-        """Files of a folder of secrets: what they hold, and who may do what with them."""
+        """Return the text and the permissions of each file in a folder of secrets."""
         files = (self.folder / "secrets" / name).iterdir()
         return {path.name: (path.read_text(), path.stat().st_mode & 0o777) for path in files}
 
@@ -56,7 +56,7 @@ def volumes(tmp_path: Path) -> Volumes:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """An operator's folder of keys, which no one else may read."""
+    """Return an operator's folder of keys, which no one else may read."""
     folder = tmp_path / "own"
     folder.mkdir(mode=0o700)
     for name in KEYS:

@@ -20,7 +20,7 @@ def test_the_rows_of_all_processes_are_all_rows(num_rows: int, size: int, sizes:
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process group of this process only."""
+    """Run the test in a process group that has only this process."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1

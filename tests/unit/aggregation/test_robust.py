@@ -1,4 +1,4 @@
-"""Robust aggregation: constants worked out by hand, independent references in float64, and what holds of any cohort."""
+"""Robust aggregation: results worked out by hand, references in float64, and properties that hold for any cohort."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def _scalars(*values: float) -> list[Update]:
 
 
 def _drawn(count: int, seed: int = 0) -> list[Update]:
-    """Updates of two tensors of floats and a counter."""
+    """Return random updates. Each has two floating-point tensors and a counter."""
     generator = torch.Generator().manual_seed(seed)
     return [
         {
@@ -46,7 +46,7 @@ def _drawn(count: int, seed: int = 0) -> list[Update]:
 
 
 def _flat(update: Update) -> np.ndarray[Any, Any]:
-    """The floats of an update as one float64 vector."""
+    """Return the floating-point values of an update as one float64 vector."""
     return np.concatenate([update[name].double().numpy().ravel() for name in ("a", "b")])
 
 
@@ -69,12 +69,12 @@ def test_trimmed_mean_by_hand() -> None:
 
 
 def test_krum_scores_by_hand() -> None:
-    """At 0, 1, 3, 10 with f = 1, the one nearest neighbour decides: 1, 1, 4, 49. The earlier of two equal ones wins."""
+    """With f = 1 only the nearest neighbour counts: 0, 1, 3, 10 score 1, 1, 4, 49. The earlier of two equals wins."""
     values = _scalars(0.0, 1.0, 3.0, 10.0)
     assert multi_krum(values, 1, 1)["w"].item() == 0.0
     assert multi_krum(values, 1, 2)["w"].item() == 0.5
     assert multi_krum(values, 1, 3)["w"].item() == pytest.approx(4 / 3)
-    # With f = 0 the two nearest count: 0: 1 + 9; 1: 1 + 4; 3: 4 + 9.
+    # With f = 0 the two nearest count, so that 0, 1, 3 score 1 + 9, 1 + 4, 4 + 9.
     assert multi_krum(values, 0, 1)["w"].item() == 1.0
 
 
@@ -150,7 +150,7 @@ def test_equal_updates_come_out_unchanged(rule: Rule, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("attack", [-1.0, 1e6, 0.0, 3e38])
 def test_one_dishonest_update_does_not_move_the_result_far(rule: Rule, attack: float) -> None:
-    """The mean is carried away; a robust rule stays within the honest updates' spread."""
+    """A robust rule stays within the spread of the honest updates. A large attack moves the mean far outside it."""
     generator = torch.Generator().manual_seed(2)
     honest = [{"w": 1 + 0.1 * torch.randn(50, generator=generator)} for _ in range(6)]
     updates = [*honest, {"w": torch.full((50,), attack)}]

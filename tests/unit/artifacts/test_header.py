@@ -1,4 +1,4 @@
-"""The header's reader: strict, never surprised, and at one with the safetensors library."""
+"""The header's reader is strict, raises only ArtifactError, and agrees with the safetensors library."""
 
 import io
 import json
@@ -41,7 +41,7 @@ arrays = st.dictionaries(names, st.tuples(st.sampled_from(sorted(_NUMPY)), shape
 
 
 def _filled_up(text: bytes) -> bytes:
-    """With the spaces that make the tensors begin at a multiple of 8 bytes."""
+    """Return the header with as many spaces after it as make the tensors begin at a multiple of 8 bytes."""
     return text + b" " * (-len(text) % 8)
 
 
@@ -187,7 +187,7 @@ _NEW = ["", " ", "\n", "\t", "\x0b", "\xa0", "-0", "0", "00", "1", "8", "+8", "8
 
 
 def _edits() -> Iterator[str]:
-    """The plain header with one thing replaced, or put in before or behind another."""
+    """Yield copies of the plain header with one change: a piece is replaced, or gets another before or after it."""
     for old, new in product(_OLD, _NEW):
         parts = PLAIN.split(old)
         for at in range(1, len(parts)):
@@ -196,7 +196,7 @@ def _edits() -> Iterator[str]:
 
 
 def test_what_is_accepted_never_fails_the_library() -> None:
-    """A file that the API lets in is opened by an aggregator: one more reader must not see it differently."""
+    """An aggregator opens the files that the API accepts with the library, which must read the same tensors."""
     num_accepted = 0
     for text in _edits():
         try:
@@ -219,7 +219,7 @@ def test_the_longest_names_and_sizes_fit_the_limit() -> None:
     entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
     text = _filled_up(json.dumps({spec.name: entry for spec in specs}, separators=(",", ":")).encode())
     check_header(parse_header(text), specs, "update")
-    room_for_offsets = 2 * 18 * len(specs)  # digits, were there more tensors before these
+    room_for_offsets = 2 * 18 * len(specs)  # digits, if there were more tensors before these
     assert len(text) + room_for_offsets + 8 <= max_header_bytes(specs)
 
 
@@ -235,7 +235,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 def test_the_one_form_is_the_librarys() -> None:
-    """Of every type two tensors, whose names are in no order: the library's file is taken."""
+    """A file of the library is accepted. It has two tensors of each type, whose names are not in order."""
     tensors = {f"{name}.{dtype}": torch.zeros(2, 1, dtype=kind) for dtype, kind in DTYPES.items() for name in "ba"}
     specs = tuple(TensorSpec(name=name, dtype=name.split(".")[1], shape=(2, 1)) for name in tensors)  # type: ignore[arg-type]
     assert ITEM_SIZES.keys() == DTYPES.keys()
@@ -266,7 +266,7 @@ OTHER_FORMS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("case", OTHER_FORMS)
 def test_the_right_tensors_in_another_form_are_refused(case: str) -> None:
-    """Each of them is a way to say something with an update whose tensors are as declared."""
+    """Another form could hide information in an update whose tensors are as declared."""
     header = parse_header(OTHER_FORMS[case])
     with pytest.raises(ArtifactError, match="not in the only permitted form") as caught:
         check_header(header, SPECS, "update")

@@ -1,4 +1,4 @@
-"""Files of weights: names of every family in, one form out, and nothing that cannot be an encoder."""
+"""Files of weights: the names of every family become one form, and what cannot be an encoder is refused."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def header_of(path: Path) -> Header:
 
 
 def huggingface_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of transformers' ResNetForImageClassification, written out independently of the map."""
+    """Return the tensors with the names of transformers' ResNetForImageClassification, made without the tested map."""
     renamed = {}
     for name, tensor in tensors.items():
         parts = name.split(".")

@@ -1,4 +1,4 @@
-"""Coordinators by name: the file, the commands, and what wins where several things name one."""
+"""Named coordinators: the file, the commands, and which setting wins if several name a coordinator."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ ONE, TWO = "https://one.example", "https://two.example"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user of the test's own, without any coordinator."""
+    """Return the working folder of a user without a coordinator. It has two token files."""
     for name in ("FEDSSL_URL", "FEDSSL_TOKEN", "FEDSSL_TOKEN_FILE", "FEDSSL_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -36,7 +36,7 @@ def target(connection: str | None = None, **environment: str) -> Target:
 
 @pytest.fixture
 def two(home: Path) -> None:
-    """`one`, in use, whose token is in a file; `two`, whose token is kept."""
+    """Add `one`, which is in use and whose token stays in its file, and `two`, which keeps a copy of its token."""
     assert fedssl("connection", "add", "one", ONE, "--token-file", "one").exit_code == 0
     assert fedssl("connection", "add", "two", TWO, "--token-file", "two", "--copy-token").exit_code == 0
 

@@ -15,7 +15,7 @@ HEAVY = ("torch", "numpy", "httpx", "pydantic", "rich", "yaml", "safetensors", "
 
 
 def imported_by(*arguments: str) -> set[str]:
-    """The top-level modules that a command has imported when it ends, in a process of its own."""
+    """Run a command in a process of its own, and return the top-level modules that it has imported when it ends."""
     source = (
         "import sys\nfrom fedssl.cli.main import app\n"
         f"try:\n    app({list(arguments)!r})\n"

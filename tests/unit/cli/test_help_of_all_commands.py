@@ -36,7 +36,7 @@ def help_of(path: tuple[str, ...], width: int) -> list[str]:
 
 
 def words_of(lines: list[str]) -> str:
-    """The text without spaces: where a line ends, and where a word is hyphenated, depends on the width."""
+    """Return the text without spaces, because the width decides where lines break and words are hyphenated."""
     return "".join("".join(lines).split())
 
 

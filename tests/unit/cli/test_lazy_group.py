@@ -14,7 +14,7 @@ NOT_FOR_HELP = ("torch", "numpy", "httpx", "rich", "yaml", "safetensors", "matpl
 
 
 def modules_after(source: str) -> set[str]:
-    """The modules that a fresh process has imported after running `source`."""
+    """Return the modules that a fresh process has imported after running `source`."""
     lines = f"import sys\n{source}\nprint('IMPORTED', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
     return set(done.stdout.rpartition("IMPORTED")[2].split())

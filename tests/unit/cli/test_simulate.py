@@ -52,7 +52,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of one simulation."""
+    """Return the folder with the results of one simulation."""
     folder = tmp_path_factory.mktemp("results") / "out"
     result = fedssl("simulate", spec, "--out", folder, "--keep-clients", "--format", "json")
     assert result.exit_code == 0, result.stderr

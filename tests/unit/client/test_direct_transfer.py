@@ -1,4 +1,4 @@
-"""What goes to an object store that a coordinator names: bytes of artifacts, and no token."""
+"""Requests to an object store that a coordinator names: they carry bytes of artifacts, and no token."""
 
 import hashlib
 import json
@@ -26,12 +26,12 @@ TOKEN = "a-token-that-goes-nowhere-else"
 
 
 class Recorder:
-    """An HTTP server that keeps the requests' headers; `answer`: status, headers and body for the n-th request."""
+    """An HTTP server that records requests. `answers`: status, headers and body for each request, in order."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
-        self.seconds = 0.0  # that it takes to answer
+        self.seconds = 0.0  # before each answer
         recorder = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ class Recorder:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815 - http.server looks for these names
+            do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815 - http.server calls these names
 
             def log_message(self, *_: Any) -> None: ...
 
@@ -63,7 +63,7 @@ class Recorder:
 
 @pytest.fixture
 def two() -> Iterator[tuple[Recorder, Recorder]]:
-    """A coordinator and an object store."""
+    """Yield a coordinator and an object store. Both record the requests that they get."""
     servers = Recorder(), Recorder()
     yield servers
     for server in servers:
@@ -76,7 +76,7 @@ def test_the_token_does_not_follow_a_redirect(two: tuple[Recorder, Recorder], tm
     coordinator.answers = [(307, there, b"")] * 3
     store.answers = [
         (503, {}, b"slow down"),
-        (200, {"ETag": '"other"', "Content-Length": str(len(DATA))}, DATA[:4000]),  # breaks off
+        (200, {"ETag": '"other"', "Content-Length": str(len(DATA))}, DATA[:4000]),  # ends early
         (206, {"Content-Range": f"bytes 4000-{len(DATA) - 1}/{len(DATA)}"}, DATA[4000:]),
     ]
     with WorkerClient(coordinator.url, TOKEN, retry=Retry(seconds=20, first_delay=0.01, max_delay=0.02)) as client:
@@ -188,7 +188,7 @@ def test_threads_that_begin_at_once_share_their_connections(monkeypatch: pytest.
 
 
 def closed() -> str:
-    """An address at which nothing answers."""
+    """Return an address at which nothing answers."""
     return f"http://127.0.0.1:{free_port()}"
 
 

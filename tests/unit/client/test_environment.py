@@ -13,7 +13,7 @@ URL = "https://fedssl.example.org"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a local federation."""
+    """Return the folder of a local federation, with its port and its operator's token."""
     root = tmp_path / ".fedssl"
     (root / "tokens").mkdir(parents=True)
     (root / "federation.json").write_text(json.dumps({"port": 8123}))

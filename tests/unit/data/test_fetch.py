@@ -1,4 +1,4 @@
-"""Fetching without a network: stand-ins for apt on the PATH, and a real HTTP server for the authors'."""
+"""Fetching without a network: stand-ins for apt on the PATH, and a local HTTP server in place of the authors'."""
 
 import functools
 import gzip
@@ -42,7 +42,7 @@ mkdir -p "$3/usr/share/datasets/fashion-mnist" && cp "{source}"/*.gz "$3/usr/sha
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The four files, small ones, as a server or a package would give them; the checksums are theirs."""
+    """Return a folder of small files in place of the four that are fetched. The expected checksums are theirs."""
     folder = tmp_path / "source"
     folder.mkdir()
     for name, content in CONTENT.items():
@@ -58,7 +58,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that comes first on the PATH."""
+    """Return a folder that comes first on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -186,7 +186,7 @@ def test_damaged_files_elsewhere_are_left_alone(source: Path, programs: Path) ->
 @pytest.mark.parametrize(
     "content",
     [b"", b"plain", gzip.compress(b"short"), gzip.compress(b"x" * 10_000), gzip.compress(b"a" * 100)[:-5]],
-    ids=("empty", "plain", "short", "long", "cut"),  # a gzip file holds the time
+    ids=("empty", "plain", "short", "long", "cut"),  # gzip data contains the time
 )
 def test_damage_is_seen(source: Path, content: bytes) -> None:
     (source / "train-images-idx3-ubyte.gz").write_bytes(content)

@@ -1,7 +1,7 @@
-"""Recorded steps do what eager ones do.
+"""Recorded steps compute the same as eager ones.
 
-Without a GPU, torch.fx stands in for the CUDA graph: it too turns a step into a list of kernels on fixed memory, in
-which nothing is left of Python. tests/gpu has the real thing.
+Without a GPU, torch.fx stands in for the CUDA graph: it too turns a step into a list of kernels on fixed memory that
+runs without Python. tests/gpu uses real CUDA graphs.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from support.views_twice import DATA, ViewsProgram, assert_equal_views
 
 
 class _Steps(CapturedSteps):
-    """Counts, and shows a stand-in the optimiser's memory."""
+    """Captured steps that count their replays, and give the stand-in access to the optimiser's memory."""
 
     current: "_Steps"
 
@@ -80,7 +80,7 @@ class _Program:
 
         try:
             self._program = make_fx(values)()
-        finally:  # tracing takes the step, recording does not
+        finally:  # tracing executes the step, recording does not
             for tensor, value in zip(memory, before, strict=True):
                 tensor.detach().copy_(value)
             for generator, state in zip(generators, drawn, strict=True):
@@ -101,7 +101,7 @@ def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
-    """Records on the CPU; the recordings made."""
+    """Yield the list of recordings, which are made on the CPU."""
     release_trainer()
     _Program.made, ViewsProgram.made = [], []
     monkeypatch.setattr(trainer_module, "can_capture", lambda device: True)
@@ -109,7 +109,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     monkeypatch.setattr(cuda_graphs, "_Capture", _Program)
     monkeypatch.setattr("fedssl.engine.recorded_views._Capture", ViewsProgram)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-    # As on a GPU: torch's plain Adam reads its number of steps back.
+    # As on a GPU: torch's plain Adam would read its number of steps from the device.
     adam = optimizers.Adam
     monkeypatch.setattr(optimizers, "Adam", lambda *args, **kwargs: adam(*args, **kwargs | {"fused": True}))
     yield _Program.made
@@ -145,7 +145,7 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
 @pytest.mark.full
 @pytest.mark.parametrize("name", ALL_COMBINATIONS)
 def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else tests/gpu could not tell a wrong step from another order of additions."""
+    """Otherwise tests/gpu could not tell a wrong step from another order of additions."""
     spec = two_rounds_spec(name)
     exact = two_rounds(spec)
     generator = torch.Generator().manual_seed(0)
@@ -175,7 +175,7 @@ def test_a_missed_step_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["fedbyol", "adam", "orchestra"])
 def test_a_second_epoch_records_nothing(name: str, programs: list[_Program]) -> None:
-    """So that tests/gpu can forbid all waiting inside it."""
+    """Therefore tests/gpu can forbid all waiting inside it."""
 
     @contextmanager
     def nothing_new() -> Iterator[None]:
@@ -211,7 +211,7 @@ def test_a_new_learning_rate_is_recorded_anew(programs: list[_Program]) -> None:
 
 
 def test_a_queue_of_another_length_is_recorded_anew(programs: list[_Program]) -> None:
-    """FedMoCo's queue follows the number of images, which differs between the clients."""
+    """The length of FedMoCo's queue follows the number of images, which differs between the clients."""
     two_rounds(two_rounds_spec("fedmoco"))
     assert len(programs) == 2
 
@@ -298,7 +298,7 @@ def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's recording on a GPU that does not permit a step's operation: the error is raised at its end."""
+    """Make torch's recording fail at its end, as on a GPU that does not permit an operation of the step."""
 
     class Graph:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -382,7 +382,7 @@ COMPILED = ("fedsimclr", "ssd", "fedprotocl", "fedrlc", "fedx", "orchestra")
 
 @pytest.mark.parametrize("name", methods_of_this_run(COMPILED))
 def test_the_compiler_takes_a_step_in_one_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to its backend, which needs a GPU to be worth its minute."""
+    """The compiler's own backend is left out: the minute that it takes is worth it only on a GPU."""
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kwargs: compiler(f, backend="eager", fullgraph=True, **kwargs))
     one, two = (training(method_spec(name), number=2) for _ in range(2))
@@ -419,7 +419,7 @@ def test_a_step_that_cannot_be_compiled_stays_as_it_is(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that fails at the backward pass."""
+    """Make the compiler fail at the backward pass."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 

@@ -39,7 +39,10 @@ def test_parts_have_at_least_two_images_and_all_of_the_batch(size: int, num_part
 
 
 def _spec(**changes: Any) -> RunSpec:
-    """A mean of losses per image, without BatchNorm: the parts' gradients average to the whole batch's."""
+    """Return a spec whose loss is a mean over images, and whose encoder has no BatchNorm.
+
+    Therefore the mean of the parts' gradients is the gradient of the whole batch.
+    """
     model = {"encoder": {"widths": [8, 16], "norm": "group"}, "projector": None}
     settings = {"batch_size": 32, "optimizer": {"learning_rate": 1.0, "momentum": 0, "weight_decay": 0}}
     return method_spec("supervised", model=model, training={**settings, **changes})

@@ -23,7 +23,7 @@ def _context(robustness: dict[str, Any], name: str = "fedsimclr", **changes: Any
 
 
 def _moved(broadcast: Tensors, norm: float) -> Tensors:
-    """All floating-point weights moved by the same amount, so far that the whole has this norm."""
+    """Return the weights, all moved by the same amount, so that the whole change has this norm. Counters gain 1."""
     floats = [name for name, tensor in broadcast.items() if tensor.is_floating_point()]
     step = norm / math.sqrt(sum(broadcast[name].numel() for name in floats))
     return {name: tensor + step if name in floats else tensor + 1 for name, tensor in broadcast.items()}
@@ -47,7 +47,7 @@ def _distance(result: ServerResult, broadcast: Tensors) -> float:
 def test_off_by_default() -> None:
     result, broadcast = _aggregated(_context({}), a=1e6)
     assert _distance(result, broadcast) == pytest.approx(1e6, rel=1e-3)
-    assert result.norms.by_client == pytest.approx({"a": 1e6}, rel=1e-3)  # measured all the same
+    assert result.norms.by_client == pytest.approx({"a": 1e6}, rel=1e-3)  # measured nevertheless
     assert not result.norms.clipped
     assert not result.norms.rejected
 

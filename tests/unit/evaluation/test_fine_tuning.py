@@ -24,7 +24,7 @@ def _encoder() -> torch.nn.Module:
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
-    """The encoders and heads that are tuned, as they are in the end."""
+    """Return a list that receives each encoder and head that is tuned. After tuning, they have their final weights."""
     found: list[tuple[torch.nn.Module, torch.nn.Module]] = []
 
     def recorded(encoder: torch.nn.Module, head: torch.nn.Module, settings: FineTuneSettings) -> torch.optim.Optimizer:
@@ -67,10 +67,10 @@ def test_learns_leaves_the_encoder_and_repeats_itself(name: str) -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert train.labels is not None
     few = train.subset(labelled_share(train.labels, 0.2, seed=0))
-    # An untrained encoder hardly serves a classifier that is trained alone, which needs longer.
+    # If only the classifier is trained, on an untrained encoder, it needs longer.
     is_frozen = FINE_TUNINGS[name].encoder_learning_rate is None
     num_epochs, num_tests, adams = (30, 5, 0.03) if is_frozen else (15, 3, 0.01)
-    # Digits must not be mirrored, and a few epochs must do.
+    # Digits must not be mirrored, and a few epochs must suffice.
     settings = dataclasses.replace(
         FINE_TUNINGS[name], epochs=num_epochs, evaluate_every=6, batch_size=32, augmentation=None,
         hidden_dim=None if FINE_TUNINGS[name].hidden_dim is None else 64,
@@ -112,7 +112,7 @@ def test_frozen_encoder_keeps_its_weights(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_batch_norm_follows_the_images_in_its_epochs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in EasyFL's code, where the first test leaves the network in eval mode: 4 batches, and no more."""
+    """As in EasyFL's code, the first test leaves the network in eval mode: only the 4 batches before it count."""
     found = _recorded(monkeypatch)
     train = load_dataset("digits", "train").subset(np.arange(64))
     settings = dataclasses.replace(FINE_TUNINGS["fedu-reference"], epochs=3, batch_size=16, hidden_dim=8)

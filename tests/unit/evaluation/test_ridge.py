@@ -18,7 +18,7 @@ LABELS = torch.from_numpy((H.numpy() @ RNG.normal(size=(WIDTH, CLASSES))).argmax
 
 
 def central(h: NDArray[np.float64], y: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
-    """The least-squares solution with a row of sqrt(ridge) per representation, and none for the column of ones."""
+    """Return the least-squares solution with one row of sqrt(ridge) per feature, but none for the column of ones."""
     x = np.concatenate([h, np.ones((len(h), 1))], axis=1)
     rows = np.concatenate([math.sqrt(ridge) * np.eye(h.shape[1]), np.zeros((h.shape[1], 1))], axis=1)
     stacked = np.concatenate([y, np.zeros((h.shape[1], y.shape[1]))])
@@ -27,7 +27,10 @@ def central(h: NDArray[np.float64], y: NDArray[np.float64], ridge: float) -> NDA
 
 
 def dirichlet_sites(num_sites: int, alpha: float) -> list[NDArray[np.int64]]:
-    """Each class divided among the sites by its own draw. The last site has one class, and the one before none."""
+    """Return the indices of each site's images. Each class is divided among the sites by its own draw.
+
+    The last site has images of only one class, and the one before it has none.
+    """
     rng = np.random.default_rng(num_sites)
     sites: list[list[int]] = [[] for _ in range(num_sites + 2)]
     for label in range(CLASSES):

@@ -11,7 +11,10 @@ from support.methods import method_spec
 
 
 def _measured(times: list[tuple[float, int]], num_warm: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The speed, of looks at (second, step) after the start at 0, and an end at the last of them."""
+    """Return the speed that is measured if progress is reported at these times, each a second and a step.
+
+    The clock starts at 0, and the last report must end the measurement.
+    """
     clock = iter([0.0] * (num_warm == 0) + [second for second, _ in times])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     watch = _Stopwatch(1.5, 32, num_warm)

@@ -18,7 +18,7 @@ LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(2), 100))
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A data set whose image i has only pixels of value i, so that images tell where they come from."""
+    """Return a folder with a data set whose image i has only pixels of value i, so that images can be identified."""
     images = np.arange(200, dtype=np.uint8).repeat(64).reshape(200, 1, 8, 8)
     save_npz(tmp_path / "set.npz", ImageData(images, LABELS), ImageData(images, LABELS))
     return tmp_path

@@ -33,7 +33,7 @@ def die() -> None:
 
 
 def killed(work: Callable[[], object]) -> None:
-    """Does the work in a process of its own, which must end by kill -9."""
+    """Do the work in a process of its own, which must end by SIGKILL."""
     child = os.fork()
     if child == 0:
         work()
@@ -44,7 +44,7 @@ def killed(work: Callable[[], object]) -> None:
 
 
 def outcome(folder: Path, finished: FinishedRun) -> tuple[object, ...]:
-    """Everything that must be equal: the weights' bits, the losses and the measures, not the times."""
+    """Return everything that must be equal: the weights' bits, the losses, the measures and counts, not the times."""
     files = [folder / MODEL, *runs.encoders(folder)]
     digests = [digest_of(path) for path in files if path.exists()]
     return digests, finished.losses, finished.evaluations, finished.num_images, finished.bytes_up
@@ -72,7 +72,7 @@ def test_killed_in_the_middle_of_a_round(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["_write_durably", "_replace_durably", "FolderCheckpoint._remove_others"])
 def test_killed_while_a_checkpoint_is_written(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the files of round three, and after its manifest: the state is that of two rounds, or of three."""
+    """Before the manifest of round three is written, the state is that of two rounds, and afterwards of three."""
     spec = spec_of("fedbyol")
     undisturbed = run_in_folder(spec, tmp_path / "whole")
     owner, name = (FolderCheckpoint, at.partition(".")[2]) if "." in at else (checkpoints, at)

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """The tensors here are tiny: threads only cost, and would take the other tests' cores."""
+    """Use one thread: the tensors are tiny, so that more threads would only take cores from other tests."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -72,7 +72,7 @@ def test_the_onnx_graph_gives_the_same_representations(tmp_path: Path, images: t
 
 
 def _theirs(form: str) -> torch.nn.Module:
-    """A ResNet-18 as the other library makes it."""
+    """Return the ResNet-18 of torchvision or timm."""
     models = import_torchvision().models
     if form == "torchvision":
         return models.resnet18(weights=None)

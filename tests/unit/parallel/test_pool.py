@@ -1,4 +1,4 @@
-"""Clients that several processes train: the bits of one process, and nothing left behind whatever happens."""
+"""Clients that several processes train: the bits are those of one process, and no process is ever left behind."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def wait_for_the_end(pids: Collection[int]) -> None:
 
 
 def outcome(result: Result) -> tuple[object, ...]:
-    """Everything that must be equal: the weights' and states' bits and the figures, not the times."""
+    """Return everything that must be equal: the bits of the weights and states and the figures, not the times."""
     states = {name: serialised(state) for name, state in result.client_states.items()}
     rounds = [
         (list(record.clients.items()), list(record.num_examples.items()), record.num_images, record.server)

@@ -119,7 +119,7 @@ class Setting:
         return Egress(self.client, ledger, enforcer)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Bodies of the entries, verified."""
+        """Verify the ledger, and return the bodies of its entries."""
         verify(self.folder / "ledger")
         return [entry.body for entry in read_entries(self.folder / "ledger")]
 
@@ -133,7 +133,7 @@ class Setting:
         return path
 
     def reregistering(self, policy: Path | None = None) -> tuple[Agent, Callable[[], str]]:
-        """An agent that registers again when its policy has changed, as `run_worker` puts it together."""
+        """Return an agent that registers again if its policy changes, as in `run_worker`, and what registers it."""
         egress = self.egress(policy)
 
         def reregister() -> str:
@@ -148,7 +148,7 @@ class Setting:
         return Agent(self.client, self.executor(labels), egress, self.states(), **changes)
 
     def sent(self, index: int = -1) -> Tensors:
-        """The update that was accepted, as tensors."""
+        """Return the tensors of an update that was submitted, by default the last."""
         path = self.folder / "received.safetensors"
         path.write_bytes(self.coordinator.artifacts[self.coordinator.submissions[index].update])
         return load_tensors(path)
@@ -204,7 +204,7 @@ def setting(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> 
 
 @pytest.fixture
 def item(setting: Setting) -> WorkItem:
-    """A first round's work, claimed."""
+    """Return the work of a first round, which is claimed."""
     setting.offer(make_spec(), 1)
     item = setting.client.claim(0)
     assert item is not None

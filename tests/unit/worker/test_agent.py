@@ -1,4 +1,4 @@
-"""The loop: claim, train, submit, and everything that can come between."""
+"""The worker's loop: claim, train, submit, and everything that can interrupt it."""
 
 import errno
 import threading
@@ -33,11 +33,11 @@ INTRODUCTION = Register(
 
 
 class Killed(BaseException):
-    """The process dies here."""
+    """An exception that stands for the death of the process."""
 
 
 def play_rounds(setting: Setting, disturb: Callable[[int], Any] = lambda number: None, num_rounds: int = 3) -> None:
-    """Rounds in which the last update is the next broadcast; a step that dies is followed by a new worker."""
+    """Play rounds in which each update is the next broadcast. A new worker finishes a round whose step died."""
     broadcast: Tensors | None = None
     for number in range(1, num_rounds + 1):
         setting.offer(make_spec(), number, broadcast)
@@ -62,15 +62,15 @@ def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
     assert [submit.num_examples for submit in setting.coordinator.submissions] == [32] * 3
     assert all("loss" in submit.metrics for submit in setting.coordinator.submissions)
     kept = sorted((setting.folder / "runs").glob("*/*"))
-    # The older one for the case that the last round is skipped.
+    # The older state is for the case that the last round is skipped.
     assert [path.name.partition("-")[0] for path in kept] == ["000002", "000003"]
-    # The newest one for the case that the coordinator loses it.
+    # The newest update is for the case that the coordinator loses it.
     assert [(path / "update.safetensors").exists() for path in kept] == [False, True]
 
 
 @pytest.mark.parametrize("has_it", [True, False], ids=["sent from the disk", "trained again"])
 def test_an_accepted_update_that_is_asked_for_again(setting: Setting, *, has_it: bool) -> None:
-    """The coordinator has lost it: the same bits, from the same state as the first time."""
+    """The coordinator lost the update. It gets the same bits again, from the same state as the first time."""
     broadcast: Tensors | None = None
     for number in (1, 2, 3):
         before = setting.coordinator.last_accepted
@@ -96,7 +96,7 @@ def test_an_accepted_update_that_is_asked_for_again(setting: Setting, *, has_it:
 
 
 def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPatch], None]:
-    """The process is killed before or after this call."""
+    """Return a patch that kills the process before or after this call."""
     original = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ def test_a_worker_claims_again_after_the_pause_that_it_got(setting: Setting, mon
     for given in ("7", "86400", "-1", "soon", "0", None):
         setting.coordinator.pause_seconds = given
         agent.step()
-    assert slept[:2] == [7.0, 60.0]  # no coordinator silences a worker for a day
+    assert slept[:2] == [7.0, 60.0]  # a coordinator cannot make a worker wait for a day
     assert set(slept[2:]) == {0.5}  # as with a coordinator that does not wait for work
     assert len(idle) == 6
 
@@ -329,7 +329,7 @@ def test_a_lost_lease_ends_the_training(
 def test_an_outage_of_heartbeats_does_not_end_the_training(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int, num_failures: int
 ) -> None:
-    """Nor does a proxy's answer: an ingress controller that restarts has no routes, and answers everything with 404."""
+    """A proxy's answer does not either: an ingress controller that restarts has no routes, and answers all with 404."""
     slow(monkeypatch)
     failures = iter(range(num_failures))
 

@@ -47,7 +47,7 @@ def server() -> Iterator[Answers]:
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of 60 grey images of two classes, and no variable of a worker."""
+    """Return a folder with 60 grey images of two classes. No variable of a worker or a proxy is set."""
     for name in ("COORDINATOR", "TOKEN", "TOKEN_FILE", "ENROLMENT_TOKEN", "POLICY", "LABELS", "DATA", "STATE"):
         monkeypatch.delenv(f"FEDSSL_WORKER_{name}", raising=False)
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
@@ -257,7 +257,7 @@ def test_the_time_of_a_step_leaves_out_what_comes_before_the_first_note(monkeypa
     monkeypatch.setattr("fedssl_worker.check.trial.time", SimpleNamespace(monotonic=lambda: next(times)))
     clock = trial.StepClock(images_per_step=16)
     clock.on_progress(_progress(step=20, images_per_second=1000.0))
-    assert clock.seconds_per_step == 0.016  # of a single note: its own speed
+    assert clock.seconds_per_step == 0.016  # from a single report: its own speed
     clock = trial.StepClock(images_per_step=16)
     clock.on_progress(_progress(step=5))
     times = iter([20.0])

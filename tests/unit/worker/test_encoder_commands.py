@@ -31,7 +31,7 @@ def refused(*arguments: object) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with an encoder and a site's images of two classes, on a machine without any network."""
+    """Return a working folder with an encoder and a site's images of two classes. Opening a connection fails."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("this opens a connection")

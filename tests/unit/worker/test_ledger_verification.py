@@ -1,4 +1,4 @@
-"""A ledger that was changed is found out; one that was rotated, archived or taken over is not."""
+"""A ledger that was changed is detected. One that was rotated, archived or taken over is valid."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def rewritten(folder: Path, change: Callable[[list[bytes]], list[bytes]], name: 
 
 
 def _edited(line: bytes, **changes: Any) -> bytes:
-    """The entry with another body, its hash made to fit; only the signature is still the old one."""
+    """Return the entry with another body and the hash of that body. The signature is still the old one."""
     entry = parse_line(line)
     body = {**entry.body, **changes}
     return LedgerEntry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
@@ -58,7 +58,7 @@ def test_every_change_is_seen(tmp_path: Path, name: str) -> None:
     rewritten(tmp_path / "ledger", change)
     with pytest.raises(LedgerError, match=words):
         verify(tmp_path / "ledger")
-    with pytest.raises(LedgerError):  # and it is not continued as if nothing had been
+    with pytest.raises(LedgerError):  # nor can it be continued
         Ledger(tmp_path / "ledger")
 
 
@@ -202,7 +202,7 @@ def test_an_end_that_is_missing_is_found_and_not_continued(tmp_path: Path, how: 
 
 @pytest.mark.parametrize("how", ["the only segment emptied", "the last segment emptied", "all segments removed"])
 def test_an_emptied_segment_is_found_without_the_recorded_head(tmp_path: Path, how: str) -> None:
-    """Ledgers of earlier versions have none, and an attacker who empties a segment may remove it."""
+    """Ledgers of earlier versions have no recorded head, and an attacker who empties a segment may remove it."""
     folder = tmp_path / "ledger"
     filled(folder, 2, SHORT).close()
     ENDS[how](folder)

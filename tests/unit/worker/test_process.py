@@ -1,4 +1,4 @@
-"""The worker as a process: its command line, its logs, and how it leaves."""
+"""The worker as a process: its command line, its logs, and how it ends."""
 
 import inspect
 import json
@@ -106,7 +106,7 @@ def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path
 
 @contextmanager
 def staying(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker as compose starts it: with a file for its health, and staying when it cannot work."""
+    """Yield a worker as compose starts it. It has a liveness file, and stays if it cannot work."""
     variables = {
         "FEDSSL_WORKER_COORDINATOR": coordinator.url,
         "FEDSSL_WORKER_DATA": str(write_images(folder / "own.npz")),
@@ -213,7 +213,7 @@ def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp
 
 
 def test_an_empty_variable_is_not_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A deployment that removes a secret's value and keeps its name must not disown the token of the worker's own."""
+    """If a deployment empties the variable of a secret, the worker still uses the token in its own file."""
     monkeypatch.setenv("FEDSSL_WORKER_TOKEN", "")
     monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", " ")
     given = {"coordinator": "http://127.0.0.1:1", "data": "digits", "state": tmp_path}

@@ -1,4 +1,4 @@
-"""Registered public images on a data owner's machine: fetched once, checked, bounded, and only where it is allowed."""
+"""Registered public images on a data owner's machine: fetched once, checked, bounded, and only if it is allowed."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ ROOMY = 10**9
 
 
 def _cache(setting: Setting, max_bytes: int = ROOMY) -> PublicCache:
-    """A new one on the same folder, as after a restart."""
+    """Return a new cache on the same folder, as after a restart."""
     return PublicCache(setting.client, setting.folder / "public", max_bytes)
 
 
@@ -60,7 +60,7 @@ def test_they_are_fetched_once_for_all_runs_and_starts(setting: Setting) -> None
 
 
 def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
-    """Even by a process that has read it before: a disk may lose a bit at any time."""
+    """This holds even if the process has read the file before: a disk may corrupt a bit at any time."""
     content = public_bytes()
     config = PublicDataConfig(dataset="scans", num_images=12, digest=setting.coordinator.put(content))
     cache = _cache(setting)
@@ -149,7 +149,7 @@ def test_what_the_coordinator_does_not_give(setting: Setting) -> None:
 
 
 def test_a_file_that_is_not_a_public_set(setting: Setting) -> None:
-    """A coordinator that names something else by its digest gets no representations of it."""
+    """A coordinator that gives the digest of other data gets no representations of it."""
     public = PublicImages(CPU, cache=_cache(setting))
     for content in (labelled_bytes(), b"\xff" * 100):
         config = PublicDataConfig(dataset="scans", num_images=4, digest=setting.coordinator.put(content))

@@ -1,4 +1,4 @@
-"""A worker in secure rounds of a coordinator that lies: it refuses, records why, and no share has left."""
+"""A worker in secure rounds of a dishonest coordinator: it refuses, records why, and sends nothing more."""
 
 import json
 import time
@@ -53,7 +53,7 @@ Lie = Callable[[SecureStatus], SecureStatus]
 
 
 class Cohort:
-    """The coordinator of one round in memory, with three honest clients. `lies` change what the worker is shown."""
+    """The coordinator of one round in memory, with three honest clients. `lies` change what the worker receives."""
 
     url = "http://coordinator"
 
@@ -88,7 +88,7 @@ class Cohort:
         )  # fmt: skip
 
     def worker(self, policy: str = "") -> SecureRounds:
-        """A worker's part, as a process that has just started would make it."""
+        """Return a worker's part in secure rounds, as a process that has just started would make it."""
         path = self.folder / "policy.toml"
         path.write_text(POLICY + policy)
         self.egress = Egress(self, Ledger(self.folder / "ledger"), PolicyEnforcer(path, self.url))  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ class _Killed(BaseException):
 
 
 def _killed_at(cohort: Cohort, phase: str) -> None:
-    """Take part until the worker is shown a phase, in which it is killed."""
+    """Take part until the coordinator reports the phase, and kill the worker then."""
 
     def kill(status: SecureStatus) -> SecureStatus:
         raise _Killed

@@ -86,4 +86,4 @@ def _load(name: str, command: LazyCommand) -> Any:
 
 
 def _ignore() -> None:
-    """The parent's callback. It makes Typer build a group even if the parent has only one command."""
+    """Do nothing. A parent with a callback becomes a group even if it has only one command."""

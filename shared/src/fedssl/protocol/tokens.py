@@ -33,7 +33,7 @@ _UNITS = {"s": 1, "m": 60, "h": 60 * 60, "d": DAY_SECONDS}
 
 
 def lifetime(text: str) -> int:
-    """The seconds of a lifetime as a person writes it. Raises ValueError.
+    """Return the seconds of a lifetime as a person writes it. Raises ValueError if it is malformed or out of range.
 
     >>> lifetime("30d"), lifetime("24h"), lifetime("90s")
     (2592000, 86400, 90)

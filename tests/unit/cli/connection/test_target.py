@@ -1,4 +1,4 @@
-"""Which coordinator, as whom, and which run."""
+"""The choice of the coordinator, the token and the run."""
 
 import json
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from fedssl.client import Client
 from fedssl.client.environment import Target
 
 URL, OTHER = "http://127.0.0.1:8123", "http://elsewhere:9000"
-NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # else the connections of the user that runs the tests would count
+NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # else the connections of the user who runs the tests would count
 RUNS = [UUID("aaaa1111-0000-4000-8000-000000000000"), UUID("aaaa2222-0000-4000-8000-000000000000")]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a local federation."""
+    """Return the folder of a local federation, with its port and its operator's token."""
     root = tmp_path / ".fedssl"
     (root / "tokens").mkdir(parents=True)
     (root / "federation.json").write_text(json.dumps({"port": 8123}))

@@ -19,7 +19,7 @@ _Usage = namedtuple("_Usage", "total used free")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without any coordinator."""
+    """Return the working folder of a user who has a token, but has not named a coordinator."""
     for name in ("FEDSSL_URL", "FEDSSL_TOKEN_FILE", "FEDSSL_CONNECTION", "FEDSSL_DATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(*arguments: object, code: int = 1) -> dict[str, Any]:
-    """Return the failed checks by name."""
+    """Run `fedssl doctor`, and return what its failed checks found, by their names."""
     result = CliRunner().invoke(app, ["doctor", "--format", "json", *map(str, arguments)])
     assert result.exit_code == code, result.output
     checks = json.loads(result.stdout)["checks"]

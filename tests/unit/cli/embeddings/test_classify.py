@@ -31,7 +31,7 @@ def lines_of(path: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with an encoder and images of two classes. One cannot be decoded."""
+    """Return a working folder with an encoder and images of two classes. One image cannot be decoded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
     Path("run").mkdir()

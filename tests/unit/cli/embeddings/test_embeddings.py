@@ -17,7 +17,7 @@ DATA = {"channels": 3, "image_size": 12}
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with an encoder, and images. Two of them are equal, and one cannot be decoded."""
+    """Return a working folder with an encoder, images and a volume. Two images are equal, one cannot be decoded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
     Path("run").mkdir()

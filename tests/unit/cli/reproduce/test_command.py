@@ -16,7 +16,7 @@ from support.commands import fedssl
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits in CIFAR-10's place."""
+    """Return a folder of data sets that has digits in place of CIFAR-10."""
     folder = tmp_path_factory.mktemp("data")
     splits = [load_dataset("digits", split) for split in ("train", "test")]  # type: ignore[arg-type]
     save_npz(folder / "cifar10.npz", *(ImageData(np.repeat(s.images, 3, axis=1), s.labels) for s in splits))
@@ -25,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of known speed, so that the scale does not depend on what else runs here."""
+    """Fix the measured speed of this machine, so that the scale does not depend on what else runs on it."""
     speeds = {"resnet18": 10.0, "convnet": 10_000.0}
     monkeypatch.setattr(budget.calibration, "training_speed", lambda spec, device: speeds[spec.model.encoder.name])
     monkeypatch.setattr(budget.calibration, "judging_seconds", lambda spec, labelled, device: 0.5)

@@ -1,4 +1,4 @@
-"""Wrong starts of `fedssl-coordinator`: one line with what to do, no traceback and no password."""
+"""Failed starts of `fedssl-coordinator` print one line with what to do, without a traceback or a password."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,10 @@ NOBODY = "postgresql://user:hidden@127.0.0.1:1/nothing"
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An environment without settings."""
+    """Run the test without the settings of the database, Redis and the store."""
     for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
         monkeypatch.delenv(f"FEDSSL_{name}", raising=False)
-    # It would last for the process: loggers keep what they were first used with.
+    # Its effect would last as long as the process: loggers keep the configuration of their first use.
     monkeypatch.setattr("fedssl_coordinator.core.logs.configure_logging", lambda: None)
     forget()
     yield

@@ -32,7 +32,7 @@ def _write(path: Path, seed: int, height: int = 25, width: int = 35) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes with images of several shapes."""
+    """Return a folder of two classes, whose images have several shapes."""
     for number in range(_NUM):
         _write(tmp_path / "images" / "ab"[number % 2] / f"{number:02}.png", number, 20 + number, 50 - number // 2)
     return tmp_path / "images"
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def decoded_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that this process decodes."""
+    """Return a list that receives the name of each file that this process decodes."""
     names: list[str] = []
     original = entries.decode_whole
 
@@ -161,7 +161,7 @@ def test_images_in_use_stay_as_they_are_if_the_index_is_damaged(folder: Path, de
     lines = index.read_bytes().splitlines(keepends=True)
     lines[5] = lines[5].replace(b"{", b"[", 1)
     index.write_bytes(b"".join(lines))
-    _write(folder / "a" / sorted(os.listdir(folder / "a"))[0], 99)  # other pixels at the first place
+    _write(folder / "a" / sorted(os.listdir(folder / "a"))[0], 99)  # the first file has other pixels
     decoded_names.clear()
     load_cached(str(folder), _DATA, processes=1)
     assert len(decoded_names) == _NUM
@@ -183,7 +183,7 @@ def test_a_kill_in_the_middle_changes_no_bit(folder: Path, tmp_path: Path, decod
     path, content = whole.images.path, whole.images.path.read_bytes()
     shutil.rmtree(tmp_path / "cache")
     decoded_names.clear()
-    for number in range(_NUM, 400):  # enough to be killed in the middle
+    for number in range(_NUM, 400):  # enough that it is killed before it ends
         _write(folder / "c" / f"{number}.png", number)
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(folder)], env=os.environ)
     index, deadline = path.parent / records.INDEX, time.monotonic() + 300
@@ -200,7 +200,7 @@ def test_a_kill_in_the_middle_changes_no_bit(folder: Path, tmp_path: Path, decod
 
 
 def whole_of(found: CachedData, content: bytes) -> CachedData:
-    """Return the same data, read from a file that was never interrupted. The listing's order is the file's."""
+    """Return the same data, but read at the same places from `content`, which was written without interruption."""
     path = found.images.path.with_name("whole.bin")
     path.write_bytes(content)
     own = found.images
@@ -217,7 +217,7 @@ def _children() -> set[int]:
 def test_a_decoder_that_is_killed_is_an_error_and_keeps_what_is_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, killed, others = records.Records.add, [], _children()  # others: the servers of other tests, perhaps
+    add, killed, others = records.Records.add, [], _children()  # `others` may be servers of other tests
 
     def add_and_kill(self, entry, pixels):  # type: ignore[no-untyped-def]
         if not killed:

@@ -1,4 +1,4 @@
-"""SCAFFOLD: the corrected step, the variates' update, and who keeps what."""
+"""SCAFFOLD: the corrected step, the variates' update, and what the coordinator and the clients keep."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def _part(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def _with_control(spec: RunSpec, seed: int) -> tuple[Tensors, Tensors]:
-    """A broadcast with c, and a client state with c_k, of random numbers."""
+    """Return a broadcast with c, and a client state with c_k, both of random numbers."""
     generator = torch.Generator().manual_seed(seed)
     broadcast = dict(start(spec).broadcast)
     state: Tensors = {}
@@ -41,7 +41,7 @@ def _with_control(spec: RunSpec, seed: int) -> tuple[Tensors, Tensors]:
 
 
 def _by_the_algorithm(spec: RunSpec, broadcast: Tensors, state: Tensors, divisor: float) -> tuple[Tensors, Tensors]:
-    """One round after Algorithm 1, option II, on FedSimCLR's loss: (w, c_k')."""
+    """Return (w, c_k') after one round of Algorithm 1, option II, on FedSimCLR's loss."""
     host = spec.model_copy(update={"method": method_spec("fedsimclr").method})
     algorithm, ctx = METHODS["fedsimclr"].bind(host).client, context(host, 1, "client-0")
     modules = algorithm.build(ctx)
@@ -108,7 +108,7 @@ def test_the_ways_of_counting_a_step_differ_by_the_momentum() -> None:
 
 
 def test_both_settle_at_a_correction_that_cancels_the_drift() -> None:
-    """With constant gradients g_k, SGD with momentum drifts by g_k lr / (1 - m) a step; c_k - c must become that."""
+    """With constant gradients g_k, SGD with momentum drifts by g_k lr / (1 - m) per step; c_k - c must become that."""
     gradients, m = torch.tensor([1.0, 3.0], dtype=torch.float64), MOMENTUM
     for divisor in (LR / (1 - m), LR):
         own, c = torch.zeros(2, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_the_coordinators_variate_moves_by_the_sampled_share() -> None:
                 state.items() if name.startswith("control.")} for size in (1.0, 3.0)]  # fmt: skip
     weights = {name: value for name, value in state.items() if not name.startswith("control.")}
     after = aggregate(spec, state, [(10, {**weights, **changes[0]}), (1000, {**weights, **changes[1]})]).state
-    for name in _part(state, "control"):  # half of three clients are two
+    for name in _part(state, "control"):  # half of three clients is rounded to two
         torch.testing.assert_close(after[f"control.{name}"], torch.full_like(state[f"control.{name}"], 2 / 3 * 2.0))
 
 
@@ -240,7 +240,7 @@ def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
 
     first = after(state, 1.0, 3.0)
     assert value_of(first) == {2.0}
-    assert value_of(after(first, 0.0, 3.0)) == {3.5}  # without a repair the lost share stays in c
+    assert value_of(after(first, 0.0, 3.0)) == {3.5}  # without a restart the lost share stays in c
     second = after(first, 0.0, 3.0, restart=True)
     assert value_of(second) == {0.0}
     assert value_of(after(second, 1.0, 3.0)) == {2.0}
@@ -265,6 +265,6 @@ def test_a_lost_state_of_another_method_restarts_only_that_client() -> None:
     whole = simulate(spec, clients)
     lost = simulate(spec, clients, lost_states={2: ["client-0"]})
     kept = simulate(spec, clients, lost_states={1: ["client-0"], 3: ["a client without images"]})
-    assert all(torch.equal(kept.model[name], value) for name, value in whole.model.items())  # it had no state yet
+    assert all(torch.equal(kept.model[name], value) for name, value in whole.model.items())  # the client had no state
     assert not all(torch.equal(lost.model[name], value) for name, value in whole.model.items())
     assert lost.client_states.keys() == whole.client_states.keys()

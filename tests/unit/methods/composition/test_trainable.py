@@ -24,7 +24,7 @@ MERGES: dict[str, dict[str, Any]] = {"fedu": {"merge": {"name": "dapu", "distanc
 
 
 def frozen_spec(name: str, **changes: Any) -> RunSpec:
-    """A method's spec that trains only the second of the encoder's two blocks."""
+    """Return a method's spec that trains only the second of the encoder's two blocks."""
     values = method_spec(name, **changes).model_dump(mode="json")
     values["method"] |= MERGES.get(name, {})
     values["model"]["trainable"] = ["blocks.1.*"]

@@ -94,7 +94,7 @@ LEARNING: dict[str, Any] = {"client_distillation": {"num_epochs": 30}, "temperat
 
 
 def _after_merge(spec: RunSpec, number: int, broadcast: Tensors, state: Tensors) -> torch.nn.ModuleDict:
-    """The client's network between receiving the student and its first local step."""
+    """Return the client's network between receiving the student and the first local step."""
     untrained = spec.model_copy(update={"training": spec.training.model_copy(update={"local_epochs": 0})})
     ctx = context(untrained, number, "client-1")
     result = run_local_round(METHODS["flesd"], broadcast, state, client_data(spec, "client-1"), ctx)
@@ -102,7 +102,7 @@ def _after_merge(spec: RunSpec, number: int, broadcast: Tensors, state: Tensors)
 
 
 def _divergence(spec: RunSpec, modules: torch.nn.ModuleDict, broadcast: Tensors) -> float:
-    """How far what a network finds about the public images is from what the student finds."""
+    """Return the divergence of a network's similarities of the public images from those of the student."""
     public = context(spec, 1).public
     assert public is not None
     alike = spec.model_copy(update={"method": _spec({"client_encoders": {}}).method})

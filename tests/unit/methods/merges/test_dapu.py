@@ -37,7 +37,7 @@ def _same(a: Tensors, b: Tensors) -> bool:
 
 
 def _second_download(spec: RunSpec) -> tuple[Tensors, Tensors, dict[str, Tensors]]:
-    """A client's state after a round, the next broadcast, and its modules after having received it."""
+    """Return a client's state after a round, the next broadcast, and the client's modules after that download."""
     broadcast = start(spec).broadcast
     state = local_round(spec, broadcast).state
     later = _moved(broadcast)
@@ -71,7 +71,7 @@ def test_of_a_resnet18_seventeen_convolutions_count() -> None:
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 3), 0)
     twin = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 3), 0)
     with torch.no_grad():
-        for name, parameter in encoder.named_parameters():  # every tensor moves by a distance of 3 or, unseen, by more
+        for name, parameter in encoder.named_parameters():  # only the convolutions that count move by 3
             moved = 3.0 if name.split(".")[-2].startswith("conv") else 1000.0
             parameter.view(-1)[0] += moved
     assert float(mean_convolution_distance(encoder, twin)) == pytest.approx(3.0, rel=1e-5)

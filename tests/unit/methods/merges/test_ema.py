@@ -1,4 +1,4 @@
-"""FedEMA's merge rule: its coefficient, what it mixes, and whom it does not."""
+"""FedEMA's merge rule: its coefficient, what it mixes, and when it does not mix."""
 
 from typing import Any
 
@@ -29,14 +29,14 @@ def _noisy(tensors: Tensors, seed: int, scale: float = 0.05) -> Tensors:
 
 
 def _flat(tensors: Tensors, modules: tuple[str, ...], prefix: str = "") -> np.ndarray:
-    """All parameters of the modules as one float64 vector."""
+    """Return all parameters of the modules as one float64 vector."""
     names = [n for n in sorted(tensors) if not n.endswith(STATISTICS)]
     chosen = [n for n in names if any(n.startswith(f"{prefix}{module}.") for module in modules)]
     return np.concatenate([tensors[n].double().numpy().ravel() for n in chosen])
 
 
 def _received(spec: RunSpec, broadcast: Tensors, state: Tensors | None, number: int) -> tuple[Tensors, Tensors]:
-    """Weights and merge rule's memory right after a download."""
+    """Return the weights and the merge rule's memory right after a download."""
     modules = training(spec, number=number, broadcast=broadcast, state=state).modules
     memory = {f"ema.{name}": value for name, value in modules["ema"].state_dict().items()}
     others = {n: m for n, m in modules.items() if n != "ema"}
@@ -54,7 +54,7 @@ def test_the_coefficient_is_tau_in_the_first_mixed_round(variant: str, tau: floa
 
 
 def test_the_papers_coefficient_over_three_rounds() -> None:
-    """Against a reference written from the equation: mu = min(tau d_r / d_1, 1), w = mu w_k + (1 - mu) w_*."""
+    """The reference is written from the equation: mu = min(tau d_r / d_1, 1), w = mu w_k + (1 - mu) w_*."""
     spec = _spec()
     broadcast = start(spec).broadcast
     result = local_round(spec, broadcast)
@@ -69,7 +69,7 @@ def test_the_papers_coefficient_over_three_rounds() -> None:
         expected = mu * _flat(own, MIXED) + (1 - mu) * _flat(global_, MIXED)
         np.testing.assert_allclose(_flat(weights, MIXED), expected, atol=1e-6)
         result = local_round(spec, global_, number=number, state=result.state)
-    assert mu == 1.0  # far enough apart: the client keeps its own
+    assert mu == 1.0  # far enough apart: the client keeps its own weights
 
 
 def test_easyfls_coefficient_follows_the_local_drift() -> None:
@@ -141,7 +141,7 @@ def test_the_cap() -> None:
 
 
 def test_a_federation_of_one_is_not_apart_from_itself() -> None:
-    """d = 0 sets no lambda, and nothing is divided by it."""
+    """A distance of 0 does not set lambda, and nothing is divided by it."""
     spec = _spec()
     result = local_round(spec, start(spec).broadcast)
     weights, memory = _received(spec, result.update, result.state, 2)
@@ -151,7 +151,7 @@ def test_a_federation_of_one_is_not_apart_from_itself() -> None:
 
 @pytest.mark.parametrize("host", ["ssd", "fedsimclr", "fedmoco", "supervised"])
 def test_it_goes_onto_other_objectives(host: str) -> None:
-    """SSD with FedEMA's merge, for one."""
+    """For example, SSD can have FedEMA's merge."""
     spec = method_spec(host, num_rounds=3, method={"name": host, "merge": {"name": "ema"}})
     result = simulate(spec, shards(spec))
     coefficients = [float(state["ema.coefficient"]) for state in result.client_states.values()]

@@ -1,4 +1,4 @@
-"""Orchestra: its losses from the equations, its memory and centroids, and who keeps the target network."""
+"""Orchestra: its losses from the equations, its memory and centroids, and where the target network is kept."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def _memory(client: Training) -> EmbeddingMemory:
 
 
 def _apart(client: Training) -> Training:
-    """A target network that differs from the online one."""
+    """Return the client after changing its target network, so that it differs from the online one."""
     with torch.no_grad():
         for parameter in client.modules["target_encoder"].parameters():
             parameter.mul_(1.5)

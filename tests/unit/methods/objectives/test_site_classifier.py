@@ -25,7 +25,7 @@ from fedssl.simulation import simulate
 from support.methods import context, method_spec, shards
 
 METHOD = METHODS["classifier"]
-RATE = 10.0  # one step is to be seen behind the float32 of weights around 100
+RATE = 10.0  # large, so that one step exceeds the float32 rounding of weights around 100
 NONE = {"crop": "none", "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}
 ONE_STEP = {
     "batch_size": 4096,
@@ -50,7 +50,7 @@ def _spec(initial: Path | None = None, **method: Any) -> RunSpec:
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weights of a run of ridge-probe on the same sites, whose encoder has random weights."""
+    """Return a file with the weights of a ridge-probe run on the same sites, whose encoder has random weights."""
     spec = method_spec("ridge-probe", model={"encoder": {"widths": [8, 16]}})
     path = tmp_path_factory.mktemp("probe") / "model.safetensors"
     save_tensors(simulate(spec, shards(spec)).model, path)
@@ -78,7 +78,7 @@ def _stepped(weight: Any, bias: Any, h: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def test_a_round_is_a_mean_of_the_sites_steps_from_the_exact_probe(probe: Path) -> None:
-    """Weighted by the labelled images that are trained on. The encoder stays and is not sent."""
+    """Steps are weighted by the number of images that a site trained on. The encoder stays as it is and is not sent."""
     spec = _spec(probe)
     result = simulate(spec, shards(spec))
     assert f"classifier of {len(spec.method.classes)} classes" in result.loaded  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_a_round_is_a_mean_of_the_sites_steps_from_the_exact_probe(probe: Path) 
 
 
 def test_the_probe_is_where_training_starts(probe: Path) -> None:
-    """From the probe the first accuracy is the probe's; from zeros every prediction is the first class."""
+    """By default the classifier starts as the probe, and with `zero` as zeros. The encoder is the same in both."""
     given, zero = (
         start_run(METHOD, context(_spec(probe, start=start), 0), initial=load_tensors(probe))
         for start in (None, "zero")
@@ -117,11 +117,11 @@ def test_the_probe_is_where_training_starts(probe: Path) -> None:
 
 
 def test_the_encoder_has_a_learning_rate_of_its_own() -> None:
-    """One step of SGD: a tenth of the rate moves the encoder a tenth as far, and the classifier as far."""
+    """With a tenth of its rate, a step of SGD moves the encoder a tenth as far, and the classifier as far as before."""
     moved = {}
     for rate in (RATE, RATE / 10):
         spec = _spec(encoder_learning_rate=rate)
-        # From a classifier of zeros the encoder has no gradient.
+        # With a classifier of zeros the encoder would have no gradient.
         first = start_run(METHOD, context(spec, 0)).received
         generator = torch.Generator().manual_seed(0)
         broadcast = {**first, WEIGHT: torch.randn(first[WEIGHT].shape, generator=generator)}
@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_refused(method: dict[str, Any], model: dict[str, A
 
 
 def test_a_personal_classifier_follows_its_own_loss_and_is_pulled_to_the_one_that_was_received() -> None:
-    """Two rounds of one step each, worked out in float64; the shared classifier is that of a run without it."""
+    """Two rounds of one step are worked out in float64. The shared classifier is the same as without personal ones."""
     pull, spec = 0.05, _spec(personal_pull=0.05).model_copy(update={"num_rounds": 2})
     found, plain = simulate(spec, shards(spec)), simulate(_spec().model_copy(update={"num_rounds": 2}), shards(spec))
     assert all(torch.equal(found.model[name], plain.model[name]) for name in (WEIGHT, BIAS))

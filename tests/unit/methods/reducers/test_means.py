@@ -1,4 +1,4 @@
-"""L-DAWA and EUA as reducers: what they make of the clients' weights, written from the equations."""
+"""L-DAWA and EUA as reducers: what they make of the clients' weights, against references from the equations."""
 
 import itertools
 from typing import Any
@@ -21,7 +21,7 @@ def _spec(reducer: dict[str, Any], host: str = "fedalignuniform", **more: Any) -
 
 
 def _updates(state: Tensors, num_clients: int, seed: int = 0) -> list[Tensors]:
-    """The global weights with a drift for each client."""
+    """Return the global weights with a random drift for each client."""
     generator = torch.Generator().manual_seed(seed)
     return [
         {
@@ -88,11 +88,11 @@ def test_ldawa_can_scale_batch_norms_statistics_as_its_code_does() -> None:
 
 
 def test_eua_steps_along_the_shortest_combination_of_normalised_drifts() -> None:
-    """Two clients: the shortest combination of two vectors of length 2 is their mean."""
+    """For two clients, the shortest combination of two vectors of length 2 is their mean."""
     spec = _spec({"name": "eua", "server_learning_rate": 0.5})
     state = start(spec).state
     updates = _updates(state, 2)
-    # Batches of 32: 2 and 6 of them.
+    # With batches of 32, the clients have 2 and 6.
     after = aggregate(spec, state, [(64, updates[0]), (192, updates[1])]).state
     names = [name for name in state if not _is_statistic(name)]
     flat = [np.concatenate([(state[n] - u[n]).double().numpy().ravel() for n in names]) for u in updates]

@@ -30,7 +30,7 @@ def _spec(reducer: dict[str, Any], host: str = "fedalignuniform", **more: Any) -
 
 
 def _updates(state: Tensors) -> list[Tensors]:
-    """The global weights with a drift for each client."""
+    """Return the global weights with a random drift for each client."""
     generator = torch.Generator().manual_seed(0)
     return [
         {

@@ -35,7 +35,7 @@ After = Annotated[str, Query(max_length=64)]
 
 @router.get("/clients")
 def list_clients(request: Request, visitor: Viewing, session: DB, q: Text = "", after: After = "") -> Response:
-    """A hundred clients, by name."""
+    """Show the next hundred clients whose names contain `q`, by name."""
     text = q.strip().replace("\x00", "")
     rows = member_queries.clients(session, after=after.replace("\x00", ""), text=text, limit=PAGE + 1)
     shown = rows[:PAGE]

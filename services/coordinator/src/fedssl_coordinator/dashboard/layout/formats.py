@@ -99,12 +99,12 @@ def shape(client: Any) -> str:
 
 
 def measure(name: str) -> str:
-    """The name of a group of an evaluation's results, such as `probe`, in words; any other name as it is."""
+    """Return the name of a group of an evaluation's results, such as `probe`, in words; any other name as it is."""
     return _MEASURES.get(name, name)
 
 
 def method(name: str) -> str:
-    """A method's title, or the name of a method that this version does not have."""
+    """Return a method's title, or its name if this version does not have the method."""
     return METHOD_CONFIGS[name].info.title if name in METHOD_CONFIGS else name
 
 

@@ -163,18 +163,18 @@ def _round_is_of(round_id: InstrumentedAttribute[UUID], seconds: float) -> Colum
 
 
 def _is_masked(round_id: InstrumentedAttribute[UUID]) -> ColumnElement[bool]:
-    """True if the updates of the round are masked vectors and it is closed: they are deleted at once."""
+    """Return the condition that the round is closed and its updates are masked vectors, which are deleted at once."""
     secure = select(SecureRound.round_id).join(Round, Round.id == SecureRound.round_id)
     return secure.where(SecureRound.round_id == round_id, Round.state == RoundState.CLOSED).exists()
 
 
 def _is_recent(seconds: float) -> ColumnElement[bool]:
-    """True if the round is still open, or was closed less than `seconds` ago."""
+    """Return the condition that the round is still open, or was closed less than `seconds` ago."""
     return (Round.state != RoundState.CLOSED) | (Round.closed_at > _ago(seconds))
 
 
 def _is_best() -> ColumnElement[bool]:
-    """True if no other evaluation of the run on this data set has a better result."""
+    """Return the condition that the evaluation has a result, and no other of the run on this data set a better one."""
     other = aliased(Evaluation)
     better = select(other.id).where(
         other.run_id == Evaluation.run_id,
@@ -190,7 +190,7 @@ def _score(evaluation: type[Evaluation]) -> ColumnElement[float]:
 
 
 def _names(column: AnyColumn, condition: ColumnElement[bool] | None = None) -> ColumnElement[bool]:
-    """True if the column of some row has the artifact's digest and the condition holds for that row."""
+    """Return the condition that the column of some row has the artifact's digest, and `condition` holds for it."""
     statement = select(column).where(column == Artifact.digest)
     return (statement if condition is None else statement.where(condition)).exists()
 
