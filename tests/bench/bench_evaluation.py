@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--labels", type=int, default=10_000, help="0: all")
-    parser.add_argument("--settings", default=",".join(PAPERS), help="none: no probes")
+    parser.add_argument("--settings", default=",".join(PAPERS), help="separated by commas; empty: only fast")
     parser.add_argument("--semi", type=float, help="percentage of labels to fine-tune with, in place of the probe")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transfer", help="a data set to fine-tune on, in place of the probe")
@@ -192,7 +192,7 @@ def main() -> None:
         images = load_labelled(spec.partition.dataset, spec.data, max_train=limit, max_test=None, seed=0, root=place)
         print(HEADER)  # noqa: T201
         for model in models:
-            settings = tuple(wanted.settings.split(","))
+            settings = tuple(filter(None, wanted.settings.split(",")))
             if wanted.semi:
                 lines = tunings(model, images, settings, wanted.semi / 100, wanted.seed)
             elif wanted.transfer:

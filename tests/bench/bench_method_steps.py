@@ -67,7 +67,7 @@ NEEDED = {
 """Passes of an image's views and streams through an encoder: with gradients, without."""
 
 SLACK = 1.1
-"""Heads and losses beside the encoder's multiply-adds."""
+"""The largest ratio of all multiply-adds, those of heads and losses included, to the encoder's."""
 
 BATCH, TURNS = 64, 7
 

@@ -166,7 +166,7 @@ CLAIMS: dict[str, tuple[Callable[[int], Scores], tuple[str, ...]]] = {
     "fedx": (fedx, ("fedsimclr", "fedx")),
     "flesd": (flesd, ("min-local", "flesd-cc", "flesd")),
 }
-"""What is measured, and the order in which it was found, lowest first."""
+"""For each claim, the function that measures it, and the order that was found, lowest first."""
 
 
 def measure(claim: str, seeds: tuple[int, ...]) -> Scores:

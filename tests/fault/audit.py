@@ -31,7 +31,8 @@ _NEEDED: LiteralString = """
     UNION SELECT model FROM rounds UNION SELECT checkpoint FROM distillation_jobs
     UNION SELECT digest FROM public_datasets UNION SELECT digest FROM evaluation_datasets
 """
-"""Of a federation whose runs are finished: no update of a closed round, no upload of an assignment that has ended."""
+"""The digests that a federation with only finished runs needs. Updates of closed rounds are not among them, nor uploads
+of assignments that have ended."""
 
 _AGEING: tuple[LiteralString, ...] = (
     "UPDATE artifacts SET touched_at = touched_at - interval '2 days'",

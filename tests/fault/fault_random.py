@@ -15,7 +15,7 @@ FAULT_CLASS = "kills at random"
 
 ALL = (*specs.METHODS, *specs.OBJECTIVES)
 SHARE = 0.2
-"""Of all faults: a process takes seconds to start again."""
+"""The share of kills among all faults. It is small, because a process takes seconds to start again."""
 
 
 @pytest.mark.parametrize("method", ALL)

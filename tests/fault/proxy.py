@@ -18,7 +18,7 @@ Action = Literal[
     "drop", "lose-answer", "delay", "duplicate", "truncate", "truncate-answer", "hold", "hold-body", "hold-answer"
 ]
 ACTIONS: tuple[Action, ...] = ("drop", "lose-answer", "delay", "duplicate", "truncate", "truncate-answer")
-"""Those that need nobody to end them."""
+"""Faults that end by themselves."""
 
 KINDS: dict[Action, str] = {
     "drop": "network: request dropped",

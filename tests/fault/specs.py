@@ -18,7 +18,7 @@ OBJECTIVES = ("feddino", "fedmae", "fedvicreg", "fedbarlow")
 CLIENTS = ("client-0", "client-1")
 COHORT = {"clients": CLIENTS, "min_clients": 2, "lease_seconds": 10, "max_attempts": 30}
 _TRAINING = {"batch_size": 16, "local_epochs": 6}
-"""A client trains for several times as long as the tests need to see that a round has begun."""
+"""Each client trains several times as long as a test needs to notice that a round has begun."""
 _PARTITION = {"dataset": "digits", "num_clients": 2, "alpha": 0.5, "max_images": 160}
 
 

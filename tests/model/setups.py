@@ -37,7 +37,7 @@ SETUPS: dict[str, Setup] = {
         3, 2, CohortConfig(min_clients=2, max_attempts=2, fraction=0.66), events=frozenset({"declines", "revocations"})
     ),
 }
-"""For `make test`: some ten thousand states each."""
+"""Setups for `make test`, with about ten thousand states each."""
 
 _EVERYTHING = frozenset({"pauses", "declines", "failures", "revocations", "restarts"}) | _REPAIRS
 
@@ -64,4 +64,4 @@ LARGER: dict[str, Setup] = {
         events=frozenset({"declines", "revocations", "failures"}),
     ),
 }
-"""For `make explore`: some hundred thousand states."""
+"""Setups for `make explore`, with several hundred thousand states each."""

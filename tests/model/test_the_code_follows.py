@@ -26,7 +26,7 @@ from support.methods import CONFIGS, PUBLIC
 from support.tables import Tables
 
 FOLLOWED = tuple(SETUPS) if examples(1) > 1 else ("two clients", "two aggregators", "distilled rounds")
-"""With `make explore` all."""
+"""The setups that the code follows. `make explore` has all of them."""
 
 NOT_FOLLOWED = frozenset({"losses", "useless updates"})
 """These depend on bytes, as rejections do: `make fault` and the aggregator's own tests have them."""

@@ -41,7 +41,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "public_data": PUBLIC,
     },
 }
-"""Sections of the spec, by what they are called here."""
+"""Sections of specs, by the names that tests have for them."""
 
 _VIT = {"encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}}
 _SMALL = {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 8}}
@@ -73,7 +73,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "half epochs": {"method": {**_SIMCLR, "add_ons": [{"name": "fedx"}]}, "training": {"epoch_fraction": 0.5}},
     "uploaded in half precision": {"method": _SIMCLR, "upload": {"dtype": "bfloat16"}},
 }
-"""Features of the engine besides methods, each on one method: sections of the spec, by what they are called here."""
+"""Sections of specs that use one feature of the engine each, with one method, by the names that tests have for them."""
 
 ALL_COMBINATIONS = [*TRAINED_METHODS, *COMBINATIONS]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 Answer = Callable[[], Iterable[bytes]]
-"""Yields the bytes of a response, head and all, as they are to be sent."""
+"""Yields the bytes of a response to send, status line and headers included."""
 
 _ID = "00000000-0000-4000-8000-000000000001"
 _PROBLEM = "application/problem+json"

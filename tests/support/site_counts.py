@@ -33,7 +33,7 @@ def counts_json(right: int = 3, wrong: int = 1, **changes: Any) -> dict[str, Any
 
 
 CROSS_SITE = {"at": "sites", "measures": ["probe"], "every": 1, "sites": {**SITES, "cross_site": "probe"}}
-"""An evaluation whose sites send a classifier of their own."""
+"""The config of an evaluation whose sites send a classifier of their own."""
 
 
 def cross_counts(right: int = 3, wrong: int = 1) -> SiteCounts:

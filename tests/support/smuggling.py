@@ -95,7 +95,8 @@ SMUGGLING: dict[str, tuple[Smuggle, str]] = {
         OTHER_FORM,
     ),
 }
-"""Whatever the method. Sizes that do not fit are judged in each side's own words: see `BEHIND`."""
+"""Ways to smuggle data with any method, and a part of the refusal. Each side words the refusal of sizes that do not fit
+by itself: see `behind`."""
 
 SEVERAL: dict[str, tuple[Smuggle, str]] = {
     "names in another order": (_header(lambda h, b: put_together(dict(reversed(h.items())), b)), OTHER_FORM),
@@ -109,7 +110,7 @@ SEVERAL: dict[str, tuple[Smuggle, str]] = {
     ),
     "one tensor less": (_tensors(lambda t, name: {key: v for key, v in t.items() if key != name}), NOT_DECLARED),
 }
-"""With at least two tensors."""
+"""Ways that need at least two tensors."""
 
 
 def behind(tensors: Tensors) -> bytes:

@@ -51,7 +51,7 @@ class TracedRound:
     assignments: dict[str, str] = field(default_factory=dict)
     """The state of each assignment that has had an event, by its id."""
     clients: dict[str, str] = field(default_factory=dict)
-    """The client of each."""
+    """The client of each assignment, by its id."""
     newest: dict[str, str] = field(default_factory=dict)
     """Each client's newest assignment."""
     num_left_out: int = 0

@@ -22,7 +22,7 @@ CLIENTS = ("client-0", "client-1")
 
 
 LEARNING_RATE = 0.005
-"""So small that a rounding stays one: at ten times as much some methods make a course of their own of it."""
+"""Small enough that rounding errors stay small: with ten times as much, some methods amplify them."""
 
 
 def two_rounds_spec(

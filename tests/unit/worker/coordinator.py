@@ -71,7 +71,7 @@ class FakeCoordinator(LoopbackServer):
         self.rejects = False
         self.rename = (b"", b"")
         self.raw: Callable[[str], Iterable[bytes] | None] = lambda call: None
-        """May return bytes to send as the answer to a call, head and all."""
+        """A function that may return the bytes of a whole response to a call, status line and headers included."""
         self.anchors: list[LedgerAnchor] = []
         self.gives_receipts = True
         self.delivery_bytes = 0
@@ -83,7 +83,7 @@ class FakeCoordinator(LoopbackServer):
         self.pause_seconds: str | None = None
         """The `Retry-After` of claims without work, for workers that obey it."""
         self.asks_for_evaluations = False
-        """Set by each claim."""
+        """An event that each claim sets."""
         self.site_answers: list[SiteAnswer] = []
         self._key = Ed25519PrivateKey.from_private_bytes(bytes(32))
         self._answers: dict[tuple[UUID, str], Submitted] = {}
