@@ -81,7 +81,7 @@ def test_every_schedule_of_five_clients() -> None:
     assert num_sums == 181
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("revealing", range(6))
 def test_every_number_of_clients_lost_in_each_phase_of_five(revealing: int) -> None:
     limits = Thresholds(degree=4, threshold=3, collusion=0, min_survivors=3)

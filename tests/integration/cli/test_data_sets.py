@@ -84,6 +84,7 @@ def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path
     assert np.array_equal(read_labelled(_stored(coordinator, digits), digits["digest"])[0].images, whole.images)
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

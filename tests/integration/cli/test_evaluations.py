@@ -131,6 +131,7 @@ def test_waiting_for_the_results_of_an_evaluation(cast: DistillingCast, fedssl: 
     assert "completed" in done.stdout
 
 
+@pytest.mark.full
 def test_cancelling(cast: DistillingCast, fedssl: Fedssl) -> None:
     first = next(cast.coordinator.client.evaluations(cast.id))
     assert fedssl("run", "cancel-evaluation", cast.id, "ffffffff").exit_code == 5

@@ -103,6 +103,7 @@ def test_the_registered_form_is_the_librarys_own(tmp_path: Path) -> None:
     assert registered_digest(again) == again.source_digest
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_refused_with_the_command_that_converts_it_exactly(
     tmp_path: Path, dtype: torch.dtype

@@ -63,6 +63,7 @@ def _images(channels: int, size: int = 32) -> torch.Tensor:
     return torch.rand(3, channels, size, size, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("encoder", "channels"), [(RESNET, 3), (VIT, 1), (OF_TIMM, 3)])
 def test_timm_loads_the_folder_with_its_classes_and_normalisation(
     tmp_path: Path, encoder: dict[str, Any], channels: int
@@ -158,6 +159,7 @@ def _bundle(tmp_path: Path, channels: int) -> Path:
     return run
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
     """The probabilities are those of `fedssl classify`, for images that both prepare from their files."""

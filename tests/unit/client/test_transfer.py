@@ -378,6 +378,7 @@ def test_a_slow_upload_waits_for_a_coordinator_that_is_away_when_it_breaks(
     assert [request.method for request in server.requests] == ["POST", "PATCH", "POST", "POST", "POST", "PATCH"]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("breaking_off", "kind"),
     [

@@ -116,6 +116,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     release_trainer()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", DATA)
 def test_recorded_views_have_the_bits_of_eager_ones(name: str) -> None:

@@ -111,6 +111,7 @@ def _gradient(modules: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in modules.parameters() if p.grad is not None])
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", ["fedsimclr", "fedca", "flesd", "orchestra"])
 def test_a_run_in_bf16_learns_and_repeats_itself(name: str) -> None:
     spec = method_spec(name, training={"batch_size": 32, "precision": "bf16"})

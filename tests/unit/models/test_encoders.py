@@ -92,6 +92,7 @@ def test_first_weights_change_no_network_and_are_left_out_of_older_specs() -> No
     assert EncoderConfig.model_validate(other.model_dump(mode="json")) == other
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
 def test_imagenet_resnet_is_torchvisions(name: str) -> None:
     """Same weights, same output: the classifier is gone and nothing else."""

@@ -94,6 +94,7 @@ def test_a_killed_process_ends_the_round_with_the_reason(forks: list[Forked]) ->
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+@pytest.mark.full
 def test_an_error_is_that_of_one_device(forks: list[Forked]) -> None:
     diverging = {"batch_size": 32, "local_epochs": 5, "optimizer": {"learning_rate": 100, "weight_decay": 1}}
     spec = digits_spec("fedsimclr", training=diverging)
@@ -106,6 +107,7 @@ def test_an_error_is_that_of_one_device(forks: list[Forked]) -> None:
     assert [process.poll() for process in forks] == [-signal.SIGKILL] * 2
 
 
+@pytest.mark.full
 def test_a_cancelled_round_ends_all_processes(forks: list[Forked]) -> None:
     spec = digits_spec("fedsimclr", training={"batch_size": 4, "local_epochs": 400})
     received = start(spec).received

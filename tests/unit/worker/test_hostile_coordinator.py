@@ -63,6 +63,7 @@ def test_an_answer_by_the_byte_ends_at_the_deadline(coordinator: FakeCoordinator
             assert time.monotonic() - began < 2
 
 
+@pytest.mark.full
 def test_a_slow_answer_that_gets_on_is_waited_for(coordinator: FakeCoordinator) -> None:
     """Half a second without a byte would be too long; four times that in all is not."""
     item = make_item(make_spec(), 1).model_dump_json().encode()

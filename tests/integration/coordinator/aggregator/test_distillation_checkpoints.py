@@ -83,7 +83,7 @@ DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
 }
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("where", DEATHS)
 def test_a_job_that_dies_anywhere_resumes_to_the_same_bits(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, where: str

@@ -51,6 +51,7 @@ def test_scaffolds_c_is_the_mean_of_the_variates_again(
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={2: [LOST]}))
 
 
+@pytest.mark.full
 def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:

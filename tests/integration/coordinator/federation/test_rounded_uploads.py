@@ -16,6 +16,7 @@ from support.methods import method_spec, shards
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.full
 def test_a_run_has_the_bits_of_its_simulation_after_a_restart_and_a_lost_error(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

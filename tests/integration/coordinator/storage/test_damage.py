@@ -353,6 +353,7 @@ def test_a_damaged_checkpoint_costs_only_time(
 # Evaluations
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("what", ["model", "dataset_digest"])
 @pytest.mark.parametrize("how", ["flipped in the header", "flipped in the data", "gone"])
 def test_an_evaluation_waits_for_a_damaged_file(

@@ -152,6 +152,7 @@ def test_the_whole_network_learns_from_the_sites() -> None:
     assert last > first + 0.2
 
 
+@pytest.mark.full
 def test_processes_give_the_same_bits() -> None:
     spec = method_spec("classifier", num_rounds=1)
     one, two = (simulate(spec, shards(spec), jobs=jobs) for jobs in (1, 2))
