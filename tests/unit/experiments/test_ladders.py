@@ -1,8 +1,11 @@
 """Ladders: their settings and rungs."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from fedssl.cli.specs import read_spec
 from fedssl.errors import SpecError
 from fedssl.experiments.ladders import Ladder, Rung, read_ladder
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, build_spec, values_of
@@ -24,6 +27,15 @@ def test_every_setting_can_be_run_with_every_rung() -> None:
         pooled = specs[CENTRALISED].partition
         assert pooled is not None
         assert pooled.pooled
+
+
+def test_the_last_rung_of_best_is_its_example() -> None:
+    ladder = read_ladder("best")
+    setting = ladder.setting("cifar10-class")
+    recipe = build_spec(values_of(setting, ladder.variants(setting)[len(ladder.rungs) - 1], 0))
+    example = read_spec(str(Path(__file__).parents[3] / "examples" / "best.toml"))
+    for section in ("num_rounds", "method", "model", "data", "training", "cohort", "aggregation"):
+        assert getattr(example, section) == getattr(recipe, section)
 
 
 def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
