@@ -1,6 +1,5 @@
-"""The command, against a coordinator per module that is emptied for each test."""
+"""The command, against the module's coordinator."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,30 +8,6 @@ from typer.testing import CliRunner
 from fedssl.cli.main import app
 from support.commands import Fedssl
 from support.coordinator import Coordinator
-from support.servers import Servers
-from support.tables import Tables
-
-
-@pytest.fixture(scope="module")
-def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """Yield the module's coordinator."""
-    store = tmp_path_factory.mktemp("standing") / "store"
-    with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def tables(standing: Coordinator) -> Iterator[Tables]:
-    """Yield access to the tables of the module's coordinator."""
-    with Tables(standing.database_url) as looking:
-        yield looking
-
-
-@pytest.fixture
-def coordinator(standing: Coordinator, tables: Tables) -> Coordinator:
-    """Return the module's coordinator, which holds only the tokens that it began with."""
-    standing.empty(tables)
-    return standing
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One coordinator per module: started once, and emptied for every test that uses the fixture `coordinator`."""
+"""The module's coordinator, with checks that its runs follow the state machines."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,6 @@ import structlog
 
 from support import traces
 from support.coordinator import Coordinator
-from support.servers import Servers
 from support.tables import Onlooker, Tables
 
 _RUNS_ARE_DRIVEN = ("aggregator", "federation")
@@ -21,36 +20,19 @@ def plain_logging() -> None:
 
 
 @pytest.fixture(scope="module")
-def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """Yield one coordinator for all tests of a module, for requests that are refused and therefore change nothing."""
-    store = tmp_path_factory.mktemp("standing") / "store"
-    with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def onlooker(standing: Coordinator) -> Iterator[Onlooker]:
-    """Yield an onlooker, which checks whether a request to the coordinator changed anything."""
-    with Tables(standing.database_url) as looking:
-        yield Onlooker(looking, standing.store)
+def onlooker(standing: Coordinator, tables: Tables) -> Onlooker:
+    """Return an onlooker, which checks whether a request to the coordinator changed anything."""
+    return Onlooker(tables, standing.store)
 
 
 @pytest.fixture
-def tables(onlooker: Onlooker) -> Tables:
-    """Return access to the tables of the module's coordinator."""
-    return onlooker.tables
-
-
-@pytest.fixture
-def coordinator(standing: Coordinator, onlooker: Onlooker, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
+def coordinator(coordinator: Coordinator, tables: Tables, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
     """Yield the module's coordinator, which holds only the tokens that it began with.
 
     In folders whose tests drive runs, fails the test unless the events of every run are a path of the state machines
     that leads to the rows.
     """
-    tables = onlooker.tables
-    standing.empty(tables)
-    yield standing
+    yield coordinator
     if request.path.parent.name in _RUNS_ARE_DRIVEN and request.node.get_closest_marker("changes_states") is None:
         try:
             traces.check_all(tables)
