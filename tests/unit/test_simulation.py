@@ -10,6 +10,7 @@ from fedssl.data import ImageData
 from fedssl.engine import start_run
 from fedssl.errors import DataError, DeviceError, SpecError
 from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData
 from fedssl.simulation import judged_models, simulate
 from support.methods import ALL_METHODS, TRAINED_METHODS, context, method_spec, methods_of_this_run, shards
 
@@ -137,6 +138,16 @@ def test_too_little_memory_names_what_to_change(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("fedssl.simulation.run_local_round", exhausted)  # stands for a GPU without memory
 
     with pytest.raises(DeviceError, match=r"out of memory on cpu with batch size 32: lower training.batch_size"):
+        simulate(method_spec("fedsimclr"))
+
+
+def test_images_that_do_not_fit_on_the_device_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(ClientData, "to", exhausted)  # stands for a GPU without memory
+
+    with pytest.raises(DeviceError, match=r"out of memory on cpu .*fewer or smaller images"):
         simulate(method_spec("fedsimclr"))
 
 

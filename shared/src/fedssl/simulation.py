@@ -231,7 +231,9 @@ def simulate(
             train = stack.enter_context(ClientProcesses(spec, data, everywhere.public, devices)).train
             del data, shards  # the processes share a copy
         else:
-            train = functools.partial(_train_here, {name: each.to(device) for name, each in data.items()})
+            with memory_errors_explained(device, spec.training.batch_size):
+                on_device = {name: each.to(device) for name, each in data.items()}
+            train = functools.partial(_train_here, on_device)
             stack.callback(release_trainer)
         federation = _Federation(
             everywhere,

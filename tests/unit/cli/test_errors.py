@@ -1,6 +1,7 @@
 """Exit codes, and errors as one line without a traceback."""
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -85,6 +86,16 @@ def test_an_unexpected_error_keeps_its_traceback() -> None:
     result = CliRunner().invoke(command(ZeroDivisionError()), ["fail"])
 
     assert isinstance(result.exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")]
+)
+def test_out_of_memory_is_one_line_with_what_to_do(error: Exception) -> None:
+    result = CliRunner().invoke(command(error), ["fail"])
+
+    assert (result.exit_code, result.stdout) == (USAGE, "")
+    assert result.stderr == "error: out of memory: use fewer or smaller images, a smaller model, or another device\n"
 
 
 def test_a_coordinator_s_message_cannot_redraw_the_terminal() -> None:

@@ -1,5 +1,6 @@
 """One work item: what is refused before it is trained, and what is not trained twice."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,35 @@ def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
 
     with pytest.raises(Cancelled):
         setting.executor().execute(setting.item(make_spec(), 2), cancel)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_images_that_do_not_fit_on_the_device_are_declined_and_the_worker_stays(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    setting = dataclasses.replace(setting, images=load_images(str(write_images(tmp_path / "own.npz")), CPU))
+    agent = setting.restart()
+    spec = make_spec(data={"image_size": 12, "channels": 1})
+    setting.offer(spec, 1)
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data_module.torch, "tensor", fail)
+        agent.step()
+    [declined] = setting.coordinator.declined
+    assert "cannot be prepared with 1 channel and 12 x 12 pixels: see its worker's log" in declined.reason
+    setting.offer(spec, 1)
+    agent.step()
+    assert len(setting.coordinator.submissions) == 1
 
 
 def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:

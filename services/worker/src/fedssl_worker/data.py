@@ -29,6 +29,7 @@ from fedssl.data.image_cache.build import CachedData, load_cached
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.data.reading import Reading, num_tolerated
 from fedssl.data.windowing import WindowMissing, prepared_type
+from fedssl.engine.devices import memory_errors_as
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import (
@@ -342,17 +343,14 @@ def _key(config: DataConfig) -> _Key:
 def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
     """Return square images on the device. Raises DataError if it has too little memory."""
     _, channels, size, _ = images.images.shape
-    try:
+    gigabytes = images.images.nbytes / 1e9
+    too_large = f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
+    with memory_errors_as(DataError(too_large)):
         data = ClientData(
             images=torch.tensor(images.images, device=device),
             labels=None if images.labels is None else torch.tensor(images.labels, device=device),
             groups=None if images.groups is None else torch.from_numpy(images.groups),
         )
-    except torch.OutOfMemoryError:
-        gigabytes = images.images.nbytes / 1e9
-        raise DataError(
-            f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
-        ) from None
     return PreparedImages(data, channels, size, _fingerprint(images), images.unreadable)
 
 
@@ -402,10 +400,8 @@ class PublicImages:
         if self._loaded is None or self._loaded[:2] != (config, data):
             self._loaded = None
             found = self._find(config, data, on_bytes)
-            try:
+            with memory_errors_as(DataError(f"{config.num_images} public images do not fit on {self._device}")):
                 images = torch.tensor(found.images, device=self._device)
-            except torch.OutOfMemoryError:
-                raise DataError(f"{config.num_images} public images do not fit on {self._device}") from None
             self._loaded = (config, data, ClientData(images))
         return self._loaded[2]
 

@@ -37,12 +37,25 @@ class CommandGroup(OneLineUsage, LazyGroup):
                 raise
             message = f"this command needs {error.name}, which is not installed here: pip install 'fedssl[train]'"
             code = USAGE
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            message = "out of memory: use fewer or smaller images, a smaller model, or another device"
+            code = USAGE
         except OSError as error:
             if error.errno == errno.EPIPE:  # `fedssl run ls | head`
                 raise
             message, code = f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED
         typer.secho(f"error: {printable(message)}", err=True, fg=typer.colors.RED if _use_colour() else None)
         raise typer.Exit(code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # a command that does not compute; torch need not be installed
+        return isinstance(error, MemoryError)
+    from fedssl.engine.devices import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def connection_first(args: list[str]) -> list[str]:

@@ -43,7 +43,7 @@ def memory_errors_explained(device: str, batch_size: int) -> AbstractContextMana
     return memory_errors_as(
         DeviceError(
             f"out of memory on {device} with batch size {batch_size}: lower training.batch_size, or use a smaller "
-            "encoder"
+            "encoder, or fewer or smaller images"
         )
     )
 

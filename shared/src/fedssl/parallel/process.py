@@ -39,6 +39,10 @@ class _Clients:
 
     def train(self, task: Mapping[str, Any]) -> LocalResult:
         """Train one client for one round, together with other processes if the task has `ranks`."""
+        with memory_errors_explained(str(self._device), self._spec.training.batch_size):
+            return self._train(task)
+
+    def _train(self, task: Mapping[str, Any]) -> LocalResult:
         name, spec, device = task["client_id"], self._spec, self._device
         labels, held_out, groups = (self._images.get(of(name)) for of in (labels_of, held_out_of, groups_of))
         data = ClientData(self._images_of(name), labels, held_out, groups).to(device)
@@ -55,8 +59,7 @@ class _Clients:
         if (ranks := task["ranks"]) is not None:
             join(ranks["rank"], ranks["size"], Path(ranks["meeting_point"]), device)
             self._is_first = ranks["rank"] == 0
-        with memory_errors_explained(str(device), spec.training.batch_size):
-            return run_local_round(METHODS[spec.method.name], broadcast, kept, data, ctx, self._report)
+        return run_local_round(METHODS[spec.method.name], broadcast, kept, data, ctx, self._report)
 
     def _images_of(self, name: str) -> Images:
         if name not in self._caches:
