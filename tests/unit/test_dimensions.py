@@ -2,11 +2,11 @@
 
 import pytest
 
-from fedssl import simulation
 from fedssl.dimensions import assign_dimensions, client_dimensions
 from fedssl.engine import LocalResult, run_local_round
 from fedssl.errors import SpecError
 from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulator
 from support.methods import method_spec, shards
 
 WIDE = {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}}
@@ -68,9 +68,9 @@ def test_simulation_gives_every_client_its_own_in_every_round(monkeypatch: pytes
         seen[ctx.round_number, ctx.client_id] = ctx.dimensions
         return run_local_round(method, broadcast, state, data, ctx, on_progress)
 
-    monkeypatch.setattr(simulation, "run_local_round", spy)
+    monkeypatch.setattr(simulator, "run_local_round", spy)
     spec = method_spec("ssd", seed=0, num_rounds=3, cohort={"min_clients": 3, "fraction": 0.67})
-    simulation.simulate(spec, shards(spec))
+    simulator.simulate(spec, shards(spec))
     owned = client_dimensions(spec, shards(spec))
     assert {client for _, client in seen} == set(owned)
     assert all(dimensions == owned[client] for (_, client), dimensions in seen.items())
@@ -79,4 +79,4 @@ def test_simulation_gives_every_client_its_own_in_every_round(monkeypatch: pytes
 def test_simulation_refuses_more_clients_than_slots() -> None:
     spec = _spec({"name": "dsr", "num_clients": 2})
     with pytest.raises(SpecError, match="raise num_clients"):
-        simulation.simulate(spec, shards(spec))
+        simulator.simulate(spec, shards(spec))

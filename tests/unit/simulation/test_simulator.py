@@ -135,7 +135,7 @@ def test_too_little_memory_names_what_to_change(monkeypatch: pytest.MonkeyPatch)
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("fedssl.simulation.run_local_round", exhausted)  # stands for a GPU without memory
+    monkeypatch.setattr("fedssl.simulation.simulator.run_local_round", exhausted)  # stands for a GPU without memory
 
     with pytest.raises(DeviceError, match=r"out of memory on cpu with batch size 32: lower training.batch_size"):
         simulate(method_spec("fedsimclr"))

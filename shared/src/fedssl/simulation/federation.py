@@ -1,0 +1,246 @@
+"""The rounds of a simulation."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedssl.artifacts.header import file_bytes, frozen_bytes
+from fedssl.artifacts.tensors import Tensors
+from fedssl.dimensions import client_dimensions
+from fedssl.engine import DistillationProgress, LocalProgress, LocalResult, run_aggregation, start_run
+from fedssl.engine.aggregation import ValueOutOfRange, split_state
+from fedssl.engine.narrow_words import bits_of_round
+from fedssl.engine.norm_bounding import Norms, TooFewUpdates
+from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
+from fedssl.engine.summed_metrics import mean_loss
+from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
+from fedssl.evaluation.monitoring import LOSS, find_collapse_alerts, find_summed_alerts
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientState, Context, Metrics, Update
+from fedssl.methods.composition.rounding import restored_update
+from fedssl.methods.composition.weighting import is_fixed
+from fedssl.models.start_files import Start
+from fedssl.protocol.measures import UPDATE_NORM
+from fedssl.seeding import sample_cohort
+from fedssl.simulation.results import Result, RoundRecord
+
+if TYPE_CHECKING:
+    from fedssl.engine.secure_rounds import Phase
+
+OnProgress = Callable[[int, str, LocalProgress], None]
+OnDistillation = Callable[[int, DistillationProgress], None]
+OnTrained = Callable[[int, str, Tensors], None]
+"""Receives the round, a client and the model that the client has trained, before anything is averaged."""
+Train = Callable[
+    [Tensors, Mapping[str, ClientState], Sequence[Context], Callable[[str, LocalProgress], None]],
+    dict[str, LocalResult],
+]
+"""Trains clients on a broadcast, starting from their kept states, and returns their results by name."""
+
+
+class Federation:
+    """The clients and the coordinator, simulated with the engine. `sizes`: the clients' numbers of images."""
+
+    def __init__(
+        self,
+        everywhere: Context,
+        sizes: Mapping[str, int],
+        train: Train,
+        on_progress: OnProgress,
+        on_distillation: OnDistillation,
+        cohorts: Mapping[int, Sequence[str]],
+        lost_states: Mapping[int, Collection[str]],
+        lost_clients: Mapping[int, Mapping[str, "Phase"]],
+        on_trained: OnTrained | None,
+    ) -> None:
+        self._on_trained = on_trained
+        self._cohorts, self._lost_states, self._lost_clients = cohorts, lost_states, lost_clients
+        self._spec, self._everywhere, self._sizes = everywhere.spec, everywhere, sizes
+        self._train_clients = train
+        self._on_progress, self._on_distillation = on_progress, on_distillation
+        self._method = METHODS[self._spec.method.name]
+        self._dimensions = client_dimensions(self._spec, sizes)
+        self._bound = self._method.bind(self._spec)
+        plan = self._bound.plan
+        self._bytes_down, self._bytes_up = file_bytes(plan.broadcast), file_bytes(plan.update)
+        self._frozen_bytes = frozen_bytes(plan)
+
+    def start(self, start: Start | None) -> Result:
+        """Return the result as it is before the first round."""
+        first = start_run(
+            self._method,
+            self._everywhere,
+            on_epoch=functools.partial(self._on_distillation, 0),
+            initial=None if start is None else start.tensors,
+        )
+        return Result(
+            spec=self._spec,
+            initial=first.model,
+            model=first.model,
+            server_state=first.state,
+            loaded=first.loaded,
+        )
+
+    def train(self, result: Result, number: int) -> None:
+        """Train one round, and change `result` only once the round is finished."""
+        started = time.perf_counter()
+        cohort = self._cohorts.get(number)
+        if cohort is None:
+            cohort = sample_cohort(self._sizes, self._spec.cohort, self._spec.seed, number)
+        if not cohort:
+            result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
+            return
+        lost = result.client_states.keys() & set(cohort).intersection(self._lost_states.get(number, ()))
+        restart = bool(lost) and self._spec.method.restarts_states
+        contexts = [
+            dataclasses.replace(
+                self._everywhere, round_number=number, client_id=name, dimensions=self._dimensions.get(name)
+            )
+            for name in cohort
+        ]
+        kept = {name: state for name, state in result.client_states.items() if name not in lost}
+        received, _ = split_state(result.server_state)
+        trained = self._train_clients(received, kept, contexts, functools.partial(self._on_progress, number))
+        if self._on_trained is not None:
+            for name, local in trained.items():
+                self._on_trained(number, name, self._trained_model(received, local))
+        clients = {name: local.metrics for name, local in trained.items()}
+        updates = [
+            Update(name, local.num_examples, lambda tensors=local.update: tensors, local.metrics)  # type: ignore[misc]
+            for name, local in trained.items()
+        ]
+        num_examples = {update.client_id: update.num_examples for update in updates}
+        make_record = functools.partial(
+            RoundRecord,
+            round_number=number,
+            clients=clients,
+            num_examples=num_examples,
+            num_images=sum(map(self._num_images, contexts)),
+            bytes_down=len(cohort) * self._bytes_down + self._num_new(result, cohort) * self._frozen_bytes,
+            bytes_up=len(cohort) * self._bytes_up,
+        )
+        follows_weights = bool(result.history) and result.history[-1].gave_weights
+        bits = bits_of_round(self._spec, result.server_state, follows_weights=follows_weights)
+        ctx = dataclasses.replace(self._everywhere, round_number=number, total_bits=bits)
+        if self._spec.secure_aggregation is not None:
+            self._train_securely(result, updates, trained, make_record, ctx, started, restart=restart)
+            return
+        try:
+            aggregated = run_aggregation(
+                self._method,
+                result.server_state,
+                updates,
+                ctx,
+                on_epoch=functools.partial(self._on_distillation, number),
+                restart=restart,
+            )
+        except (TooFewUpdates, ValueOutOfRange) as error:
+            if isinstance(error, TooFewUpdates) and self._spec.cohort.without_quorum != "skip":
+                raise
+            record = make_record(
+                seconds=time.perf_counter() - started,
+                rejected=sorted(error.norms.rejected),
+                updates=dict(error.norms.measures),
+                unusual=_unusual(result.history, error.norms, num_examples),
+                skipped=str(error),
+            )
+            result.history.append(record)
+            return
+        norms = aggregated.norms
+        if self._spec.robustness.max_update_norm is not None:
+            for name, norm in norms.by_client.items():
+                clients[name] = {**clients[name], UPDATE_NORM: norm}
+        used = {name: local.state for name, local in trained.items() if name not in norms.rejected}
+        result.client_states = {} if restart else {**result.client_states, **used}
+        result.server_state, result.model = aggregated.state, aggregated.model
+        losses = {name: clients[name][LOSS] for name in used if LOSS in clients[name]} if is_fixed(ctx) else {}
+        record = make_record(
+            server={**aggregated.metrics, **mean_loss(losses, num_examples)},
+            seconds=time.perf_counter() - started,
+            rejected=sorted(norms.rejected),
+            updates=dict(norms.measures),
+            unusual=_unusual(result.history, norms, num_examples),
+            alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, number, clients)],
+        )
+        result.history.append(record)
+
+    def _train_securely(
+        self,
+        result: Result,
+        updates: Sequence[Update],
+        trained: Mapping[str, LocalResult],
+        make_record: Callable[..., RoundRecord],
+        ctx: Context,
+        started: float,
+        *,
+        restart: bool,
+    ) -> None:
+        """Finish a round in which the coordinator receives only masked vectors, and measures no update."""
+        from fedssl.engine.secure_rounds import run_secure_round
+
+        lost = self._lost_clients.get(ctx.round_number, {})
+        make_record = functools.partial(make_record, bytes_up=len(updates) * num_vector_bytes(self._method, ctx))
+        try:
+            secure = run_secure_round(
+                self._method,
+                result.server_state,
+                split_state(result.server_state)[0],
+                updates,
+                ctx,
+                lost=lost,
+                restart=restart,
+            )
+        except (NoSecureSum, ValueOutOfRange) as error:
+            rejected = sorted(error.rejected) if isinstance(error, NoSecureSum) else []
+            seconds = time.perf_counter() - started
+            result.history.append(make_record(seconds=seconds, rejected=rejected, skipped=str(error)))
+            return
+        clients = {name: trained[name].metrics for name in secure.survivors}
+        used = {name: trained[name].state for name in secure.survivors}
+        result.client_states = {} if restart else {**result.client_states, **used}
+        result.server_state, result.model = secure.result.state, secure.result.model
+        record = make_record(
+            clients=clients,
+            num_examples={name: trained[name].num_examples for name in secure.survivors},
+            server=secure.result.metrics,
+            seconds=time.perf_counter() - started,
+            rejected=sorted(secure.rejected),
+            alarms=[
+                str(alarm)
+                for alarm in find_summed_alerts(self._spec.watch, secure.result.metrics, len(secure.survivors))
+            ],
+        )
+        result.history.append(record)
+
+    def _trained_model(self, broadcast: Tensors, local: LocalResult) -> Tensors:
+        """Return the broadcast with the values that a client has trained, whether it sends or keeps them."""
+        weights = {tensor.name for tensor in self._bound.plan.broadcast if tensor.kind == "weights"}
+        sent = restored_update(local.update, broadcast, self._bound.rounded) if local.update else {}
+        own = {**local.state, **sent}
+        return {**broadcast, **{name: tensor for name, tensor in own.items() if name in weights}}
+
+    @staticmethod
+    def _num_new(result: Result, cohort: Sequence[str]) -> int:
+        """Return the number of clients in the cohort that have not taken part yet, and so lack the frozen tensors."""
+        return len(set(cohort).difference(*(record.num_examples for record in result.history)))
+
+    def _num_images(self, ctx: Context) -> int:
+        training, size = self._spec.training, self._sizes[ctx.client_id]
+        schedule = self._bound.client.schedule(size, ctx)
+        return schedule.num_epochs * min(size, schedule.steps_per_epoch * training.batch_size)
+
+
+def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:
+    """Return the alarms about the updates that were used."""
+
+    def numbers(measures: Mapping[str, Metrics], images: Mapping[str, int]) -> dict[str, Metrics]:
+        return {name: {**found, NUM_EXAMPLES: float(images[name])} for name, found in measures.items()}
+
+    earlier: dict[str, list[Metrics]] = {name: [] for name in norms.measures}
+    for record in history[-MOST_ROUNDS:]:
+        for name, found in numbers(record.updates, record.num_examples).items():
+            earlier.setdefault(name, []).append(found)
+    alarms = find_unusual(numbers(norms.measures, num_examples), earlier)
+    return [str(alarm) for alarm in alarms if alarm.client_id not in norms.rejected]

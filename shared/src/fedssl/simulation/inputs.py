@@ -1,0 +1,87 @@
+"""The images that a simulation starts from, and what must hold for them."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from fedssl.data import ImageData
+from fedssl.data.image_cache.build import CachedData
+from fedssl.data.partitioning import load_public, partition_images
+from fedssl.errors import DataError, SpecError
+from fedssl.methods.api import ClientData
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.training import CohortConfig
+
+
+def partition(spec: RunSpec, data_root: Path | None) -> Mapping[str, ImageData | CachedData]:
+    """Return each client's images as the spec's partition assigns them. Raises SpecError and DataError."""
+    if spec.partition is None:
+        raise SpecError("a simulation needs images: add a [partition] section to the spec")
+    return partition_images(spec.partition, spec.data, data_root)
+
+
+def public_images(spec: RunSpec, images: ImageData | None, data_root: Path | None, device: str) -> ClientData | None:
+    """Return the images that all clients hold, on the device, or None if the spec has none.
+
+    Raises SpecError unless they are as many as the spec states, and DataError.
+    """
+    if spec.public_data is None:
+        return None
+    if images is None:
+        images = load_public(spec.public_data, spec.data, data_root)
+    if len(images) != spec.public_data.num_images:
+        raise SpecError(f"public_data.num_images is {spec.public_data.num_images}, but {len(images)} images are given")
+    _require_square("the public images", images, spec)
+    return ClientData(torch.from_numpy(images.images).to(device))
+
+
+def require_own_shape(what: str, images: ImageData | CachedData, spec: RunSpec) -> None:
+    """Raise DataError unless a client's images have the run's shape, and are in a cache if it needs one."""
+    if isinstance(images, CachedData):
+        images.require(spec.data)
+        return
+    if spec.data.cache_size is not None:
+        raise DataError(
+            f"{what} are squares in memory, and data.cache_size needs whole images: load them with "
+            "fedssl.data.image_cache.load_cached(folder, spec.data)"
+        )
+    _require_square(what, images, spec)
+
+
+def _require_square(what: str, images: ImageData, spec: RunSpec) -> None:
+    """Raise DataError unless the images have the run's channels and size."""
+    data, found = spec.data, images.images.shape[1:]
+    if found != (data.channels, data.image_size, data.image_size):
+        raise DataError(
+            f"{what} are {' x '.join(map(str, found))}, but the run's are {data.channels} x {data.image_size} x "
+            f"{data.image_size} (data.channels, data.image_size): convert them with "
+            "fedssl.data.conform(images, spec.data)"
+        )
+
+
+def participants(cohort: CohortConfig, shards: Mapping[str, ImageData | CachedData]) -> list[str]:
+    """Return the names of the run's clients, sorted. Raises SpecError if they cannot form a cohort."""
+    names = sorted(shards if cohort.clients is None else cohort.clients)
+    if missing := [name for name in names if name not in shards]:
+        raise SpecError(f"cohort.clients names {', '.join(missing)}, who have no images here")
+    if len(names) < cohort.min_clients:
+        raise SpecError(f"cohort.min_clients is {cohort.min_clients}, but there are {len(names)} clients")
+    if (cohort.min_updates or 0) > cohort.num_wanted(len(names)):
+        raise SpecError(f"cohort.min_updates is {cohort.min_updates}, more than a cohort of these {len(names)} clients")
+    return names
+
+
+def require_masks(spec: RunSpec, num_clients: int) -> None:
+    """Raise SpecError if the spec asks for secure aggregation, but no round here could use it."""
+    config = spec.secure_aggregation
+    if config is None:
+        return
+    if importlib.util.find_spec("cryptography") is None:
+        raise SpecError("secure_aggregation needs the package cryptography: pip install 'fedssl[secure]'")
+    if (size := spec.cohort.num_wanted(num_clients)) < config.min_cohort:
+        raise SpecError(
+            f"secure_aggregation.min_cohort is {config.min_cohort}, more than the {size} clients of a cohort of these "
+            f"{num_clients}: lower it (to 3 at least), or have more clients"
+        )
