@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl_coordinator.core import models as tables
 from fedssl_coordinator.federation import retries
-from fedssl_coordinator.federation.rounds import service as rounds_service
+from fedssl_coordinator.federation.rounds import steps
 from fedssl_coordinator.federation.transitions import TRANSITIONS
 from model.states import DISTILLER, Computation, Job, Member, Round, Run, Setup, State
 
@@ -51,7 +51,7 @@ def allows(table: type, before: str, after: str) -> bool:
 _REJECTS = allows(tables.Assignment, AssignmentState.ACCEPTED, AssignmentState.REJECTED)
 _ASKS_AGAIN = allows(tables.Round, RoundState.AGGREGATING, RoundState.OPEN)
 _TAKES_UP = allows(tables.Run, RunState.FINISHED, RunState.RUNNING)
-_CHECKS_INPUTS = hasattr(rounds_service.Step, "CHECK_INPUTS")
+_CHECKS_INPUTS = hasattr(steps.Step, "CHECK_INPUTS")
 _QUARANTINES = hasattr(retries, "MOST_DEATHS")
 
 

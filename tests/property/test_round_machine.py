@@ -206,13 +206,13 @@ class RoundMachine(RuleBasedStateMachine):
         self.tables.execute("UPDATE runs SET retry_at = NULL WHERE id = %s", self.run_id)
         advance_run(str(self.run_id))
 
-    @rule(where=st.sampled_from(["close_round", "end_run", "_open"]))
+    @rule(where=st.sampled_from(["closing.close_round", "closing.end_run", "opening.open_next"]))
     def advance_and_die(self, where: str) -> None:
         def die(*_: object, **__: object) -> None:
             raise Killed
 
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(f"fedssl_coordinator.federation.rounds.service.{where}", die)
+            patch.setattr(f"fedssl_coordinator.federation.rounds.{where}", die)
             self.advance()
 
     # What operators do

@@ -239,10 +239,11 @@ def test_updates_that_were_asked_for_meanwhile_are_not_published(cast: Cast, mon
 def _advance_to_aggregating(cast: Cast) -> None:
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.rounds import service
+    from fedssl_coordinator.federation.rounds.steps import Step
 
     cast.work(*[name for name, _, state in cast.states() if state == "offered"])
     with transaction() as session:
-        assert service.next_step(session, cast.id) is service.Step.CHECK_AGAIN
+        assert service.next_step(session, cast.id) is Step.CHECK_AGAIN
 
 
 # Distillations

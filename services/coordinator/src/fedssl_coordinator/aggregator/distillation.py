@@ -26,8 +26,8 @@ from fedssl_coordinator.core.models import Assignment, DistillationJob, Round
 from fedssl_coordinator.federation.distillation import service
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
+from fedssl_coordinator.federation.rounds import closing, reopening
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.rounds import service as rounds_service
 
 log = structlog.get_logger(__name__)
 
@@ -128,7 +128,7 @@ def _ask_again(connection: Connection, job_id: UUID, current: Round, lost: Mappi
         due = rounds.unclosed(session, run.id)
         assert due is not None, "a job is unfinished while its round is"
         assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
-        rounds_service.ask_again(session, run, due, lost)
+        reopening.ask_again(session, run, due, lost)
 
 
 def _fail(connection: Connection, job_id: UUID, reason: str) -> None:
@@ -139,4 +139,4 @@ def _fail(connection: Connection, job_id: UUID, reason: str) -> None:
         run, job = found
         service.fail(session, job, reason)
         about = f"round {job.round_number}: {reason}" if job.round_number else reason
-        rounds_service.end_run(session, run, Outcome.FAILED, about)
+        closing.end_run(session, run, Outcome.FAILED, about)

@@ -11,7 +11,7 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository
-from fedssl_coordinator.federation.rounds.service import CheckedInputs
+from fedssl_coordinator.federation.rounds.steps import CheckedInputs
 from fedssl_coordinator.storage.retention.verification import fault_of
 
 

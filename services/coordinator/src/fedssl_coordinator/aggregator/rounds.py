@@ -44,7 +44,7 @@ from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import service as evaluations
-from fedssl_coordinator.federation.rounds import collapse_alerts, repository, service
+from fedssl_coordinator.federation.rounds import closing, collapse_alerts, reopening, repository, round_metrics
 from fedssl_coordinator.federation.run_rows import WeightDigests
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.storage.artifacts import service as artifacts
@@ -92,7 +92,7 @@ def prepare(run_id: UUID) -> None:
     except (MethodError, DataError, SpecError) as error:
         with transaction() as session:
             if (unprepared := run_rows.locked(session, run_id)) is not None and unprepared.state != RunState.FINISHED:
-                service.end_run(session, unprepared, Outcome.FAILED, str(error))
+                closing.end_run(session, unprepared, Outcome.FAILED, str(error))
         return
     with transaction() as session:
         locked = run_rows.locked(session, run_id)
@@ -131,7 +131,7 @@ def _computed(run: Run, current: Round, rows: Sequence[Assignment]) -> Callable[
     except UpdateLost as error:
         if not (lost := lost_updates(rows, error)):
             raise
-        return functools.partial(service.ask_again, lost=lost)
+        return functools.partial(reopening.ask_again, lost=lost)
     except MethodError as error:  # no other error is final: a store may come back
         return functools.partial(_fail, reason=str(error))
     return functools.partial(publish_next, rows=rows, weights=weights)
@@ -217,10 +217,10 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
         run_rows.restart_states(session, run, current.number, lost)
     update_norms.record_norms(session, run, current.number, accepted, weights.norms)
     reason = f"{len(used)} of {cohort_size} updates"
-    service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
+    closing.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
     run_rows.set_next_weights(session, run, weights.digests)
     metrics = {**weights.metrics, **_mean_loss(session, run, current, used)}
-    repository.replace_metrics(session, run.id, current.number, None, metrics)
+    round_metrics.replace(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
     collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted], metrics)
 
@@ -232,7 +232,7 @@ def end_without_result(
     run's lock."""
     update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
     spec = RunSpec.model_validate(run.spec)
-    service.end_without_result(session, run, current, spec.cohort, str(error))
+    closing.end_without_result(session, run, current, spec.cohort, str(error))
 
 
 def skip_out_of_range(
@@ -241,15 +241,15 @@ def skip_out_of_range(
     """Close the round without new weights, because a value does not fit the fixed-point scale. Every client continues
     from its state before the round. The caller holds the run's lock."""
     update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
-    service.skip_round(session, run, current, str(error))
+    closing.skip_round(session, run, current, str(error))
 
 
 def _skip_without_sum(session: Session, run: Run, current: Round, reason: str) -> None:
-    service.skip_round(session, run, current, f"no secure sum: {reason}")
+    closing.skip_round(session, run, current, f"no secure sum: {reason}")
 
 
 def _fail(session: Session, run: Run, current: Round, reason: str) -> None:
-    service.end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
+    closing.end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
 
 
 def lost_updates(rows: Sequence[Assignment], first: UpdateLost) -> dict[UUID, str]:
@@ -325,7 +325,7 @@ def _still_due(session: Session, run_id: UUID, expected: Round, used: set[UUID])
 
 def _mean_loss(session: Session, run: Run, current: Round, used: Sequence[Assignment]) -> Metrics:
     """Return the mean loss that the clients reported. In a secure round they report none: its sum has the mean."""
-    losses = repository.client_metrics(session, current.run_id, current.number, "loss")
+    losses = round_metrics.of_clients(session, current.run_id, current.number, "loss")
     weights = {row.client_id: row.num_examples or 0 for row in used if row.client_id in losses}
     if not (total := sum(weights.values())):
         return {}

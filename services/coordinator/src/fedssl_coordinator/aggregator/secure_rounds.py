@@ -21,7 +21,7 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.rounds.service import NextVector
+from fedssl_coordinator.federation.rounds.steps import NextVector
 from fedssl_coordinator.federation.secure_rounds import service
 
 

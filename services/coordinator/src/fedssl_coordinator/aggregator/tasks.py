@@ -23,7 +23,7 @@ from fedssl_coordinator.federation.distillation import repository as distillatio
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.rounds import repository, service
-from fedssl_coordinator.federation.rounds.service import Step
+from fedssl_coordinator.federation.rounds.steps import Step
 from fedssl_coordinator.notifications import delivery
 from fedssl_coordinator.storage.retention import collection as retention
 

@@ -13,7 +13,7 @@ from fedssl.protocol.measures import MEASURES, UPDATE_NORM
 from fedssl.protocol.states import AssignmentState
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Assignment, Run
-from fedssl_coordinator.federation.rounds import repository
+from fedssl_coordinator.federation.rounds import repository, round_metrics
 from fedssl_coordinator.federation.transitions import transition
 
 
@@ -24,7 +24,7 @@ def record_norms(session: Session, run: Run, round_number: int, accepted: Sequen
     for name in MEASURES:
         values = {client: found[name] for client, found in norms.measures.items() if name in found}
         if values:
-            repository.add_metrics(session, run.id, round_number, name, values)
+            round_metrics.add(session, run.id, round_number, name, values)
     rows = {row.client_id: row for row in accepted}
     for client_id, why in sorted(norms.clipped.items()):
         message = f"{client_id}: the update was scaled down: {why}"
@@ -87,7 +87,7 @@ def _history(
         session, run.id, first, round_number, clients
     ):
         by_round[client_id, number] = {NUM_EXAMPLES: float(num_examples)}
-    for client_id, number, name, value in repository.metrics_between(
+    for client_id, number, name, value in round_metrics.between(
         session, run.id, first, round_number, MEASURES, clients
     ):
         by_round.setdefault((client_id, number), {})[name] = value

@@ -24,7 +24,7 @@ from fedssl_coordinator.dashboard.runs.run_status import verdict_reason
 from fedssl_coordinator.dashboard.session import Viewing, WaitingViewing
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
-from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response
@@ -67,7 +67,7 @@ def show_round(
     if not found:
         raise ProblemError("not-found", f"Round {number} has not been opened yet: the run's page shows the newest.")
     attempts = member_queries.attempts_after(session, run_id, number, (after, attempt), PAGE + 1)
-    metrics = rounds.metrics_by_client(session, run_id, number, sorted({one.client_id for one in attempts[:PAGE]}))
+    metrics = round_metrics.by_client(session, run_id, number, sorted({one.client_id for one in attempts[:PAGE]}))
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally), tally=tally,
@@ -153,7 +153,7 @@ def _lines(run_id: UUID) -> Iterator[str]:
     last_id = 0
     while True:
         with transaction() as session:  # one page a transaction: a slow reader holds no connection
-            rows = rounds.metrics(session, run_id, None, _ROWS_AT_ONCE, last_id)
+            rows = round_metrics.oldest_first(session, run_id, None, _ROWS_AT_ONCE, last_id)
             text = io.StringIO()
             csv.writer(text).writerows((row.round_number, row.client_id or "", row.name, row.value) for row in rows)
         if not rows:

@@ -24,8 +24,13 @@ from fedssl_coordinator.federation.transitions import about, pause
 from fedssl_coordinator.storage.artifacts.removal import release
 
 
-def queue(session: Session, run: Run, round_number: int, num_epochs: int) -> None:
-    """Queue a new job. The caller holds the run's lock, and has seen that no other job is unfinished."""
+def ensure_queued(session: Session, run: Run, round_number: int, num_epochs: int) -> None:
+    """Queue the training on the coordinator in this round, unless a job of the run is unfinished.
+
+    It has its own queue, so no other computation waits for it. The caller holds the run's lock.
+    """
+    if repository.unfinished(session, run.id) is not None:
+        return
     job = repository.add(session, run.id, round_number, num_epochs)
     record(session, "distillation.queued", f"{num_epochs} epochs, {_when(job)}", **about(job))
     enqueue.distil(session, job.id)

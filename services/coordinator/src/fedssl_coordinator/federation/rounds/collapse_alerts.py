@@ -9,7 +9,7 @@ from fedssl.evaluation.monitoring import describe, find_collapse_alerts, find_su
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Round, Run
-from fedssl_coordinator.federation.rounds import repository
+from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.transitions import pause
 
 
@@ -26,7 +26,7 @@ def raise_alerts(
     spec, number = RunSpec.model_validate(run.spec), current.number
     watch = spec.watch
     alerts = (
-        find_collapse_alerts(watch, number, repository.metrics_by_client(session, run.id, number, accepted))
+        find_collapse_alerts(watch, number, round_metrics.by_client(session, run.id, number, accepted))
         if spec.secure_aggregation is None
         else find_summed_alerts(watch, metrics, len(accepted))
     )

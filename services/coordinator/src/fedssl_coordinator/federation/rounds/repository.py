@@ -1,13 +1,12 @@
 """Reads and writes rounds and assignments."""
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Uuid, bindparam, delete, func, literal, or_, select, tuple_
-from sqlalchemy.dialects.postgresql import distinct_on, insert
+from sqlalchemy import ColumnElement, Uuid, bindparam, func, literal, or_, select, tuple_
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
@@ -17,7 +16,6 @@ from fedssl_coordinator.core.models import (
     Client,
     DistillationJob,
     Event,
-    Metric,
     Round,
     Run,
     SecureMember,
@@ -36,11 +34,6 @@ _lost = or_(
 )
 """For queries: the assignment is lost, because its lease has run out or its client was revoked."""
 
-_is_finite = func.abs(Metric.value) < math.inf
-"""For queries: the metric is a finite number, as JSON requires.
-
-Others are not stored any more, but older versions stored some. In Postgres NaN is the largest number.
-"""
 
 _has_enough = Round.num_wanted <= (
     select(func.count())
@@ -375,79 +368,6 @@ def unusual_before(session: Session, row: Round) -> list[str]:
     return sorted({str(client) for client in session.scalars(statement)})
 
 
-def replace_metrics(
-    session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
-) -> None:
-    """Set the finite metrics of one client in a round, or of the whole round if `client_id` is None."""
-    session.execute(
-        delete(Metric).where(
-            Metric.run_id == run_id,
-            Metric.round_number == round_number,
-            Metric.client_id.is_not_distinct_from(client_id),
-        )
-    )
-    insert_metrics(session, run_id, round_number, client_id, values)
-
-
-def insert_metrics(
-    session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
-) -> None:
-    """Do the same if there are none yet."""
-    rows = [
-        {"run_id": run_id, "round_number": round_number, "client_id": client_id, "name": name, "value": value}
-        for name, value in sorted(values.items())
-        if math.isfinite(value)
-    ]
-    if rows:
-        session.execute(insert(Metric), rows)
-
-
-def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
-    """Set one metric of several clients, if it is finite, in addition to the metrics that they sent themselves."""
-    about = {"run_id": run_id, "round_number": round_number, "name": name}
-    session.execute(delete(Metric).filter_by(**about).where(among(Metric.client_id, list(by_client))))
-    finite = [client for client in sorted(by_client) if math.isfinite(by_client[client])]
-    if finite:
-        session.execute(
-            insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in finite]
-        )
-
-
-def metrics(session: Session, run_id: UUID, name: str | None, limit: int, after: int) -> Sequence[Metric]:
-    statement = select(Metric).where(Metric.run_id == run_id, Metric.id > after, _is_finite)
-    statement = statement.order_by(Metric.id).limit(limit)
-    if name is not None:
-        statement = statement.where(Metric.name == name)
-    return session.scalars(statement).all()
-
-
-def client_metrics(session: Session, run_id: UUID, round_number: int, name: str) -> dict[str, float]:
-    """Return one metric of every client in a round."""
-    statement = select(Metric.client_id, Metric.value).where(
-        Metric.run_id == run_id,
-        Metric.round_number == round_number,
-        Metric.name == name,
-        Metric.client_id.is_not(None),
-        _is_finite,
-    )
-    return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
-
-
-def metrics_between(
-    session: Session, run_id: UUID, first: int, end: int, names: Sequence[str], client_ids: Sequence[str]
-) -> Sequence[tuple[str, int, str, float]]:
-    """Return client, round, name and value of some metrics of some clients, from round `first` to before `end`."""
-    statement = select(Metric.client_id, Metric.round_number, Metric.name, Metric.value).where(
-        Metric.run_id == run_id,
-        Metric.name.in_(names),
-        Metric.round_number >= first,
-        Metric.round_number < end,
-        among(Metric.client_id, client_ids),
-        _is_finite,
-    )
-    return [(str(client), number, name, value) for client, number, name, value in session.execute(statement)]
-
-
 def numbers_of_examples(
     session: Session, run_id: UUID, first: int, end: int, client_ids: Sequence[str]
 ) -> Sequence[tuple[str, int, int]]:
@@ -460,20 +380,6 @@ def numbers_of_examples(
         among(Assignment.client_id, client_ids),
     )
     return [(client, number, count or 0) for client, number, count in session.execute(statement)]
-
-
-def metrics_by_client(
-    session: Session, run_id: UUID, round_number: int, client_ids: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Return all metrics of some clients in a round."""
-    statement = select(Metric.client_id, Metric.name, Metric.value).where(
-        Metric.run_id == run_id, Metric.round_number == round_number, Metric.client_id.in_(client_ids)
-    )
-    found: dict[str, dict[str, float]] = {client_id: {} for client_id in client_ids}
-    for client_id, name, value in session.execute(statement):
-        assert client_id is not None, "it is one of `client_ids`"
-        found[client_id][name] = value
-    return found
 
 
 def _in(seconds: float) -> ColumnElement[datetime]:

@@ -36,6 +36,7 @@ from fedssl_coordinator.core.paging import (
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer, WaitingViewer
 from fedssl_coordinator.storage.artifacts.streaming import DOWNLOAD, DOWNLOAD_HEAD, artifact_response
@@ -171,7 +172,7 @@ def list_metrics(
     """List the metrics of every round, per client and for the round as a whole (`client_id` null)."""
     run_rows.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
-    rows = rounds.metrics(session, run_id, name, limit + 1, after)
+    rows = round_metrics.oldest_first(session, run_id, name, limit + 1, after)
     return page_of(rows, limit, lambda row: MetricView.model_validate(row, from_attributes=True), lambda row: (row.id,))
 
 

@@ -18,9 +18,8 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
-from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended, unseen
+from fedssl_coordinator.federation.rounds import closing, declines, fitness, policies, reopening, unattended, unseen
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.runs import continuation, declared_encoders, starts
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import transition
@@ -86,9 +85,9 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
         case "resume", RunState.PAUSED:
             _resume(session, run)
         case "resume", RunState.FINISHED if run.outcome == Outcome.FAILED:
-            rounds_service.take_up(session, run)
+            reopening.take_up(session, run)
         case "stop", RunState.CREATED | RunState.RUNNING | RunState.PAUSED:
-            rounds_service.end_run(session, run, Outcome.STOPPED, "stopped by an operator")
+            closing.end_run(session, run, Outcome.STOPPED, "stopped by an operator")
         case ("start" | "resume", RunState.RUNNING) | ("pause", RunState.PAUSED):
             pass
         case "stop", RunState.FINISHED if run.outcome == Outcome.STOPPED:

@@ -35,6 +35,7 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.federation.work import ordinary, repository
@@ -232,7 +233,7 @@ def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
     values["closed_at"] = func.now()
     won = transition(session, assignment, AssignmentState.ACCEPTED, accepted.message, via=submitted, **values)
     assert won, "the row is locked and was seen leased"
-    store = rounds.insert_metrics if assignment.attempt == 1 else rounds.replace_metrics
+    store = round_metrics.insert if assignment.attempt == 1 else round_metrics.replace
     store(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
 
 
@@ -248,7 +249,7 @@ def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> tuple[
 def _accepted_before(session: Session, assignment: Assignment, request: Submit) -> Submitted:
     """Return the answer to a submission that was accepted before. Raises ProblemError if this is another one."""
     client_id = assignment.client_id
-    by_client = rounds.metrics_by_client(session, assignment.run_id, assignment.round_number, [client_id])
+    by_client = round_metrics.by_client(session, assignment.run_id, assignment.round_number, [client_id])
     metrics = {name: value for name, value in by_client[client_id].items() if name not in MEASURES}
     if assignment.update_digest != request.update:
         difference = "another update"

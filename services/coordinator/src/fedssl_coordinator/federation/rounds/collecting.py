@@ -1,0 +1,170 @@
+"""Moves an open round forward: closes it, offers it again or waits."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState
+from fedssl.protocol.training import CohortConfig
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import Assignment, Round, Run
+from fedssl_coordinator.core.problems import printable
+from fedssl_coordinator.federation import retries, run_rows
+from fedssl_coordinator.federation.distillation import service as distillation
+from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
+from fedssl_coordinator.federation.rounds import closing, fitness, policies, repository
+from fedssl_coordinator.federation.rounds.assignments import end_live, expire, offer_again, reasons_of, record_offers
+from fedssl_coordinator.federation.rounds.fitness import shortened
+from fedssl_coordinator.federation.rounds.steps import CheckedInputs, Step
+from fedssl_coordinator.federation.transitions import about, transition
+from fedssl_coordinator.identity import clients
+
+
+def check_open_round(session: Session, run: Run, current: Round, spec: RunSpec, checked: CheckedInputs | None) -> Step:
+    """Close an open round or offer it again when it is time, and return the caller's next step."""
+    cohort = spec.cohort
+    overdue = repository.is_overdue(session, current.id)
+    enough = repository.has_enough(session, current)
+    _end_lost(session, current, offer_again=not (overdue or enough))
+    claims = repository.claims(session, current.id)
+    if repository.has_live(session, current.id) and not (overdue or enough):
+        if claims:
+            return _check_inputs(session, run, current, checked) or _answer_claims(session, run, current, claims)
+        _forget_failures(session, run)
+        return Step.WAIT
+    # Once nothing is live nothing more can be accepted, so the count below is final.
+    late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
+    end_live(session, current, late if enough else "the round's deadline has passed")
+    rows = repository.assignments(session, [current.id])
+    members = {row.client_id for row in rows}
+    accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
+    missing = members.intersection(clients.eligible(session, run.project, sorted(members - accepted)))
+    awaited = missing - policies.refusals(session, run, spec, sorted(missing)).keys()
+    awaited -= fitness.unfit(session, spec, run.method_version, sorted(missing)).keys()
+    if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):
+        message = f"aggregating {len(accepted)} of {len(members)} updates"
+        transition(session, current, RoundState.AGGREGATING, message)
+        enqueue.wake_watchers(session)
+        if num_epochs := spec.method.distillation_epochs(current.number):
+            transition(session, current, RoundState.DISTILLING, f"training for {num_epochs} epochs on the updates")
+            distillation.ensure_queued(session, run, current.number, num_epochs)
+            return Step.WAIT
+        return Step.CHECK_AGAIN
+    if missing and (step := _check_inputs(session, run, current, checked)) is not None:
+        return step
+    ended = [row for row in rows if row.client_id not in accepted]
+    attempts = {row.client_id: row.attempt for row in ended}
+    if missing and run.num_tries:  # the coordinator was at fault until now, and that costs no attempt
+        _forget_failures(session, run)
+        again = {client: attempts[client] + 1 for client in sorted(missing)}
+        return offer_again(session, current, cohort, again, reasons_of(ended), {}, costs_attempt=False)
+    if first := _first_claims(session, current, claims):
+        again = {client: attempts[client] + 1 for client in sorted(missing.intersection(first))}
+        if again:
+            return offer_again(session, current, cohort, again, reasons_of(ended), {}, costs_attempt=False)
+    _refute(session, claims)
+    reasons = reasons_of(ended)
+    if missing and current.attempt < cohort.max_attempts:  # a policy that was closed may be opened again
+        again = {client: attempts[client] + 1 for client in sorted(missing)}
+        newest = {row.client_id: row.state for row in rows}
+        # Asked again at once, it would decline again: its attempts leave time for what it lacks to come back.
+        pause = min(cohort.deadline_seconds / 10, LONGEST_PAUSE_SECONDS)
+        pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
+        return offer_again(session, current, cohort, again, reasons, pauses)
+    return _without_quorum(session, run, current, cohort, reasons)
+
+
+def _check_inputs(session: Session, run: Run, current: Round, checked: CheckedInputs | None) -> Step | None:
+    """Return the step to take before clients are held responsible, or None if the coordinator's part is all right.
+
+    No attempt of a round is counted before this: what is missing or damaged in the store is not the clients' fault,
+    whatever they reported. The run stalls until it is back.
+    """
+    if checked is None or checked.round_id != current.id:
+        return Step.CHECK_INPUTS if retries.may_begin(session, run) else Step.WAIT
+    if not checked.faults:
+        return None
+    why = f"round {current.number} waits for the coordinator: {'; '.join(checked.faults)}; put it back into the store"
+    retries.record_failure(session, run, why, begun=False)
+    return Step.WAIT
+
+
+def _answer_claims(session: Session, run: Run, current: Round, claims: Sequence[Assignment]) -> Step:
+    """Offer work again that was declined because of the coordinator, whose part is now all right."""
+    first = _first_claims(session, current, claims)
+    again = {row.client_id: row.attempt + 1 for row in claims if run.num_tries or row.client_id in first}
+    _refute(session, [row for row in claims if row.client_id not in again])
+    if run.num_tries:  # the time that the fault took does not count against the round
+        seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds
+        repository.extend(session, current, seconds, next_attempt=False)
+    _forget_failures(session, run)
+    if again:
+        repository.offer(session, current, again)
+        declined = {row.client_id: row.reason or "" for row in claims if row.client_id in again}
+        record_offers(session, current, "the coordinator's files are all right now", declined)
+    return Step.WAIT
+
+
+def _first_claims(session: Session, current: Round, claims: Sequence[Assignment]) -> set[str]:
+    """Return the clients that blame the coordinator for the first time in this round.
+
+    The coordinator's part was found all right, but it may have been repaired in the meantime. So this time costs no
+    attempt; from the next on it is the client's own problem.
+    """
+    return {row.client_id for row in claims if repository.num_claims(session, current.id, row.client_id) == 1}
+
+
+def _refute(session: Session, claims: Sequence[Assignment]) -> None:
+    """Count declined work as the client's own problem: it blamed the coordinator again, whose part is all right."""
+    for row in claims:
+        row.cause = Cause.CLIENT_MACHINE
+        row.reason = printable(
+            f"{row.reason}; the coordinator has it, undamaged: look at the client's machine or network"
+        )
+        record(session, "decline.refuted", f"{row.client_id}: {row.reason}", **about(row))
+    session.flush()
+
+
+def _forget_failures(session: Session, run: Run) -> None:
+    """Clear the reason of an earlier check that failed, because this one has not."""
+    if run.num_tries:
+        retries.reset(session, run)
+        run_rows.set_reason(session, run, None)
+        enqueue.wake_watchers(session)
+
+
+def _quorum(cohort: CohortConfig, current: Round, num_possible: int) -> int:
+    """Return the fewest updates that a round can close with: the number in the spec, even if there are fewer clients.
+
+    Without such a number, every client that was not revoked in the meantime counts, or as many as the round wants.
+    """
+    if cohort.min_updates is not None:
+        return cohort.min_updates
+    return max(1, min(num_possible, current.num_wanted or num_possible))
+
+
+def _end_lost(session: Session, current: Round, *, offer_again: bool) -> None:
+    """End the lost assignments of a round. A client whose lease ran out may come back until the deadline."""
+    again = {}
+    for assignment, is_revoked in repository.lost(session, current.id):
+        reason = "the client was revoked" if is_revoked else "no heartbeat within the lease"
+        offered = offer_again and not is_revoked
+        if offered:
+            again[assignment.client_id] = assignment.attempt + 1
+        expire(session, assignment, reason, "; offered again" if offered else "")
+    if again:
+        repository.offer(session, current, again)
+        enqueue.wake_workers(session)
+
+
+def _without_quorum(
+    session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
+) -> Step:
+    """End a round that has no attempt left, or the whole run: the spec chooses."""
+    reason = f"too few updates after {current.attempt} attempts: {shortened(reasons)}"
+    if unusual := repository.unusual_before(session, current):
+        reason += f". Before it, the update of {', '.join(unusual)} was unusual: see the events update.unusual"
+    closing.end_without_result(session, run, current, cohort, reason)
+    return Step.WAIT if run.state == RunState.FINISHED else Step.CHECK_AGAIN
