@@ -31,8 +31,8 @@ def _files(store: Path) -> set[str]:
 
 
 def _hold_pause(tables: Tables) -> None:
-    """Let the pause that follows a failed try last until `_pause_over`, however slow the machine is."""
-    tables.execute("UPDATE runs SET retry_at = retry_at + interval '1 hour'")
+    """Lengthen the pause that follows a failed try, so that a slow machine does not see its end."""
+    tables.execute("UPDATE runs SET retry_at = now() + interval '200 seconds' WHERE retry_at IS NOT NULL")
 
 
 def _pause_over(tables: Tables) -> None:
