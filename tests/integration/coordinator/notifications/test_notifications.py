@@ -16,6 +16,7 @@ from fedssl.protocol.notifications import DeliveryState, Notification
 from fedssl.protocol.views import DeliveryView, DestinationCreated
 from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
+from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.notifications import repository, webhooks
 from support.cast import Cast
@@ -186,9 +187,19 @@ def test_a_run_that_waits_only_for_absent_clients_is_reported_once(
     assert "waiting for clients: b: not seen for more than 90 s" in body["data"]["message"]
 
 
-def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
-    from fedssl_coordinator.core.audit import record
+def test_a_run_without_aggregator_and_clients_is_reported_once_for_each(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    Cast(coordinator, tables, tmp_path)
+    tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
+    tables.execute("UPDATE rounds SET deadline = now() - interval '10 minutes'")
+    for _ in range(4):
+        coordinator.notify()
+    assert sorted(body["data"]["kind"] for body in _bodies(hook)) == [outbox.UNATTENDED, outbox.UNSEEN]
 
+
+def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
     created = _add(coordinator, hook)
     with transaction() as session:
         record(session, "artifact.damaged", "gone")
@@ -198,8 +209,6 @@ def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hoo
 
 
 def test_no_numbers_of_an_event_are_sent(coordinator: Coordinator, hook: Hook, local: None) -> None:
-    from fedssl_coordinator.core.audit import record
-
     _add(coordinator, hook)
     with transaction() as session:
         record(session, "artifact.damaged", "m" * 1000, data={"tensor": [1.5, 2.5], "labels": [3, 7]})
@@ -308,8 +317,6 @@ def test_a_destination_that_answers_a_byte_at_a_time_is_left(
 def test_what_waits_for_a_destination_is_bounded(
     coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.core.audit import record
-
     monkeypatch.setattr(outbox, "MOST_PENDING", 3)
     created = _add(coordinator, hook)
     for _ in range(5):

@@ -49,14 +49,14 @@ def deliver_due() -> None:
 def record_stalled() -> None:
     """Record an event for each run that waits for an aggregator, or only for clients that are absent.
 
-    It is recorded once until something else happens in the run.
+    Each of the two is recorded once until something else happens in the run.
     """
     with transaction() as session:
         runs = run_rows.newest_first(session, _MOST_RUNS, None, RunState.RUNNING)
         found = {UNSEEN: unseen.reasons(session, runs), UNATTENDED: unattended.reasons(session, runs)}
         for kind, reasons in found.items():
             for run in runs:
-                if run.id in reasons and repository.newest_event_kind(session, run) != kind:
+                if run.id in reasons and not repository.is_reported(session, run, kind, found):
                     record(session, kind, reasons[run.id], run_id=run.id)
 
 

@@ -148,5 +148,9 @@ def remove_old(session: Session) -> None:
     session.execute(delete(NotificationDelivery).where(NotificationDelivery.ended_at < func.now() - KEPT))
 
 
-def newest_event_kind(session: Session, run: Run) -> str | None:
-    return session.scalar(select(Event.kind).where(Event.run_id == run.id).order_by(Event.id.desc()).limit(1))
+def is_reported(session: Session, run: Run, kind: str, others: Collection[str]) -> bool:
+    """Return whether the run has an event of this kind after the newest one that is not among `others` either."""
+    newest = select(func.max(Event.id)).where(Event.run_id == run.id, Event.kind.not_in([kind, *others]))
+    later = Event.id > func.coalesce(newest.scalar_subquery(), 0)
+    found = select(Event.id).where(Event.run_id == run.id, Event.kind == kind, later)
+    return session.scalar(select(found.exists())) or False
