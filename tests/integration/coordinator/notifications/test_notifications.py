@@ -18,7 +18,7 @@ from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
-from fedssl_coordinator.notifications import repository, webhooks
+from fedssl_coordinator.notifications import repository, service, webhooks
 from support.cast import Cast
 from support.certificates import Authority
 from support.coordinator import Coordinator
@@ -343,6 +343,19 @@ def test_a_removed_destination_gets_nothing(coordinator: Coordinator, hook: Hook
     coordinator.notify()
     assert hook.received == []
     assert list(coordinator.client.notification_destinations()) == []
+
+
+def test_a_removal_that_is_not_committed_yet_delays_and_refuses_no_event(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    removed, other = _add(coordinator, hook), _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path)
+    with transaction() as session:
+        service.remove(session, removed.id)
+        cast.workers["a"].decline(cast.claim("a").assignment_id, "no images", "client-data")
+        with transaction() as alarm:
+            record(alarm, "artifact.damaged", "gone")
+    assert [delivery.topic for delivery in _deliveries(coordinator, other.id)] == ["alarm", "declined"]
 
 
 @pytest.mark.parametrize(
