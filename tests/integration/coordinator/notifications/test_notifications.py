@@ -144,6 +144,17 @@ def test_an_operators_pause_is_no_reason_to_notify(
     assert hook.received == []
 
 
+def test_a_pause_forgets_why_the_run_waited(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path, cohort={"clients": None, "min_clients": 3})
+    assert cast.run.reason == "waiting for clients: 2 of 3 have registered"
+    assert coordinator.client.pause(cast.id).reason is None
+    coordinator.notify()
+    assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.waiting"]
+
+
 def test_only_what_a_destination_asks_for(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
