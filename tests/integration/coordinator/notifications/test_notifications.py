@@ -18,7 +18,7 @@ from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
-from fedssl_coordinator.notifications import repository, service, webhooks
+from fedssl_coordinator.notifications import delivery, repository, service, webhooks
 from support.cast import Cast
 from support.certificates import Authority
 from support.coordinator import Coordinator
@@ -300,6 +300,23 @@ def test_a_destination_that_does_not_answer_delays_no_other(
     assert len(hook.received) == 1
     [tried] = [found for found in _deliveries(coordinator, silent.id) if found.num_tries]
     assert tried.error == "no answer within 1 s"
+
+
+def test_a_silent_destinations_backlog_lets_others_go_first(
+    coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a few silent destinations, each of which takes a sixth of a pass, would take all of every pass."""
+    monkeypatch.setattr(webhooks, "SECONDS", 0.2)
+    monkeypatch.setattr(delivery, "_PASS_SECONDS", 0.1)
+    with Hook() as dead:
+        dead.silent.set()
+        silent, created = _add(coordinator, dead), _add(coordinator, hook)
+        for destination in (silent, silent, created):
+            coordinator.client.test_notification_destination(destination.id)
+        for _ in range(2):
+            coordinator.notify()
+        assert len(dead.received) == 1
+    assert len(hook.received) == 1
 
 
 def test_a_destination_that_answers_a_byte_at_a_time_is_left(
