@@ -128,7 +128,7 @@ def take_up(session: Session, run: Run) -> None:
     failed = repository.latest(session, run.id)
     if failed is not None and failed.verdict == Verdict.FAILED:
         if run.spec.get("secure_aggregation"):
-            run_rows.count_round(session, run)  # a secure round has one attempt
+            _count_without_weights(session, run)  # a secure round has one attempt
         else:
             _reopen(session, run, failed)
     enqueue.advance(session, run.id)
@@ -179,6 +179,11 @@ def end_without_result(session: Session, run: Run, current: Round, cohort: Cohor
 def skip_round(session: Session, run: Run, current: Round, reason: str) -> None:
     """Close a round without new weights, and continue with the next one. The caller holds the run's lock."""
     close_round(session, current, Verdict.SKIPPED, reason)
+    _count_without_weights(session, run)
+
+
+def _count_without_weights(session: Session, run: Run) -> None:
+    """Count a closed round that gave no new weights."""
     run_rows.count_round(session, run)
     if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
         evaluations.queue_due(session, run, run.num_rounds)
