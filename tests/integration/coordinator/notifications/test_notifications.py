@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -208,6 +209,24 @@ def test_a_run_without_aggregator_and_clients_is_reported_once_for_each(
     for _ in range(4):
         coordinator.notify()
     assert sorted(body["data"]["kind"] for body in _bodies(hook)) == [outbox.UNATTENDED, outbox.UNSEEN]
+
+
+def test_two_processes_that_find_a_stalled_run_at_once_report_it_once(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path)
+    tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
+    is_reported, others = repository.is_reported, ThreadPoolExecutor(1)
+
+    def and_another(*arguments: Any) -> bool:
+        found = is_reported(*arguments)
+        monkeypatch.setattr(repository, "is_reported", is_reported)
+        others.submit(delivery.record_stalled).result(10)
+        return found
+
+    monkeypatch.setattr(repository, "is_reported", and_another)
+    delivery.record_stalled()
+    assert len(cast.events(outbox.UNSEEN)) == 1
 
 
 def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
