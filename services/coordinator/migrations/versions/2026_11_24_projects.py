@@ -32,8 +32,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # Without projects, a token for one would be for everything.
+    # Without projects, a token for one would be for everything, and a destination would be notified of everything.
     op.execute("UPDATE tokens SET revoked_at = now() WHERE project IS NOT NULL AND revoked_at IS NULL")
+    op.execute("DELETE FROM notification_destinations WHERE project IS NOT NULL")
     op.drop_constraint(op.f(_MEMBERS), "tokens")
     op.drop_constraint(op.f(_WORKERS), "tokens")
     op.drop_column("tokens", "memberships")

@@ -410,7 +410,7 @@ def test_a_second_process_does_not_touch_a_job_in_progress(
 
 
 def test_a_process_that_lost_its_connection_writes_nothing_more(
-    cast: DistillingCast, tables: Tables, monkeypatch: pytest.MonkeyPatch
+    coordinator: Coordinator, cast: DistillingCast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock was lost with the connection, so another process may work on the job: only that one's results count."""
 
@@ -424,6 +424,8 @@ def test_a_process_that_lost_its_connection_writes_nothing_more(
     cast.pause_over()
     _finish(cast)
     _assert_simulated(cast)
+    [stalled] = coordinator.client.event_log(cast.id, "distillation.stalled")
+    assert "or lost its connection to Postgres" in stalled.message
 
 
 def test_a_list_of_jobs_is_complete_at_any_page_size(

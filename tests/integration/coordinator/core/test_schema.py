@@ -98,7 +98,7 @@ def test_every_step_goes_down_and_up_again(empty_url: str) -> None:
     assert _constraints(empty_url) == seen[-1]
 
 
-def test_a_token_for_one_project_ends_if_projects_do(empty_url: str) -> None:
+def test_tokens_and_destinations_for_one_project_end_if_projects_do(empty_url: str) -> None:
     _to(empty_url, command.upgrade, "2026_11_24_projects")
     with Tables(empty_url) as tables:
         for label, project in (("all", None), ("one", "default")):
@@ -106,12 +106,18 @@ def test_a_token_for_one_project_ends_if_projects_do(empty_url: str) -> None:
                 "INSERT INTO tokens (id, role, label, secret_hash, project) VALUES (%s, 'admin', %s, %s, %s)"
             )
             tables.execute(statement, uuid4(), label, label, project)
+            destination: LiteralString = (
+                "INSERT INTO notification_destinations (id, kind, target, label, topics, project) "
+                "VALUES (%s, 'webhook', 'https://example.org', %s, '{}', %s)"
+            )
+            tables.execute(destination, uuid4(), label, project)
     _to(empty_url, command.downgrade, "-1")
     with Tables(empty_url) as tables:
         assert tables.query("SELECT label, revoked_at IS NULL FROM tokens ORDER BY label") == [
             ("all", True),
             ("one", False),
         ]
+        assert tables.query("SELECT label FROM notification_destinations") == [("all",)]
 
 
 def test_operators_of_before_become_admins_and_nobody_gains_by_going_back(empty_url: str) -> None:

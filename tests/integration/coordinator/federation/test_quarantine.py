@@ -29,7 +29,7 @@ def _kill(times: int, attempt: Callable[[], None], pause_over: Callable[[], obje
         pause_over()
 
 
-CAUSE = "was given up: 5 tries in a row ended their process before it could record an error, so it was killed or out of"
+CAUSE = "was given up: 5 tries in a row ended before they could record an error, so their process was killed or"
 
 
 def test_an_aggregation_that_kills_its_process_pauses_the_run_until_it_is_resumed(
@@ -48,7 +48,7 @@ def test_an_aggregation_that_kills_its_process_pauses_the_run_until_it_is_resume
         assert cast.awaits_attention()
         cast.advance()
         assert cast.run.state == RunState.PAUSED
-        assert (cast.run.reason or "").startswith(f"the aggregation of round 1 {CAUSE} memory")
+        assert (cast.run.reason or "").startswith(f"the aggregation of round 1 {CAUSE} out of")
         assert not cast.awaits_attention()
         cast.advance()
         [event] = cast.events("run.paused")
@@ -101,7 +101,7 @@ def test_a_preparation_that_kills_its_process_pauses_the_run(
 
     _kill(5, lambda: coordinator.advance(run), pause_over)
     coordinator.advance(run)
-    assert (coordinator.client.run(run).reason or "").startswith(f"the preparation of the run {CAUSE}")
+    assert (coordinator.client.run(run).reason or "").startswith(f"the preparation of the run {CAUSE} out of")
 
 
 def test_a_distillation_that_kills_its_process_pauses_its_run(
@@ -116,7 +116,7 @@ def test_a_distillation_that_kills_its_process_pauses_its_run(
         _kill(5, cast.distil, cast.pause_over)
         cast.distil()
         assert cast.run.state == RunState.PAUSED
-        assert (cast.run.reason or "").startswith(f"round 1: the distillation {CAUSE}")
+        assert (cast.run.reason or "").startswith(f"round 1: the distillation {CAUSE} out of")
         assert cast.job.state == JobState.RUNNING
         cast.tables.execute("UPDATE distillation_jobs SET sent_at = NULL")
         with transaction() as session:
@@ -146,7 +146,7 @@ def test_an_evaluation_that_kills_its_process_fails_and_can_be_requested_again(
         coordinator.evaluate(evaluation)
     row = coordinator.client.evaluation(evaluation)
     assert row.state == JobState.FAILED
-    assert (row.reason or "").startswith(f"the evaluation {CAUSE}")
+    assert (row.reason or "").startswith(f"the evaluation {CAUSE} out of")
     assert (row.reason or "").endswith("and request it again")
     assert coordinator.client.request_evaluation(cast.id, config, 0).id == evaluation
     coordinator.evaluate(evaluation)

@@ -20,8 +20,12 @@ from fedssl.protocol.states import Outcome
 from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.rounds import service as rounds
 from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.coordinator import Coordinator
+from support.judged import judged_spec, register_digits
 from support.methods import method_spec, shards
 from support.recording import RecordingProxy
 from support.secure_members import SecureMembers
@@ -337,3 +341,20 @@ def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
     coordinator.client.confirm_identity(VICTIM, "ab" * 32)
     coordinator.advance(workers.id)
     assert coordinator.client.run(workers.id).current_round is not None
+
+
+@pytest.mark.changes_states
+def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    register_digits(coordinator.client, tmp_path)
+    workers = SecureWorkers(coordinator, tmp_path, _spec(1).model_copy(update={"evaluation": judged_spec().evaluation}))
+    coordinator.advance(workers.id)
+    with transaction() as session:
+        run = run_rows.locked(session, workers.id)
+        assert run is not None
+        rounds.end_run(session, run, Outcome.FAILED, "the updates cannot be aggregated")
+    coordinator.client.resume(workers.id)
+    coordinator.advance(workers.id)
+    assert coordinator.client.run(workers.id).outcome == Outcome.COMPLETED
+    assert [row.round_number for row in coordinator.client.evaluations(workers.id)] == [0, 1]

@@ -191,6 +191,12 @@ def test_a_new_key_is_fetched_and_unknown_ones_are_not_fetched_for_every_request
     assert place.liar.requests.count("/keys") == 2
 
 
+def test_keys_that_are_not_understood_are_ignored(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+    others: list[Any] = [{"kty": "EC", "crv": "brainpoolP256r1", "x": "aa", "y": "bb", "kid": "other"}, {"kty": "X"}, 7]
+    place.liar.keys["keys"] = [*others, *place.liar.keys["keys"]]
+    signed_in(place.sign_in())
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,8 +17,9 @@ from fedssl.protocol.notifications import DeliveryState, Notification
 from fedssl.protocol.views import DeliveryView, DestinationCreated
 from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
+from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
-from fedssl_coordinator.notifications import repository, webhooks
+from fedssl_coordinator.notifications import delivery, repository, service, webhooks
 from support.cast import Cast
 from support.certificates import Authority
 from support.coordinator import Coordinator
@@ -143,6 +145,17 @@ def test_an_operators_pause_is_no_reason_to_notify(
     assert hook.received == []
 
 
+def test_a_pause_forgets_why_the_run_waited(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path, cohort={"clients": None, "min_clients": 3})
+    assert cast.run.reason == "waiting for clients: 2 of 3 have registered"
+    assert coordinator.client.pause(cast.id).reason is None
+    coordinator.notify()
+    assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.waiting"]
+
+
 def test_only_what_a_destination_asks_for(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
@@ -186,9 +199,37 @@ def test_a_run_that_waits_only_for_absent_clients_is_reported_once(
     assert "waiting for clients: b: not seen for more than 90 s" in body["data"]["message"]
 
 
-def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
-    from fedssl_coordinator.core.audit import record
+def test_a_run_without_aggregator_and_clients_is_reported_once_for_each(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    Cast(coordinator, tables, tmp_path)
+    tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
+    tables.execute("UPDATE rounds SET deadline = now() - interval '10 minutes'")
+    for _ in range(4):
+        coordinator.notify()
+    assert sorted(body["data"]["kind"] for body in _bodies(hook)) == [outbox.UNATTENDED, outbox.UNSEEN]
 
+
+def test_two_processes_that_find_a_stalled_run_at_once_report_it_once(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path)
+    tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
+    is_reported, others = repository.is_reported, ThreadPoolExecutor(1)
+
+    def and_another(*arguments: Any) -> bool:
+        found = is_reported(*arguments)
+        monkeypatch.setattr(repository, "is_reported", is_reported)
+        others.submit(delivery.record_stalled).result(10)
+        return found
+
+    monkeypatch.setattr(repository, "is_reported", and_another)
+    delivery.record_stalled()
+    assert len(cast.events(outbox.UNSEEN)) == 1
+
+
+def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
     created = _add(coordinator, hook)
     with transaction() as session:
         record(session, "artifact.damaged", "gone")
@@ -198,8 +239,6 @@ def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hoo
 
 
 def test_no_numbers_of_an_event_are_sent(coordinator: Coordinator, hook: Hook, local: None) -> None:
-    from fedssl_coordinator.core.audit import record
-
     _add(coordinator, hook)
     with transaction() as session:
         record(session, "artifact.damaged", "m" * 1000, data={"tensor": [1.5, 2.5], "labels": [3, 7]})
@@ -282,6 +321,23 @@ def test_a_destination_that_does_not_answer_delays_no_other(
     assert tried.error == "no answer within 1 s"
 
 
+def test_a_silent_destinations_backlog_lets_others_go_first(
+    coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a few silent destinations, each of which takes a sixth of a pass, would take all of every pass."""
+    monkeypatch.setattr(webhooks, "SECONDS", 0.2)
+    monkeypatch.setattr(delivery, "_PASS_SECONDS", 0.1)
+    with Hook() as dead:
+        dead.silent.set()
+        silent, created = _add(coordinator, dead), _add(coordinator, hook)
+        for destination in (silent, silent, created):
+            coordinator.client.test_notification_destination(destination.id)
+        for _ in range(2):
+            coordinator.notify()
+        assert len(dead.received) == 1
+    assert len(hook.received) == 1
+
+
 def test_a_destination_that_answers_a_byte_at_a_time_is_left(
     coordinator: Coordinator, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,8 +364,6 @@ def test_a_destination_that_answers_a_byte_at_a_time_is_left(
 def test_what_waits_for_a_destination_is_bounded(
     coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.core.audit import record
-
     monkeypatch.setattr(outbox, "MOST_PENDING", 3)
     created = _add(coordinator, hook)
     for _ in range(5):
@@ -338,6 +392,19 @@ def test_a_removed_destination_gets_nothing(coordinator: Coordinator, hook: Hook
     assert list(coordinator.client.notification_destinations()) == []
 
 
+def test_a_removal_that_is_not_committed_yet_delays_and_refuses_no_event(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    removed, other = _add(coordinator, hook), _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path)
+    with transaction() as session:
+        service.remove(session, removed.id)
+        cast.workers["a"].decline(cast.claim("a").assignment_id, "no images", "client-data")
+        with transaction() as alarm:
+            record(alarm, "artifact.damaged", "gone")
+    assert [delivery.topic for delivery in _deliveries(coordinator, other.id)] == ["alarm", "declined"]
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -346,6 +413,9 @@ def test_a_removed_destination_gets_nothing(coordinator: Coordinator, hook: Hook
         ("https://[::ffff:10.0.0.1]/", "10.0.0.1, which is not public"),
         ("https://169.254.169.254/latest/meta-data", "which is not public"),
         ("https://[64:ff9b::7f00:1]/", "which is not public"),
+        ("https://[64:ff9b:1::a00:1]/", "which is not public"),
+        ("https://[fec0::1]/", "which is not public"),
+        ("https://192.0.0.192/opc/v2", "which is not public"),
         ("http://hooks.example.org/", "http URLs are not allowed"),
         ("alice@example.org", "no SMTP server"),
     ],

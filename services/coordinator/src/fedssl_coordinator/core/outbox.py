@@ -50,8 +50,11 @@ def add(session: Session, events: Sequence[Event]) -> None:
     ]
     if not found:  # as for most events: building the query would take longer than writing them
         return
-    everyones = select(NotificationDestination).where(_has_room()).execution_options(**{UNRESTRICTED: True})
-    destinations = session.scalars(everyones).all()
+    # Locked, so that none is removed before the deliveries are written. One that is being removed is left out: its
+    # removal may wait for this transaction's events.
+    staying = select(NotificationDestination).where(_has_room())
+    staying = staying.with_for_update(read=True, key_share=True, skip_locked=True)
+    destinations = session.scalars(staying.execution_options(**{UNRESTRICTED: True})).all()
     rows = [
         delivery(destination, topic, _payload(event, topic, run), _once_per(event))
         for event, topic, run in found

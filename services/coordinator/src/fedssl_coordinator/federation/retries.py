@@ -62,7 +62,10 @@ def may_begin(session: Session, row: Row) -> bool:
 def begin(session: Session, row: Row) -> None:
     """Count a try before it is made. A try that ends its process, out of memory for example, counts too."""
     if row.num_deaths or (row.num_tries and row.reason is None):  # the second: it had made progress before it died
-        row.reason = "the aggregator ended while it computed: killed, or out of memory; tried again"
+        row.reason = (
+            "the aggregator ended while it computed (killed, or out of memory), or lost its connection to Postgres; "
+            "tried again"
+        )
         _record_event(session, row)
     row.num_deaths += 1
     _count(session, row, row.num_tries + 1)
@@ -90,8 +93,9 @@ def is_quarantined(row: Row) -> bool:
 def quarantine_reason(row: Row, what: str) -> str:
     """Return why a quarantined computation is not tried again. `what` names it."""
     return (
-        f"{what} was given up: {row.num_deaths} tries in a row ended their process before it could record an error, "
-        "so it was killed or out of memory; give it more memory or look at its log"
+        f"{what} was given up: {row.num_deaths} tries in a row ended before they could record an error, so their "
+        "process was killed or out of memory, or lost its connection to Postgres; give it more memory or look at its "
+        "log"
     )
 
 

@@ -6,11 +6,12 @@ from uuid import UUID
 
 import structlog
 from pydantic import ValidationError
+from sqlalchemy import Connection
 
 from fedssl.protocol.notifications import DestinationKind, Notification
 from fedssl.protocol.states import RunState
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.db import exclusive, transaction
 from fedssl_coordinator.core.metrics import NOTIFICATIONS
 from fedssl_coordinator.core.models import NotificationDelivery, NotificationDestination
 from fedssl_coordinator.core.outbox import UNATTENDED, UNSEEN
@@ -49,14 +50,21 @@ def deliver_due() -> None:
 def record_stalled() -> None:
     """Record an event for each run that waits for an aggregator, or only for clients that are absent.
 
-    It is recorded once until something else happens in the run.
+    Each of the two is recorded once until something else happens in the run. Does nothing while another process does
+    the same.
     """
-    with transaction() as session:
+    with exclusive("stalled") as connection:
+        if connection is not None:
+            _record_stalled(connection)
+
+
+def _record_stalled(connection: Connection) -> None:
+    with transaction(connection) as session:
         runs = run_rows.newest_first(session, _MOST_RUNS, None, RunState.RUNNING)
         found = {UNSEEN: unseen.reasons(session, runs), UNATTENDED: unattended.reasons(session, runs)}
         for kind, reasons in found.items():
             for run in runs:
-                if run.id in reasons and repository.newest_event_kind(session, run) != kind:
+                if run.id in reasons and not repository.is_reported(session, run, kind, found):
                     record(session, kind, reasons[run.id], run_id=run.id)
 
 

@@ -15,7 +15,17 @@ import httpcore
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to an IPv4 address that was not checked
+_NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "64:ff9b::/96",  # NAT64, which leads to an IPv4 address that was not checked
+            "64:ff9b:1::/48",  # the same within one network, which Python calls global before 3.11.10
+            "192.0.0.0/24",  # of protocols, and of a cloud's metadata; Python calls it global before 3.11.10
+            "fec0::/10",  # of one site: an earlier form of fd00::/8
+        ),
+    )
+)
 
 
 class ForbiddenAddress(Exception):
@@ -36,10 +46,9 @@ def check_address(host: str, address: str, allowed: Sequence[Network]) -> None:
         found = found.ipv4_mapped
     if any(found in network for network in allowed):
         return
-    is_tunnel = isinstance(found, ipaddress.IPv6Address) and (
-        found.sixtofour is not None or found.teredo is not None or found in _NAT64
-    )
-    if not found.is_global or found.is_multicast or is_tunnel:
+    is_tunnel = isinstance(found, ipaddress.IPv6Address) and (found.sixtofour is not None or found.teredo is not None)
+    is_reserved = any(found in network for network in _NOT_PUBLIC)
+    if not found.is_global or found.is_multicast or is_tunnel or is_reserved:
         raise ForbiddenAddress(
             f"{host} has the address {found}, which is not public: if notifications may go there, add its network to "
             "FEDSSL_NOTIFY_ALLOW_NETWORKS"

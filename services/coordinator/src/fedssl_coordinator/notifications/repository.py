@@ -134,13 +134,26 @@ def claim(session: Session, without: Collection[UUID]) -> tuple[NotificationDeli
 
 
 def record_try(session: Session, delivery: NotificationDelivery, error: str | None) -> None:
-    """Record how a try has ended. After the last one, the delivery has failed."""
+    """Record how a try has ended. After the last one, the delivery has failed.
+
+    After a failure, what else is due for the destination waits a moment: its backlog must not take the turns of others.
+    """
     values: dict[str, Any] = {"error": error}
     if error is None or delivery.num_tries >= MOST_TRIES:
         state = DeliveryState.DELIVERED if error is None else DeliveryState.FAILED
         values |= {"state": state, "ended_at": func.now()}
     table = NotificationDelivery
     session.execute(update(table).where(table.id == delivery.id, table.state == DeliveryState.PENDING).values(**values))
+    if error is not None:
+        later = func.now() + timedelta(seconds=pause_seconds(1))
+        is_due = (table.state == DeliveryState.PENDING, table.next_try_at < later)
+        others = select(table.id).where(
+            table.destination_id == delivery.destination_id, table.id != delivery.id, *is_due
+        )
+        waiting = table.id.in_(others.with_for_update(skip_locked=True))
+        session.execute(
+            update(table).where(waiting).values(next_try_at=later), execution_options={"synchronize_session": False}
+        )
 
 
 def remove_old(session: Session) -> None:
@@ -148,5 +161,9 @@ def remove_old(session: Session) -> None:
     session.execute(delete(NotificationDelivery).where(NotificationDelivery.ended_at < func.now() - KEPT))
 
 
-def newest_event_kind(session: Session, run: Run) -> str | None:
-    return session.scalar(select(Event.kind).where(Event.run_id == run.id).order_by(Event.id.desc()).limit(1))
+def is_reported(session: Session, run: Run, kind: str, others: Collection[str]) -> bool:
+    """Return whether the run has an event of this kind after the newest one that is not among `others` either."""
+    newest = select(func.max(Event.id)).where(Event.run_id == run.id, Event.kind.not_in([kind, *others]))
+    later = Event.id > func.coalesce(newest.scalar_subquery(), 0)
+    found = select(Event.id).where(Event.run_id == run.id, Event.kind == kind, later)
+    return session.scalar(select(found.exists())) or False

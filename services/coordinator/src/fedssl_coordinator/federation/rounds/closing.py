@@ -63,6 +63,11 @@ def end_without_result(session: Session, run: Run, current: Round, cohort: Cohor
 def skip_round(session: Session, run: Run, current: Round, reason: str) -> None:
     """Close a round without new weights, and continue with the next one. The caller holds the run's lock."""
     close_round(session, current, Verdict.SKIPPED, reason)
+    count_without_weights(session, run)
+
+
+def count_without_weights(session: Session, run: Run) -> None:
+    """Count a closed round that gave no new weights. The caller holds the run's lock."""
     run_rows.count_round(session, run)
     if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
         evaluations.queue_due(session, run, run.num_rounds)

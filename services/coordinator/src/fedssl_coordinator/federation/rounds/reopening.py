@@ -13,6 +13,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.rounds import fitness, policies, repository
 from fedssl_coordinator.federation.rounds.assignments import expire, reasons_of, record_offers
+from fedssl_coordinator.federation.rounds.closing import count_without_weights
 from fedssl_coordinator.federation.rounds.fitness import shortened
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
@@ -46,7 +47,7 @@ def take_up(session: Session, run: Run) -> None:
     failed = repository.latest(session, run.id)
     if failed is not None and failed.verdict == Verdict.FAILED:
         if run.spec.get("secure_aggregation"):
-            run_rows.count_round(session, run)  # a secure round has one attempt
+            count_without_weights(session, run)  # a secure round has one attempt
         else:
             _reopen(session, run, failed)
     enqueue.advance(session, run.id)

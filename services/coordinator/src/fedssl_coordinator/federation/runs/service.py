@@ -81,7 +81,7 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
         case "start", RunState.CREATED:
             _start(session, run)
         case "pause", RunState.RUNNING:
-            transition(session, run, RunState.PAUSED, "no new work is given out")
+            transition(session, run, RunState.PAUSED, "no new work is given out", reason=None)
         case "resume", RunState.PAUSED:
             _resume(session, run)
         case "resume", RunState.FINISHED if run.outcome == Outcome.FAILED:

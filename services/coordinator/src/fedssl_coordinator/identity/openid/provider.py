@@ -9,6 +9,7 @@ import hashlib
 import secrets
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -199,16 +200,24 @@ class Provider:
             if not is_private(address):
                 raise self._exchange.unusable(f"its {name} is not an https address: {printable(address, 200)}")
         status, content = self._exchange.json("GET", metadata.jwks_uri)
-        try:
-            return metadata, KeySet.import_key_set({"keys": content["keys"]})
-        except (JoseError, KeyError, TypeError, ValueError, AttributeError):
-            raise self._exchange.unusable(f"{metadata.jwks_uri} answered {status} without usable keys") from None
+        if not (keys := _usable(content.get("keys"))):
+            raise self._exchange.unusable(f"{metadata.jwks_uri} answered {status} without usable keys")
+        return metadata, keys
 
 
 @lru_cache
 def provider() -> Provider | None:
     """Return the provider in this process's settings, or None if they name none. Raises ProblemError."""
     return Provider(settings()) if settings().oidc_issuer else None
+
+
+def _usable(keys: object) -> KeySet:
+    """Return the keys that this version understands. RFC 7517, section 5: others, as of other curves, are ignored."""
+    found = []
+    for key in keys if isinstance(keys, list) else ():
+        with suppress(JoseError, KeyError, TypeError, ValueError, AttributeError):
+            found += KeySet.import_key_set({"keys": [key]}).keys
+    return KeySet(found)
 
 
 def _with_query(url: str, query: dict[str, str]) -> str:
