@@ -158,6 +158,7 @@ def test_a_cold_client_has_the_student_as_its_teacher() -> None:
     [
         {"add_ons": [{"name": "dsr"}, {"name": "decorrelation"}, {"name": "fur"}]},
         {"add_ons": [{"name": "proximal"}, {"name": "fedx"}], "reducer": {"name": "ldawa"}},
+        {"add_ons": [{"name": "fedx", "local_contrastive": 0}]},
         {"merge": {"name": "ema"}, "add_ons": [{"name": "scaffold"}]},
         {"merge": {"name": "local"}, "reducer": {"name": "none"}},
     ],
