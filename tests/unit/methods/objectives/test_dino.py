@@ -175,6 +175,9 @@ def test_trains_without_a_projector() -> None:
     spec = RunSpec.model_validate(values)
     assert {name.split(".")[0] for name in start(spec).broadcast} == {"encoder", "prototypes"}
     assert "dino" in training(spec).values(training(spec).batch())
+    result = simulate(spec, shards(spec))
+    kept = {name.split(".")[0] for name in result.client_states["client-0"]}
+    assert kept == {"teacher_encoder", "teacher_prototypes", "center"}
 
 
 @pytest.mark.parametrize(
