@@ -92,6 +92,14 @@ def test_several_labels_agree_with_scikit_learn():
     assert set(found) == set(METRICS)
 
 
+def test_a_label_that_no_site_has_evaluated_is_left_out_of_the_pooled_results():
+    config = CONFIG.model_copy(update={"multi_label": True})
+    site = _site([[2, 1, 1, 2], [3, 0, 0, 3]], [[1, 2], [0, 3]], [[2, 1], [3, 0]], num_test=6)
+    summary = summarise_sites({"x": site}, config, ["knn"])
+    assert summary.pooled == summary.by_site["x"]
+    assert summary.pooled["knn/macro_f1"] == pytest.approx((2 * 2 / (3 + 3) + 1) / 2)
+
+
 def test_counts_of_this_run_are_usable():
     assert unusable_counts(FIRST, CONFIG, ["knn"]) is None
     assert unusable_counts(SECOND, CONFIG, ["knn"]) is None

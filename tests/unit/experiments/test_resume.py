@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedssl.artifacts.store import digest_of
-from fedssl.errors import DataError, Paused, ResultsError
+from fedssl.errors import Cancelled, DataError, Paused, ResultsError
 from fedssl.experiments import checkpoints, runs
 from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.experiments.runs import Calls, FinishedRun, run_in_folder
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import ENCODER, MODEL
-from support.methods import method_spec
+from fedssl.simulation import RoundRecord, simulate
+from support.methods import method_spec, shards
 
 pytestmark = pytest.mark.full
 
@@ -112,6 +114,22 @@ def test_killed_while_the_encoder_is_judged(tmp_path: Path) -> None:
 
     assert trained == [3, 4]
     assert finished.evaluations == undisturbed.evaluations
+
+
+def test_resumes_cold_after_a_lost_state_restarted_all_clients(tmp_path: Path) -> None:
+    spec, lost = spec_of("scaffold"), {2: ["client-0", "client-1", "client-2"]}
+    clients = shards(spec)
+    whole = simulate(spec, clients, lost_states=lost)
+
+    def after_round_two(record: RoundRecord) -> None:
+        if record.round_number == 2:
+            raise Cancelled("interrupted")
+
+    with pytest.raises(Cancelled):
+        simulate(spec, clients, lost_states=lost, checkpoint=FolderCheckpoint(tmp_path), on_round=after_round_two)
+    resumed = simulate(spec, clients, lost_states=lost, checkpoint=FolderCheckpoint(tmp_path))
+    assert all(torch.equal(resumed.model[name], value) for name, value in whole.model.items())
+    assert resumed.client_states.keys() == whole.client_states.keys()
 
 
 def test_a_round_writes_only_what_it_changed_and_leaves_nothing_else(tmp_path: Path) -> None:

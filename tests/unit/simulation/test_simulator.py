@@ -40,6 +40,19 @@ def test_a_round_s_bytes_images_and_time_are_the_cohort_s() -> None:
         assert record.seconds > 0
 
 
+def test_a_round_s_images_are_those_that_were_trained_on() -> None:
+    """Not those that are held out, and not those that the groups of a batch leave out."""
+    spec = method_spec("classifier", training={"batch_size": 8, "local_epochs": 2})
+    first = simulate(spec, shards(spec)).history[0]
+    assert first.num_images == sum(2 * (count // 8) * 8 for count in first.num_examples.values())
+    images = ImageData(np.zeros((24, 1, 8, 8), np.uint8), groups=np.array([*[0] * 16, *range(1, 9)]))
+    grouped = method_spec(
+        "fedsimclr", data={**spec.data.model_dump(), "distinct_groups": True}, training={"batch_size": 8}, cohort={}
+    )
+    # Three batches, each with one of the 16 images of group 0.
+    assert simulate(grouped, {"client-0": images}).history[0].num_images == 3 + 8
+
+
 def test_a_method_that_sends_nothing_sends_an_empty_file() -> None:
     spec = method_spec("single")
 

@@ -40,12 +40,16 @@ class LocalProgress:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """The result of a round of local training: `update` is sent to the coordinator, `state` stays on the client."""
+    """The result of a round of local training: `update` is sent to the coordinator, `state` stays on the client.
+
+    `num_examples`: the client's weight in a mean. `num_images`: the images of all steps, counting repetitions.
+    """
 
     update: Tensors
     state: ClientState
     num_examples: int
     metrics: Metrics
+    num_images: int = 0
 
 
 OnProgress = Callable[[LocalProgress], None]
@@ -78,7 +82,8 @@ def run_local_round(
         metrics = algorithm.judge(modules, data, ctx)
         trained = algorithm.trained(data)
         schedule = algorithm.schedule(len(trained), ctx)
-        metrics |= _train(trainer, trained, schedule, received, ctx, on_progress)
+        means, num_images = _train(trainer, trained, schedule, received, ctx, on_progress)
+        metrics |= means
         metrics |= observe(modules, data, received, ctx)
         update, next_state = algorithm.finish(modules, data, schedule, ctx)
         if trainer.rounded:
@@ -86,7 +91,7 @@ def run_local_round(
             next_state = {**next_state, **errors}
         check_tensors(update, trainer.plan.update, "update")
         broken = _first_not_finite(update, next_state, ctx.device)
-        result = LocalResult(_copied(update), _copied(next_state), len(trained), metrics)
+        result = LocalResult(_copied(update), _copied(next_state), len(trained), metrics, num_images)
     if broken is not None:
         raise MethodError(f"{broken} holds numbers that are not finite: {_remedy(received)}")
     return result
@@ -99,7 +104,8 @@ def _train(
     received: Tensors,
     ctx: Context,
     on_progress: OnProgress,
-) -> Metrics:
+) -> tuple[Metrics, int]:
+    """Return the metrics of the training, and the number of images of all steps."""
     algorithm, modules = trainer.algorithm, trainer.modules
     algorithm.start_steps(modules, schedule, ctx)
     take_step = trainer.start_round(schedule, ctx)
@@ -117,12 +123,12 @@ def _train(
             first = values.clone() if first is None else first
             report.step(epoch, len(batch.indices), values[-1])
     if first is None:
-        return {}
+        return {}, 0
     means = {name: value / schedule.steps_per_epoch for name, value in zip(names, sums.tolist(), strict=True)}
     if bad := [name for name, value in means.items() if not math.isfinite(value)]:
         began_finite = all(map(math.isfinite, first.tolist()))
         raise MethodError(f"{bad[0]} is not a finite number: {_remedy(received, began_finite=began_finite)}")
-    return means
+    return means, report.num_images
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -160,18 +166,18 @@ def _distilling(progress: DistillationProgress) -> LocalProgress:
 
 
 class _Report:
-    """Counts steps, and reports progress at most once per `PROGRESS_SECONDS`."""
+    """Counts steps and their images, and reports progress at most once per `PROGRESS_SECONDS`."""
 
     def __init__(self, schedule: Schedule, on_progress: OnProgress) -> None:
         self._schedule = schedule
         self._on_progress = on_progress
         self._steps = 0
-        self._images = 0
+        self.num_images = 0
         self._start = self._last = time.monotonic()
 
     def step(self, epoch: int, num_images: int, loss: torch.Tensor) -> None:
         self._steps += 1
-        self._images += num_images
+        self.num_images += num_images
         num_steps = self._schedule.num_epochs * self._schedule.steps_per_epoch
         now = time.monotonic()
         if now - self._last < PROGRESS_SECONDS and self._steps < num_steps:
@@ -185,6 +191,6 @@ class _Report:
                 step=self._steps,
                 num_steps=num_steps,
                 loss=value if abs(value) < float("inf") else None,
-                images_per_second=self._images / max(now - self._start, 1e-9),
+                images_per_second=self.num_images / max(now - self._start, 1e-9),
             )
         )

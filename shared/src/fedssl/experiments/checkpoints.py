@@ -109,7 +109,9 @@ class FolderCheckpoint:
         if not self._files:
             changed["initial"] = result.initial
             changed |= {f"client.{name}": state for name, state in result.client_states.items()}
-        files = dict(self._files)
+        # Without the states that a round took from all clients, because one of them had lost its own (SCAFFOLD).
+        known = {f"client.{name}" for name in result.client_states}
+        files = {what: name for what, name in self._files.items() if what in known or not what.startswith("client.")}
         if _same(result.server_state, result.model):  # so with most methods, whose state is what they broadcast
             files.pop("server", None)
         else:

@@ -233,7 +233,7 @@ class _Process:
             raise error
         tensors = {name: tensor.clone() for name, tensor in self._exchange.read(message["tensors"]).items()}
         update, state = ({name: tensors[f"{what}.{name}"] for name in message[what]} for what in ("update", "state"))
-        return LocalResult(update, state, message["num_examples"], message["metrics"])
+        return LocalResult(update, state, message["num_examples"], message["metrics"], message["num_images"])
 
     def end(self) -> None:
         """End the process, which has nothing to lose, and free its memory."""

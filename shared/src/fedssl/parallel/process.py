@@ -78,6 +78,7 @@ class _Clients:
             state=list(result.state),
             num_examples=result.num_examples,
             metrics=result.metrics,
+            num_images=result.num_images,
             tensors=self._exchange.write(tensors),
         )
 

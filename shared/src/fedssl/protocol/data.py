@@ -380,7 +380,8 @@ def channels_in_words(channels: int) -> str:
 
 
 class PartitionConfig(StrictModel):
-    """How `fedssl simulate` and `fedssl up` partition a data set among clients. Deployed coordinators ignore it."""
+    """How `fedssl simulate` and `fedssl up` partition a data set among clients. Deployed coordinators read only its
+    number of clients, and only for SCAFFOLD without `cohort.clients`."""
 
     dataset: str = Field(default="fashion-mnist", description="A data set's name, an image folder or an .npz file.")
     num_clients: int = Field(default=4, ge=1, le=10_000)

@@ -36,7 +36,9 @@ class RunSpec(StrictModel):
     training: TrainingConfig = TrainingConfig()
     cohort: CohortConfig = CohortConfig()
     partition: PartitionConfig | None = Field(
-        default=None, description="Only `fedssl simulate` and `fedssl up` read it."
+        default=None,
+        description="Only `fedssl simulate` and `fedssl up` read it. For SCAFFOLD, its number of clients counts in "
+        "every run without `cohort.clients`.",
     )
     public_data: PublicDataConfig | None = Field(
         default=None, description="Images that the coordinator and every client hold; only some methods use them."

@@ -117,7 +117,7 @@ class Federation:
             round_number=number,
             clients=clients,
             num_examples=num_examples,
-            num_images=sum(map(self._num_images, contexts)),
+            num_images=sum(local.num_images for local in trained.values()),
             bytes_down=len(cohort) * self._bytes_down + self._num_new(result, cohort) * self._frozen_bytes,
             bytes_up=len(cohort) * self._bytes_up,
         )
@@ -225,11 +225,6 @@ class Federation:
     def _num_new(result: Result, cohort: Sequence[str]) -> int:
         """Return the number of clients in the cohort that have not taken part yet, and so lack the frozen tensors."""
         return len(set(cohort).difference(*(record.num_examples for record in result.history)))
-
-    def _num_images(self, ctx: Context) -> int:
-        training, size = self._spec.training, self._sizes[ctx.client_id]
-        schedule = self._bound.client.schedule(size, ctx)
-        return schedule.num_epochs * min(size, schedule.steps_per_epoch * training.batch_size)
 
 
 def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:

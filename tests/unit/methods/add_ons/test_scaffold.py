@@ -150,6 +150,14 @@ def test_c_is_the_mean_of_the_clients_variates_whatever_the_fraction_is_rounded_
         torch.testing.assert_close(c, own.sum(dim=0) / len(clients), rtol=1e-4, atol=1e-6)
 
 
+def test_a_pooled_client_has_no_drift_to_correct() -> None:
+    pooled = {"dataset": "digits", "num_clients": 3, "max_images": 120, "pooled": True}
+    result = simulate(_spec(partition=pooled, cohort={}))
+    own = _part(result.client_states["client-0"], "scaffold_own")
+    for name, c in _part(result.model, "control").items():
+        torch.testing.assert_close(c, own[name], rtol=1e-4, atol=1e-6)
+
+
 def test_zero_epochs_change_nothing() -> None:
     spec = _spec(training={"local_epochs": 0})
     broadcast, state = _with_control(spec, seed=1)

@@ -158,6 +158,7 @@ def test_a_cold_client_has_the_student_as_its_teacher() -> None:
     [
         {"add_ons": [{"name": "dsr"}, {"name": "decorrelation"}, {"name": "fur"}]},
         {"add_ons": [{"name": "proximal"}, {"name": "fedx"}], "reducer": {"name": "ldawa"}},
+        {"add_ons": [{"name": "fedx", "local_contrastive": 0}]},
         {"merge": {"name": "ema"}, "add_ons": [{"name": "scaffold"}]},
         {"merge": {"name": "local"}, "reducer": {"name": "none"}},
     ],
@@ -174,6 +175,9 @@ def test_trains_without_a_projector() -> None:
     spec = RunSpec.model_validate(values)
     assert {name.split(".")[0] for name in start(spec).broadcast} == {"encoder", "prototypes"}
     assert "dino" in training(spec).values(training(spec).batch())
+    result = simulate(spec, shards(spec))
+    kept = {name.split(".")[0] for name in result.client_states["client-0"]}
+    assert kept == {"teacher_encoder", "teacher_prototypes", "center"}
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,11 @@ def _restart(state: Tensors) -> Tensors:
 
 def _share(spec: RunSpec, num_updates: int) -> float:
     """Return |S|/N. With a factor other than that of the updates that are used, c would not be the mean of the c_k."""
-    by_partition = spec.partition.num_clients if spec.partition is not None else 0
-    num_clients = len(spec.cohort.clients or ()) or by_partition
-    return num_updates / num_clients if num_clients else spec.cohort.fraction
+    if spec.cohort.clients is not None:
+        return num_updates / len(spec.cohort.clients)
+    if spec.partition is None:
+        return spec.cohort.fraction
+    return num_updates / (1 if spec.partition.pooled else spec.partition.num_clients)
 
 
 def _changes(update: Update, names: Sequence[str]) -> Tensors:

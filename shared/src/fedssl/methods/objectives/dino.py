@@ -83,8 +83,9 @@ class Center(nn.Module):
 
     @torch.no_grad()
     def move(self, momentum: float) -> None:
-        """Move c by the mean of what was collected, and forget it."""
-        self.current.copy_(dino_center(self.current, [(self.total / self.num_logits)[None]], momentum))
+        """Move c by the mean of what was collected, and forget it. c stays if the loss was left out (FedX)."""
+        moved = dino_center(self.current, [(self.total / self.num_logits)[None]], momentum)
+        self.current.copy_(torch.where(self.num_logits > 0, moved, self.current))
         self.total.zero_()
         self.num_logits.zero_()
 
