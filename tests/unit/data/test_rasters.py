@@ -1,6 +1,7 @@
 """Files of more than 8 bits and of any number of channels, through a window: TIFF, PNG and arrays."""
 
 import io
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def test_8_bits_under_a_window_of_other_values_are_refused(tmp_path: Path) -> No
         _load(tmp_path, window=WindowConfig(center=40, width=400))
     for window in (WindowConfig(values=(0, 200)), WindowConfig(center=128, width=256), WindowConfig(stored=True)):
         assert _load(tmp_path, window=window).max() > 25_000
+
+
+def test_a_dark_bitmap_with_16_bits_for_three_colours_is_an_image_of_8_bits(tmp_path: Path) -> None:
+    levels = np.arange(64, dtype=np.uint16) % 4  # of 32
+    header = struct.pack("<IiiHHIIiiII3I", 40, 8, 8, 1, 16, 3, 128, 0, 0, 0, 0, 0xF800, 0x07E0, 0x001F)
+    content = header + (levels << 11 | levels << 6 | levels).astype("<u2").tobytes()
+    (tmp_path / "1.bmp").write_bytes(struct.pack("<2sIHHI", b"BM", 14 + len(content), 0, 0, 14 + len(header)) + content)
+    found = _load(tmp_path, 3, None)
+    assert 20 < found.max() < 30
+    assert np.array_equal(found, _load(tmp_path, 3, WindowConfig(values=(0, 255), bits=8)))
 
 
 def test_16_bit_colour_png_is_refused_with_the_formats_that_keep_it(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 
 from fedssl.data.datasets import list_files, load_arrays
 from fedssl.data.folders import report_left_out
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.image_groups import first_divided
 from fedssl.data.site_labels import UNLABELLED, SiteLabels, own_labels
 from fedssl.errors import DataError
 
@@ -42,8 +44,13 @@ def load_site_labels(data: str, source: str) -> SiteLabels:
             f"{data} is a file of images, whose images have no paths that {source} could name: put the labels into it, "
             f"and use {OWN} in place of {source}"
         )
-    found = read_label_file(Path(source).expanduser(), files.names)
-    return found if found.groups is not None else replace(found, groups=files.groups)
+    path = Path(source).expanduser()
+    found = read_label_file(path, files.names)
+    if found.groups is not None or files.groups is None:
+        return found
+    found = replace(found, groups=files.groups)
+    _require_whole_groups(found, files, path)
+    return found
 
 
 def read_label_file(path: Path, image_names: Sequence[str]) -> SiteLabels:
@@ -86,6 +93,19 @@ def read_label_names(path: Path) -> dict[str, str]:
             raise DataError(f"{path}, line {line}: {own!r} is renamed in line {lines[own]} already: remove one line")
         found[own], lines[own] = federation, line
     return found
+
+
+def _require_whole_groups(labels: SiteLabels, files: ImageFiles, path: Path) -> None:
+    """Raise DataError if the file's column `split` divides a group of the images, such as a patient."""
+    if labels.fixed_test is None or labels.groups is None:
+        return
+    splits = {name: np.flatnonzero(labels.fixed_test == is_test) for name, is_test in _SPLITS.items()}
+    if (found := first_divided(splits, labels.groups)) is not None:
+        (one, first), (other, second) = found
+        raise DataError(
+            f"{path}: {files.names[first]!r} is in {one} and {files.names[second]!r} in {other}, but they belong to "
+            "one patient, or are of one file: put them into one split"
+        )
 
 
 @dataclass(slots=True)
