@@ -297,7 +297,7 @@ class ClientAlgorithm:
         return all_names - self.unsent(modules, ctx)
 
     def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
-        kept = tuple(name for part in self.parts for name in part.kept)
+        kept = tuple(name for part in self.parts for name in part.kept if name in modules)
         return (*self.sent(modules), *kept) if self.keeps_modules(ctx) else kept
 
     def plan(self, spec: RunSpec) -> ArtifactPlan:
