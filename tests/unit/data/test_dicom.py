@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydicom import dcmread
 from pydicom.uid import RLELossless
 
+from fedssl.classification.labelled import label_images
 from fedssl.data import dicom, format_packages, load_conformed, load_dataset
 from fedssl.data.contents import read_contents
 from fedssl.data.decode_file import examine, thumbnail
@@ -22,6 +23,7 @@ from fedssl.data.label_files import load_site_labels
 from fedssl.data.rasters import MAX_BYTES
 from fedssl.data.site_labels import own_labels, split_labels
 from fedssl.data.windowing import window
+from fedssl.embeddings.sources import open_source
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, WindowConfig
 from support.dicom_files import dataset, item, write_compressed, write_dicom
@@ -111,6 +113,15 @@ def test_8_bits_and_colours_need_no_window(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"3\.dcm: .*\[data\.window\]"):
         _load(tmp_path, 3)
     assert _is(_load(tmp_path, stored=True)[2, 0], (grey >> 4) / 15)
+
+
+def test_bits_above_the_values_are_left_out_and_values_in_other_bits_are_refused(tmp_path: Path) -> None:
+    """Old files have an overlay in the highest four of 16 bits; others have the values there."""
+    write_dicom(tmp_path / "1.dcm", _TWELVE | np.uint16(0xA000), bits=12)
+    assert _is(_load(tmp_path, stored=True)[0, 0], _TWELVE / 4095)
+    write_dicom(tmp_path / "1.dcm", _TWELVE << 4, bits=12, HighBit=15)
+    with pytest.raises(DataError, match=r"1\.dcm: its values of 12 bits end at bit 15 \(HighBit\) in place of 11"):
+        _load(tmp_path, stored=True)
 
 
 def test_a_palette_becomes_colours(tmp_path: Path) -> None:
@@ -297,3 +308,14 @@ def test_the_images_of_a_patient_stay_in_one_split_and_the_identifier_is_not_kep
     csv = tmp_path / "labels.csv"
     csv.write_text("path,label\n" + "".join(f"{name},{name[0]}\n" for name in files.names))
     assert np.array_equal(load_site_labels(str(images), str(csv)).groups, labels.groups)
+    csv.write_text(
+        "path,label,split\n" + "".join(f"{n},x,{'test' if n[2:4] in '09 19' else 'train'}\n" for n in files.names)
+    )
+    fixed = load_site_labels(str(images), str(csv))
+    assert {files.names[number][2:4] for number in split_labels(fixed, 0.3, seed=0).test} == {"09", "19"}
+    source = open_source(str(images), None, None)
+    assert np.array_equal(label_images(source, csv).labels.groups, labels.groups)
+    csv.write_text(csv.read_text().replace("a/00.dcm#1,x,train", "a/00.dcm#1,x,test"))
+    for read in (lambda: load_site_labels(str(images), str(csv)), lambda: label_images(source, csv)):
+        with pytest.raises(DataError, match=r"'a/00\.dcm#2' is in train and 'a/00\.dcm#1' in test, but they belong to"):
+            read()

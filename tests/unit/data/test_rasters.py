@@ -1,6 +1,7 @@
 """Files of more than 8 bits and of any number of channels, through a window: TIFF, PNG and arrays."""
 
 import io
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,21 @@ def test_floating_point_and_signed_tiff(tmp_path: Path) -> None:
     assert np.abs(found[2:, 0].astype(int) - _expected(values.astype(np.int16), -1000, 1000)).max() <= 1
 
 
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_signed_bytes_of_a_tiff_keep_their_sign(tmp_path: Path, compression: str | None) -> None:
+    values = np.arange(-128, 128, dtype=np.int8).reshape(16, 16)
+    tifffile.imwrite(tmp_path / "1.tif", values, compression=compression)
+    for window in (WindowConfig(stored=True), WindowConfig(values=(-128, 127))):
+        assert np.abs(_load(tmp_path, 1, window, 16)[0, 0].astype(int) - _expected(values, -128, 127)).max() <= 1
+    with pytest.raises(DataError, match=r"its values are signed: choose .* \[data.window\]"):
+        _load(tmp_path, 1, None, 16)
+    assert examine(list_folder(tmp_path, "train"), "1.tif").needs_window
+    assert (
+        np.diff(np.asarray(thumbnail(list_folder(tmp_path, "train"), "1.tif", 16))[:, :, 0].ravel().astype(int)).min()
+        >= 0
+    )
+
+
 @pytest.mark.parametrize("num", [2, 5, 16])
 def test_channels_of_tiff_pages_and_arrays_keep_their_order(tmp_path: Path, num: int) -> None:
     values = np.random.default_rng(0).integers(0, 4096, (num, 8, 8)).astype(np.uint16)
@@ -107,6 +123,16 @@ def test_8_bits_under_a_window_of_other_values_are_refused(tmp_path: Path) -> No
         _load(tmp_path, window=WindowConfig(center=40, width=400))
     for window in (WindowConfig(values=(0, 200)), WindowConfig(center=128, width=256), WindowConfig(stored=True)):
         assert _load(tmp_path, window=window).max() > 25_000
+
+
+def test_a_dark_bitmap_with_16_bits_for_three_colours_is_an_image_of_8_bits(tmp_path: Path) -> None:
+    levels = np.arange(64, dtype=np.uint16) % 4  # of 32
+    header = struct.pack("<IiiHHIIiiII3I", 40, 8, 8, 1, 16, 3, 128, 0, 0, 0, 0, 0xF800, 0x07E0, 0x001F)
+    content = header + (levels << 11 | levels << 6 | levels).astype("<u2").tobytes()
+    (tmp_path / "1.bmp").write_bytes(struct.pack("<2sIHHI", b"BM", 14 + len(content), 0, 0, 14 + len(header)) + content)
+    found = _load(tmp_path, 3, None)
+    assert 20 < found.max() < 30
+    assert np.array_equal(found, _load(tmp_path, 3, WindowConfig(values=(0, 255), bits=8)))
 
 
 def test_16_bit_colour_png_is_refused_with_the_formats_that_keep_it(tmp_path: Path) -> None:

@@ -291,6 +291,23 @@ def test_images_that_cannot_be_prepared_name_no_file_to_the_coordinator(tmp_path
         images.prepared(DataConfig(channels=1, image_size=16))
 
 
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_as_many_other_images_as_were_registered_are_refused(tmp_path: Path, kind: str) -> None:
+    """Labels belong to images by their positions, so those of before would be the labels of other images."""
+    path = _random_files(tmp_path / "own") if kind == "files" else write_images(tmp_path / "own.npz", size=40)
+    images = load_images(str(path), CPU)
+    if kind == "files":
+        (path / "notes.txt").write_text("not an image")
+        (path / "1.png").write_bytes((path / "2.png").read_bytes())  # an image under its name of before
+    assert len(images.prepared(DataConfig(channels=1, image_size=16)).data) == len(images)
+    if kind == "files":
+        (path / "0.png").rename(path / "9.png")
+    else:
+        write_images(path, size=48)
+    with pytest.raises(DataError, match="have changed since they were registered; restart the worker"):
+        images.prepared(DataConfig(channels=1, image_size=24))
+
+
 def test_photographs_without_a_size_are_refused_before_they_are_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from fedssl_worker import lease
 from fedssl_worker.disclosure.ledger.verification import broadcast_differences, signed_broadcasts, verify
 from fedssl_worker.main import app
 
-from .conftest import RUN, Setting, good_update, make_spec
+from .conftest import CLIENT, RUN, Setting, good_update, make_spec
 
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
@@ -100,6 +100,12 @@ def test_owners_compare_the_broadcasts_that_the_coordinator_has_signed(setting: 
     num_shared, [difference] = broadcast_differences([own], [other])
     assert num_shared == 1
     assert f"broadcast {own['broadcast']} for" in difference
+    for rows in ([other, own], [own, other, other]):  # it had the round trained twice, from different weights
+        assert broadcast_differences(rows, [own]) == (
+            1,
+            [f"run {own['run']}, round 1: broadcast {'f' * 64} for {CLIENT}, {own['broadcast']} for {CLIENT}"],
+        )
+        assert broadcast_differences([own], rows) == (1, [difference])
     path = tmp_path / "other.json"
     state = tmp_path / "state"
     state.mkdir()
@@ -126,3 +132,13 @@ def test_a_receipt_for_another_broadcast_is_kept_as_evidence(setting: Setting, m
         setting.restart(setting.write_policy(*WEIGHTS)).step()
     assert [line["signed"] for line in logs if line["event"] == "ledger.broadcast_differs"] == ["f" * 64]
     assert setting.ledger()[-1]["broadcast"] == "f" * 64
+
+
+def test_a_receipt_without_the_broadcast_is_logged(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting.coordinator, "sent", lambda submit: None)
+    item = setting.item(make_spec(), 1)
+    setting.coordinator.offer(item)
+    with capture_logs() as logs:
+        setting.restart(setting.write_policy(*WEIGHTS)).step()
+    assert len(setting.coordinator.submissions) == 1
+    assert [line["trained"] for line in logs if line["event"] == "ledger.broadcast_unsigned"] == [item.broadcast]

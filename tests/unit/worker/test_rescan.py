@@ -1,6 +1,7 @@
 """With `--rescan` a worker reads its images again before a round if their files have changed."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
 
 _CPU = torch.device("cpu")
+_NOBODY = 65534
 
 
 def _write(folder: Path, *numbers: int) -> None:
@@ -104,3 +106,20 @@ def test_large_folders_are_counted_and_not_kept(folder: Path, monkeypatch: pytes
     assert torch.equal(torch.as_tensor(images.prepared(shape).data.images[:]), torch.as_tensor(kept.data.images[:]))
     with pytest.raises(DataError, match="cannot decode"):
         load_images(str(folder), _CPU)
+
+
+def test_a_hidden_folder_that_is_closed_stops_no_worker() -> None:
+    """Disks have `.Trash-0` and the like. They are not searched for images, and `fedssl doctor` finds nothing wrong."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write(folder, 0, 1)
+        (folder / ".Trash-0").mkdir(mode=0)
+        user = os.geteuid()
+        if user == 0:
+            folder.chmod(0o755)
+            os.seteuid(_NOBODY)
+        try:
+            images = load_images(name, _CPU)
+            assert (len(images), images.read_if_changed()) == (2, None)
+        finally:
+            os.seteuid(user)

@@ -26,6 +26,7 @@ from fedssl.data.decoding import find_unreadable
 from fedssl.data.folders import report_left_out
 from fedssl.data.formats import prepared_window
 from fedssl.data.image_cache.build import CachedData, load_cached
+from fedssl.data.image_files import ImageFiles
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.data.reading import Reading, num_tolerated
 from fedssl.data.windowing import WindowMissing, prepared_type
@@ -116,14 +117,16 @@ class OwnImages:
         self._image_size, self._channels = image_size, channels
         self._allows_cache = allows_cache
         self.stamp = _stamp_of(name_or_path)  # before reading: a file that comes later is found by the next rescan
+        files = _files_of(name_or_path)
+        self._listing = self.stamp if files is None else _names_digest(files)
         window = _prepared_window(name_or_path)
         try:
-            registered = _register(name_or_path, device, image_size, channels, Reading(window, max_unreadable))
+            registered = _register(name_or_path, files, device, image_size, channels, Reading(window, max_unreadable))
         except WindowMissing as error:
             # Runs choose the window. To register, only the number and the shape of the images count.
             log.warning("images.need_window", reason=str(error))
             window = _ANY_WINDOW
-            registered = _register(name_or_path, device, image_size, channels, Reading(window, max_unreadable))
+            registered = _register(name_or_path, files, device, image_size, channels, Reading(window, max_unreadable))
         self.channels, self.image_size = registered.channels, registered.image_size
         most = channels or (3 if registered.channels in (1, 3) else registered.channels)
         self.serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
@@ -207,8 +210,21 @@ class OwnImages:
                 f"this client's images have changed: {self.num_listed} were registered, and now there are "
                 f"{found.num_listed}; restart the worker"
             )
+        self.require_same_files()
         self._kept[key] = found
         return found
+
+    def require_same_files(self) -> None:
+        """Raise DataError if other files are listed than when the images were registered.
+
+        Labels and groups were read then, and belong to the images by their positions.
+        """
+        if (stamp := _stamp_of(self.name_or_path)) == self.stamp:
+            return
+        files = _files_of(self.name_or_path)
+        if self._listing != (stamp if files is None else _names_digest(files)):
+            log.error("images.changed", reason="files were added, removed or renamed since they were registered")
+            raise DataError("this client's images have changed since they were registered; restart the worker")
 
     @staticmethod
     def _within(found: PreparedImages, config: DataConfig) -> PreparedImages:
@@ -271,11 +287,25 @@ def load_images(
     )
 
 
+def _files_of(name_or_path: str) -> ImageFiles | None:
+    """Return the images if they are files of a folder, or None for all others. Raises DataError."""
+    return None if name_or_path in KNOWN else list_files(name_or_path, "train")
+
+
+def _names_digest(files: ImageFiles) -> str:
+    return hashlib.sha256(b"\0".join(map(os.fsencode, files.names))).hexdigest()
+
+
 def _register(
-    name_or_path: str, device: torch.device, image_size: int | None, channels: int | None, reading: Reading
+    name_or_path: str,
+    files: ImageFiles | None,
+    device: torch.device,
+    image_size: int | None,
+    channels: int | None,
+    reading: Reading,
 ) -> _Registered:
     """Decode all images in the shape that the worker registers with. Raises DataError."""
-    if (found := _register_large(name_or_path, image_size, channels, reading)) is not None:
+    if files is not None and (found := _register_large(files, image_size, channels, reading)) is not None:
         return found
     images = load_own(name_or_path, "train", image_size=image_size, channels=channels, reading=reading)
     if not len(images):
@@ -292,12 +322,9 @@ def _register(
 
 
 def _register_large(
-    name_or_path: str, image_size: int | None, channels: int | None, reading: Reading
+    files: ImageFiles, image_size: int | None, channels: int | None, reading: Reading
 ) -> _Registered | None:
     """Do the same for a folder whose images take much memory, which are not kept. Returns None for all others."""
-    files = None if name_or_path in KNOWN else list_files(name_or_path, "train")
-    if files is None:
-        return None
     files = dataclasses.replace(files, reading=reading)
     own_channels, size = shape_of_first(files, image_size, channels)
     num_bytes = len(files) * own_channels * size**2 * prepared_type(reading.window).itemsize
@@ -315,7 +342,11 @@ def _stamp_of(name_or_path: str) -> str:
     digest, seen, folders = hashlib.sha256(), set(), [find_path(name_or_path, None)]
     while folders:
         folder = folders.pop()
-        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
+        try:
+            paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+        except OSError:
+            continue  # it is closed or vanished: reading reports it, unless it is hidden
+        for path in paths:
             try:
                 status = path.stat()
             except OSError:

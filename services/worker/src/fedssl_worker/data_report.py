@@ -51,5 +51,6 @@ class DataReporter:
         if self._measured is None or self._measured[0] != self._images.stamp:
             log.info("data_report.measuring", num_images=len(self._images))
             groups = None if self._labels is None else self._labels.labels.groups
+            self._images.require_same_files()
             self._measured = self._images.stamp, measure(self._images.name_or_path, self._images.channels, groups)
         return self._measured[1]

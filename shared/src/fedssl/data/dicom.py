@@ -29,9 +29,9 @@ from fedssl.data.windowing import Range, range_of, window
 
 _NO_PIXELS = "it has no pixels"
 _DECODED = (
-    "NumberOfFrames", "Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation",
-    "PhotometricInterpretation", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter",
-    "WindowWidth", "VOILUTFunction", "VOILUTSequence", "SharedFunctionalGroupsSequence",
+    "NumberOfFrames", "Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit",
+    "PixelRepresentation", "PhotometricInterpretation", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence",
+    "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence", "RedPaletteColorLookupTableDescriptor",
     "GreenPaletteColorLookupTableDescriptor", "BluePaletteColorLookupTableDescriptor",
     "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData", "BluePaletteColorLookupTableData",
@@ -157,6 +157,8 @@ def _read_frame(path: Path, number: int | None) -> Raster:
         if syntax.is_encapsulated:
             file.seek(place + _ELEMENT_HEADER)
             _require_declared_size(_frame_bytes(file, index, num_frames), header, syntax)
+        if not syntax.is_encapsulated or syntax == _RLE:
+            _require_lowest_bits(header)
     values = np.asarray(pixel_array(path, index=index))
     if str(header.PhotometricInterpretation) == "PALETTE COLOR":
         from pydicom.pixels.processing import apply_color_lut
@@ -166,6 +168,16 @@ def _read_frame(path: Path, number: int | None) -> Raster:
     if values.ndim == 3:
         return Raster(values, range_of(values.dtype), bits=int(header.BitsStored))
     return _grey(values, header, index)
+
+
+def _require_lowest_bits(header: Any) -> None:
+    """Raise ValueError if the values are not in the lowest bits, from which pydicom takes them."""
+    highest, stored = header.get("HighBit"), header.get("BitsStored")
+    if highest is not None and stored is not None and int(highest) != int(stored) - 1:
+        raise ValueError(
+            f"its values of {stored} bits end at bit {highest} (HighBit) in place of {int(stored) - 1}, which is not "
+            "read; save it again"
+        )
 
 
 def _grey(values_HW: NDArray[Any], header: Any, index: int) -> Raster:

@@ -10,6 +10,8 @@ import numpy as np
 
 from fedssl.data.datasets import list_files, load_arrays
 from fedssl.data.folders import report_left_out
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.image_groups import first_divided
 from fedssl.data.site_labels import UNLABELLED, SiteLabels, own_labels
 from fedssl.errors import DataError
 
@@ -42,8 +44,26 @@ def load_site_labels(data: str, source: str) -> SiteLabels:
             f"{data} is a file of images, whose images have no paths that {source} could name: put the labels into it, "
             f"and use {OWN} in place of {source}"
         )
-    found = read_label_file(Path(source).expanduser(), files.names)
-    return found if found.groups is not None else replace(found, groups=files.groups)
+    path = Path(source).expanduser()
+    return with_groups_of(files, read_label_file(path, files.names), path)
+
+
+def with_groups_of(files: ImageFiles, labels: SiteLabels, path: Path) -> SiteLabels:
+    """Return labels with the groups of the images' files, for example patients, unless they have groups of their own.
+
+    `path` is the file of the labels. Raises DataError if its column `split` divides a group of the files.
+    """
+    if labels.groups is not None or files.groups is None:
+        return labels
+    if labels.fixed_test is not None:
+        splits = {name: np.flatnonzero(labels.fixed_test == is_test) for name, is_test in _SPLITS.items()}
+        if (found := first_divided(splits, files.groups)) is not None:
+            (one, first), (other, second) = found
+            raise DataError(
+                f"{path}: {files.names[first]!r} is in {one} and {files.names[second]!r} in {other}, but they belong "
+                "to one patient, or are of one file: put them into one split"
+            )
+    return replace(labels, groups=files.groups)
 
 
 def read_label_file(path: Path, image_names: Sequence[str]) -> SiteLabels:

@@ -120,6 +120,8 @@ def require_size(width: int, height: int, value_bytes: int) -> None:
 
 def num_bits(image: Image.Image) -> int:
     """Return how many bits the file declares for a value: 12, 16, or 8 for all others. Before the image is loaded."""
+    if image.format == "BMP":  # its mode BGR;16 has 16 bits for three values together
+        return 8
     raw_modes = str([tile[3] for tile in getattr(image, "tile", ())])
     if "I;12" in raw_modes:
         return 12

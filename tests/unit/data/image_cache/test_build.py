@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydicom.pixels.decoders import JPEG2000LosslessDecoder
 
 from fedssl.data.image_cache import CachedData, build, entries, load_cached, records
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
+from support.dicom_files import write_compressed, write_dicom
 
 _DATA = DataConfig(channels=3, image_size=16, cache_size=20)
 _NUM = 40
@@ -254,6 +256,7 @@ def test_caches_of_other_settings_are_removed_except_the_last(folder: Path) -> N
     for size in (20, 21, 22):
         found = load_cached(str(folder), _DATA.model_copy(update={"cache_size": size}), processes=1)
         places.append(found.images.path.parent)
+        (places[0].parent / ".DS_Store").touch()  # a file manager's
     assert [place.exists() for place in places] == [False, True, True]
 
 
@@ -304,6 +307,21 @@ def test_unreadable_files_are_left_out_up_to_a_share(folder: Path, caplog: pytes
     assert found.labels is not None
     assert found.labels.tolist() == [0] * 19 + [1] * 19
     assert "left out 2 of 40 images" in caplog.text
+
+
+def test_a_file_that_could_not_be_decoded_is_tried_again(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20), np.uint8)
+    write_compressed(tmp_path / "images" / "1.dcm", [pixels], "JPEG 2000")
+    write_dicom(tmp_path / "images" / "2.dcm", pixels)
+    data = DataConfig(channels=1, image_size=16, cache_size=20, max_unreadable=0.5)
+    plugins = JPEG2000LosslessDecoder._available.copy()
+    JPEG2000LosslessDecoder._available.clear()  # as if the package that decodes it were not installed
+    try:
+        assert load_cached(str(tmp_path / "images"), data, processes=1).unreadable == (0,)
+    finally:
+        JPEG2000LosslessDecoder._available.update(plugins)
+    found = load_cached(str(tmp_path / "images"), data, processes=1)
+    assert (len(found), found.unreadable) == (2, ())
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,14 +74,15 @@ class Records:
     def known(self, name: str, stamp: str) -> Entry | None:
         """Return the entry of a file, if it is the one that was decoded."""
         entry = self._by_name.get(name)
-        return entry if entry is not None and entry.stamp == stamp else None
+        return entry if entry is not None and entry.stamp == stamp and entry.why is None else None
 
     def add(self, entry: Entry, pixels: NDArray[np.generic] | None) -> Entry:
         """Append a decoded file. Return its entry, with the place of its pixels.
 
-        A file that could not even be read is not kept. Raises OSError, and DataError if the disk is nearly full.
+        A file that cannot be decoded is not kept: with another package, or more memory, it may be decoded later.
+        Raises OSError, and DataError if the disk is nearly full.
         """
-        if not entry.digest:
+        if entry.why is not None:
             return entry
         same = self._by_content.get(_content(entry))
         if same is not None and same.why is None:  # the same content under another name or time

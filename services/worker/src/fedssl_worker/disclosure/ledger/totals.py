@@ -13,9 +13,10 @@ from fedssl_worker.disclosure.policy import NotPermitted, TotalLimits
 class Totals:
     """The rounds and the bytes of all updates that have left, or may have: those with an entry `intent`.
 
-    An update that was sent again after an interruption, or after a restart, counts once. The first entry of a segment
-    has the totals before it, because earlier segments may be archived or deleted. An answer about an evaluation is
-    not an update.
+    An update that was sent again after an interruption, or after a restart, counts once. Another update of the same
+    round counts as another round: a coordinator could have one round trained again and again, from other weights or
+    with another spec. The first entry of a segment has the totals before it, because earlier segments may be archived
+    or deleted. An answer about an evaluation is not an update.
     """
 
     is_known: bool = False
@@ -26,17 +27,18 @@ class Totals:
 
     @property
     def num_rounds(self) -> int:
-        """The number of different rounds whose updates have left."""
-        return self._rounds_before + len(self._rounds)
+        """The number of rounds whose updates have left; a round counts once for each different update."""
+        return self._rounds_before + len(self._updates)
 
     def count(self, entry: LedgerEntry) -> None:
         """Count an entry. They come in their order, beginning with the first that is still here."""
         body = entry.body
         if entry.kind == "opened":
             self.is_known = True
-        elif entry.kind == "rotated" and not self.is_known and not self._updates and "rounds_total" in body:
+        elif entry.kind == "rotated" and "rounds_total" in body:  # more than were counted, if segments are missing
             self.is_known = True
-            self._rounds_before, self.num_bytes = int(body["rounds_total"]), int(body["bytes_total"])
+            self._rounds_before += max(0, int(body["rounds_total"]) - self.num_rounds)
+            self.num_bytes = max(self.num_bytes, int(body["bytes_total"]))
         elif entry.kind == "intent" and "run" in body and not _is_answer(body):
             at = (str(body["run"]), int(body["round"]))
             self._rounds.add(at)
@@ -57,13 +59,12 @@ class Totals:
                 f"{policy} limits what leaves in all runs together, and earlier files of the ledger are missing: "
                 "restore them, because it cannot be counted without them"
             )
-        has_left = at in self._rounds
-        if limits.max_rounds is not None and not has_left and self.num_rounds >= limits.max_rounds:
+        is_counted = at in self._rounds if digest is None else (*at, digest) in self._updates
+        if limits.max_rounds is not None and not is_counted and self.num_rounds >= limits.max_rounds:
             raise NotPermitted(
                 f"{policy} permits updates of {limits.max_rounds} rounds in all runs together (max_rounds_total), and "
                 f"those of {self.num_rounds} have left: raise the limit to continue"
             )
-        is_counted = has_left if digest is None else (*at, digest) in self._updates
         if limits.max_bytes is not None and not is_counted and self.num_bytes + num_bytes > limits.max_bytes:
             raise NotPermitted(
                 f"{policy} permits {limits.max_bytes} bytes in all runs together (max_bytes_total): {self.num_bytes} "
