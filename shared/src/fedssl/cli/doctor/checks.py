@@ -11,7 +11,7 @@ from pathlib import Path
 from fedssl.cache import cache_folder
 from fedssl.cli.connection.file import connections_path, read_connections
 from fedssl.cli.doctor.findings import Check, Found
-from fedssl.client import ApiError, Client, ClientError, Retry
+from fedssl.client import ApiError, Client, ClientError, Retry, Tls
 from fedssl.client.base import BaseClient
 from fedssl.client.environment import Target
 from fedssl.cores import num_usable_cores
@@ -39,8 +39,9 @@ def this_machine(data: Path | None) -> Iterator[Check]:
 
 def coordinator(target: Target) -> Iterator[Check]:
     """Check that a coordinator answers, its clock and servers, the token, and that both have the same methods."""
+    tls, at_once = Tls.from_environment(os.environ), Retry(seconds=0)
     try:
-        with Client(target.url, target.token, timeout=ANSWER_SECONDS, retry=Retry(seconds=0)) as client:
+        with Client(target.url, target.token, timeout=ANSWER_SECONDS, retry=at_once, tls=tls) as client:
             yield from answers(client)
             yield _token_and_methods(client)
     except ClientError as error:
