@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -162,7 +163,8 @@ def _connection_file() -> Iterator[Check]:
         yield Check("connections", Found.WRONG, str(error), "correct the file, or move it away")
         return
     if path.stat().st_mode & 0o077:
-        yield Check("connections", Found.WRONG, f"other users can read {path}, and its tokens", f"chmod 600 {path}")
+        todo = f"chmod 600 {shlex.quote(str(path))}"
+        yield Check("connections", Found.WRONG, f"other users can read {path}, and its tokens", todo)
     else:
         yield Check("connections", Found.OK, f"{len(known.connections)} in {path}; in use: {known.current or 'none'}")
 
