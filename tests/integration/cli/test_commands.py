@@ -285,6 +285,23 @@ def test_a_kit_contains_a_secret_that_is_printed_nowhere(
     WorkerClient(coordinator.url, secret).enrol(sha256(b"of hospital-d").hexdigest())
 
 
+def test_a_secret_is_not_created_if_its_file_cannot_be_written(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
+) -> None:
+    earlier = fedssl("token", "enrol", "hospital-e").stdout.strip()
+    hook = ("notify", "add", "https://198.51.100.7/hook")
+    (tmp_path / "file").touch()
+    for command in (("token", "create", "--role", "viewer"), ("token", "enrol", "hospital-e"), hook):
+        refused = fedssl(*command, "--out", "file/secret")
+        assert (refused.exit_code, "file/secret cannot be written" in refused.stderr) == (2, True), refused.stderr
+    assert [token["role"] for token in document(fedssl("token", "ls", "--format", "json"))] == ["enrolment"]
+    assert document(fedssl("notify", "ls", "--format", "json")) == []
+    WorkerClient(coordinator.url, earlier).enrol(sha256(b"of hospital-e").hexdigest())
+
+    assert fedssl(*hook, "--out", "new/folder/hook").exit_code == 0
+    assert (tmp_path / "new/folder/hook").read_text().startswith("whsec_")
+
+
 def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     coordinator: Coordinator, fedssl: Fedssl, spec: str
 ) -> None:

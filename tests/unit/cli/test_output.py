@@ -1,10 +1,16 @@
 """Tables for people and documents for programs."""
 
+import io
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedssl.cli.main import app
 from fedssl.cli.output import cell, duration, show_json, show_pairs, show_table
 from fedssl.protocol.states import RunState
 from support.federation import tiny_spec
@@ -64,3 +70,26 @@ def test_json_cannot_redraw_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert all(char.isprintable() or char == "\n" for char in printed)
     assert "ü 日本" in printed
     assert json.loads(printed) == {"reason": reason}
+
+
+def test_a_table_for_a_terminal_whose_encoding_lacks_its_characters(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[partition]\ndataset = "digits"\nnum_clients = 2\nscheme = "iid"\n')
+    result = CliRunner(charset="latin-1").invoke(app, ["partition", str(spec)])
+    assert result.exit_code == 0, result.output
+    assert "client-1" in result.stdout
+
+
+def test_json_for_such_a_terminal_has_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stream)
+    show_json({"text": "ü 日本"})
+    stream.seek(0)
+    assert json.load(stream) == {"text": "ü 日本"}
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_stream_is_not_an_error(closed: str) -> None:
+    command = f"'{sys.executable}' -m fedssl.cli.main method ls {closed}>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

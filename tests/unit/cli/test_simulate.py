@@ -254,3 +254,12 @@ def test_images_of_16_bits_are_trained_on_through_a_window(tmp_path: Path, suffi
     simulated = simulate(written, partition_dataset(written.partition, written.data).by_client)
     found = load_tensors(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in simulated.model.items())
+
+
+def test_a_restart_leaves_no_encoder_of_an_earlier_method(spec: Path, tmp_path: Path) -> None:
+    """A method that sends nothing leaves an encoder per client."""
+    few = ("simulate", spec, "--out", tmp_path / "out", "--set", "num_rounds=1")
+    assert fedssl(*few, "--set", "method.name=single").exit_code == 0
+    assert (tmp_path / "out/encoder-client-0.safetensors").exists()
+    assert fedssl(*few, "--restart").exit_code == 0
+    assert [path.name for path in (tmp_path / "out").glob("encoder*")] == ["encoder.safetensors"]

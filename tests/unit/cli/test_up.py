@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import stat
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from PIL import Image
 
 from fedssl.cli.errors import UsageError
-from fedssl.cli.up import dealing_of, dealing_of_sources, sources_of
+from fedssl.cli.output import Format
+from fedssl.cli.up import _introduce, dealing_of, dealing_of_sources, sources_of
 from fedssl.data import load_dataset
 from fedssl.errors import DataError, SpecError
 from fedssl.protocol.data import DataConfig, PartitionConfig
@@ -19,12 +21,15 @@ from fedssl_local import LocalError, PortTakenError
 from fedssl_local.federation import (
     DEFAULT_PORT,
     Dealing,
+    Federation,
     _choose_port,
     _own_shape,
     _own_variables,
     require_installed,
 )
-from fedssl_local.folder import Folder
+from fedssl_local.folder import Folder, Record
+from fedssl_local.supervisor import Supervisor
+from support.answers import answering
 from support.federation import tiny_spec
 
 DIGITS = PartitionConfig(dataset="digits", num_clients=3, scheme="iid", alpha=None, seed=4)
@@ -319,3 +324,17 @@ def test_a_record_of_a_partition_is_written_as_before(folder: Folder) -> None:
     folder.partition_dataset(DIGITS, GREY, None)
 
     assert "sources" not in json.loads(folder.record_path.read_text())
+
+
+def test_the_printed_variables_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(tmp_path / "Zoë's federation")
+    folder.tokens.mkdir(parents=True)
+    folder.operator_token.write_text("fedssl_x")
+    with answering({("GET", "/v1/runs"): {"items": []}}) as server:
+        port = int(server.url.rpartition(":")[2])
+        record = Record(channels=1, image_size=16, num_images={"a": 1}, port=port)
+        _introduce(Federation(folder, record, Supervisor(tmp_path), is_new=True), Format.TABLE)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "export" in line]
+    assert shlex.split(line) == ["export", f"FEDSSL_URL={server.url}", f"FEDSSL_TOKEN_FILE={folder.operator_token}"]

@@ -56,6 +56,15 @@ def test_copies_are_one_group_and_the_most_similar_group_is_first() -> None:
     assert found.num_pairs == 4
 
 
+@pytest.mark.parametrize("width", [16, 2048])
+def test_all_copies_have_a_cosine_of_1(width: int) -> None:
+    h = np.random.default_rng(0).random((100, width), dtype=np.float32)
+    found = find_duplicates(np.concatenate([h, h]), 1.0, 500)
+    groups = sorted(sorted(group.positions) for group in found.groups)
+    assert groups == [[number, number + 100] for number in range(100)]
+    assert found.num_pairs == 100
+
+
 def test_no_duplicates_in_one_image_or_without_any() -> None:
     assert find_duplicates(H[:1], 0.5, 10).groups == []
     assert find_duplicates(H, 1.1, 10).num_pairs == 0

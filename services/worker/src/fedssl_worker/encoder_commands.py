@@ -129,5 +129,10 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except FedSSLError as error:
-        typer.echo(f"fedssl-worker: {error}", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from None
+        message = str(error)
+    except OSError as error:  # the disk is full, or --out cannot be written
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    else:
+        return
+    typer.echo(f"fedssl-worker: {message}", err=True)
+    raise typer.Exit(EXIT_UNUSABLE)

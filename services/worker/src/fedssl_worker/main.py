@@ -116,5 +116,5 @@ def _run(settings: Settings) -> int:
             from fedssl_worker.bootstrap import run_worker
 
             return run_worker(settings)
-    except ShutdownRequested:
+    except (ShutdownRequested, KeyboardInterrupt):  # StrictModel.model_dump_json raises the latter
         exit_immediately()

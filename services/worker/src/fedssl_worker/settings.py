@@ -1,5 +1,6 @@
 """The settings of a worker: options of `fedssl-worker run`, or environment variables that begin with FEDSSL_WORKER_."""
 
+import shlex
 import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -173,7 +174,7 @@ def _secret(given: SecretStr | None) -> str:
 def _read_private(path: Path) -> str:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise SettingsError(f"other users may read the token in {path}: run chmod 600 {path}")
+            raise SettingsError(f"other users may read the token in {path}: run chmod 600 {shlex.quote(str(path))}")
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(

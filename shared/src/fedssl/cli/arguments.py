@@ -105,6 +105,8 @@ def read_seeds(text: str) -> list[int]:
         found = []
     if not found:
         raise UsageError(f"--seeds {text}: give whole numbers separated by commas, for example 0,1,2")
+    if twice := [seed for seed in found if found.count(seed) > 1]:
+        raise UsageError(f"--seeds {text}: the seed {twice[0]} is listed twice: list it once")
     return found
 
 

@@ -73,4 +73,4 @@ def connection_first(args: list[str]) -> list[str]:
 
 
 def _use_colour() -> bool:
-    return sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    return sys.stderr is not None and sys.stderr.isatty() and "NO_COLOR" not in os.environ

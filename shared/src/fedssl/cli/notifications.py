@@ -11,6 +11,7 @@ from fedssl.cli.arguments import TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
+from fedssl.cli.new_file import require_new_file
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
 from fedssl.protocol.notifications import DeliveryState, DestinationKind, Topic
 from fedssl.protocol.views import DeliveryView
@@ -67,11 +68,10 @@ def add(
       fedssl notify add https://hooks.example.org/fedssl --out hook.secret
       fedssl notify add alice@example.org --on failed --on stalled
     """
-    if out is not None and out.exists():
-        raise UsageError(f"{out} exists: remove it, or choose another file")
     kind = DestinationKind.EMAIL if "@" in target and "://" not in target else DestinationKind.WEBHOOK
     if out is not None and kind is DestinationKind.EMAIL:
         raise UsageError("--out is for the secret of a webhook: e-mail has none")
+    require_new_file(out)
     from fedssl.client import InvalidRequest
 
     with connect(url, token_file) as client:

@@ -1,5 +1,6 @@
 """What the command prints: results to standard output, everything else to standard error."""
 
+import codecs
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,8 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH  # a pipe has no terminal whose width could be used
+    # A pipe has no terminal whose width could be used, and a closed stream is None.
+    width = None if stream is not None and stream.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
@@ -44,7 +46,9 @@ def note(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print one JSON document. Pydantic models, also inside lists and tables, are dumped."""
-    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=False)))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    is_unicode = codecs.lookup(encoding).name.startswith("utf")  # other encodings lack characters: those are escaped
+    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=not is_unicode)))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -13,6 +13,7 @@ from fedssl.cli.connection.completion import complete_client
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.kit import kit_for, write_kit
+from fedssl.cli.new_file import require_new_file
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.protocol.tokens import LastingRole
 from fedssl.protocol.views import TokenCreated
@@ -69,7 +70,7 @@ def create(
     """
     if (role == "worker") != (client_name is not None):
         raise UsageError("--role worker needs --client NAME; the other roles do not take --client")
-    _require_new(out)
+    require_new_file(out)
     seconds = None if expires is None else seconds_of("--expires", expires)
     from fedssl.client import InvalidRequest
 
@@ -143,17 +144,15 @@ def enrol(
     if kit is not None and out is not None:
         raise UsageError("--kit contains the secret: leave out --out")
     to_stdout = str(kit) == "-"
-    if to_stdout and (output is Format.JSON or sys.stdout.isatty()):
+    if to_stdout and (output is Format.JSON or sys.stdout is None or sys.stdout.isatty()):
         raise UsageError("--kit - writes a zip file to standard output: redirect it, and leave out --format")
-    _require_new(out if kit is None or to_stdout else kit)
+    require_new_file(out if kit is None or to_stdout else kit)
     seconds = seconds_of("--expires", expires)
     from fedssl.client import InvalidRequest
 
     with connect(url, token_file) as client:
         try:
             site = None if kit is None else kit_for(client_name, (address or client.url).rstrip("/"), image, ca)
-            if kit is not None and not to_stdout:
-                kit.parent.mkdir(parents=True, exist_ok=True)
             created = client.create_enrolment_token(client_name, label=label, lifetime_seconds=seconds, project=project)
         except InvalidRequest as error:
             raise _usage_error(error, "CLIENT") from None
@@ -204,11 +203,6 @@ def revoke(
     note(f"token {token} is revoked")
 
 
-def _require_new(out: Path | None) -> None:
-    if out is not None and out.exists():
-        raise UsageError(f"{out} exists: remove it, or choose another file")
-
-
 def _usage_error(error: "InvalidRequest", client: str) -> UsageError:
     first = error.problems[0]
     name = {"client_id": client, "project": "--project"}.get(str(first.location[-1]), "--label")
@@ -219,7 +213,6 @@ def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> Non
     if out is not None:
         from fedssl.files import write_private
 
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_private(out, created.secret + "\n")
         note(f"the secret is written to {out}")
     if output is Format.JSON:

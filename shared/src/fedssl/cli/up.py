@@ -1,6 +1,7 @@
 """`fedssl up`: a whole federation on this machine, in the foreground."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -269,5 +270,5 @@ def _introduce(federation: "Federation", output: Format) -> None:
         typer.echo("  from this directory `fedssl run submit SPEC --watch` finds it; in another directory, first run:")
     else:
         typer.echo("  to use it, first run:")
-    typer.echo(f"    export FEDSSL_URL={federation.url} FEDSSL_TOKEN_FILE={token}")
+    typer.echo(f"    export FEDSSL_URL={federation.url} FEDSSL_TOKEN_FILE={shlex.quote(str(token))}")
     typer.echo(f"  logs are in {folder.log('x').parent}; Ctrl-C stops it, and `fedssl up` continues later")

@@ -1,5 +1,7 @@
 """Wrong usage of a command, reported in one line like all other errors. Typer's own report has four lines."""
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +18,20 @@ class OneLineUsage(TyperGroup):
     error_prefix = "error"
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        _print_whatever_the_encoding()
         with _reported(self.error_prefix):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         with _reported(self.error_prefix):
             return super().invoke(ctx)
+
+
+def _print_whatever_the_encoding() -> None:
+    """Print a question mark for what the terminal's encoding does not have, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager

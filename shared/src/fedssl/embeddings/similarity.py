@@ -12,6 +12,7 @@ from fedssl.errors import DataError
 from fedssl.evaluation import nearest
 
 _MAX_COSINES = 2**25  # 128 MB
+_ROUNDING = 2e-6  # float32's, in a cosine: that of two equal images may be as much below 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def find_nearest(h_NH: Float32, query_H: Tensor, num: int) -> list[Neighbour]:
 
 
 def find_duplicates(h_NH: Float32, threshold: float, max_pairs: int, device: torch.device | str = "cpu") -> Duplicates:
-    """Return the pairs of images with a cosine of at least `threshold`, joined to groups.
+    """Return the pairs of images with a cosine of at least `threshold`, up to rounding, joined to groups.
 
     Args:
         h_NH: the representations. Every pair is compared, so the time grows with N squared.
@@ -60,17 +61,17 @@ def find_duplicates(h_NH: Float32, threshold: float, max_pairs: int, device: tor
         max_pairs: join at most this many pairs, the most similar ones.
         device: where the cosines are computed.
     """
-    num_pairs = 0
+    num_pairs, lowest = 0, threshold - _ROUNDING
     best = torch.empty(0, device=device)
     places = torch.empty(0, 2, dtype=torch.int64, device=device)
     for start, cosines_BN in _blocks(h_NH, device):
         # Each pair once: only with the images that come later.
         cosines_BN.masked_fill_(torch.ones_like(cosines_BN, dtype=torch.bool).tril(start), -torch.inf)
-        num_pairs += int((cosines_BN >= threshold).sum())
+        num_pairs += int((cosines_BN >= lowest).sum())
         found, flat = cosines_BN.flatten().topk(min(max_pairs, cosines_BN.numel()))
-        flat = flat[found >= threshold]
+        flat = flat[found >= lowest]
         pairs = torch.stack([flat // len(h_NH) + start, flat % len(h_NH)], dim=1)
-        best, order = torch.cat([best, found[found >= threshold]]).sort(descending=True, stable=True)
+        best, order = torch.cat([best, found[found >= lowest]]).sort(descending=True, stable=True)
         places = torch.cat([places, pairs])[order][:max_pairs]
         best = best[:max_pairs]
     return Duplicates(num_pairs, _joined(places.tolist(), best.tolist()))

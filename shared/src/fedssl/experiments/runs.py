@@ -256,6 +256,8 @@ def clear(folder: Path) -> None:
         if (folder / CHECKPOINT).is_dir():
             shutil.rmtree(folder / CHECKPOINT)
         shutil.rmtree(folder / CLIENTS, ignore_errors=True)
+        for path in folder.glob("encoder-*.safetensors"):  # only a method that sends nothing would replace them
+            path.unlink()
     finally:
         lock.release()
 

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from fedssl.errors import SpecError
 from fedssl.experiments.overlays import Values, overlay
 from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.explanation import explain
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.add_ons import AnyAddOn
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.validation import ValidationProblem, validation_problems
 
 ADD_ONS: dict[str, type] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyAddOn)[0])}
 NUM_EVALUATIONS = 10
@@ -97,7 +97,7 @@ def build_spec(values: Mapping[str, Any]) -> RunSpec:
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        reasons = [_reason(problem) for problem in validation_problems(error)]
+        reasons = [line.strip() for line in explain(error, RunSpec)]
         raise SpecError("; ".join(reasons[:3])) from None
     if spec.partition is None:
         raise SpecError("a comparison needs images: add a [partition] section to the spec")
@@ -129,9 +129,3 @@ def known(name: str, table: Mapping[str, T], what: str) -> T:
         close = get_close_matches(name, table, n=1)
         raise SpecError(f"there is no {what} {name!r}; " + (f"did you mean {close[0]}?" if close else ", ".join(table)))
     return table[name]
-
-
-def _reason(problem: ValidationProblem) -> str:
-    if problem.kind == "value_error" or not problem.place:
-        return problem.message
-    return f"{problem.place}: {problem.message}"

@@ -26,11 +26,12 @@ from fedssl.protocol.data import DataConfig
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.run_files import LINEAGE, SPEC
+from fedssl.run_files import ENCODER, INITIAL, LINEAGE, MODEL, SPEC
 
 M = TypeVar("M", bound=nn.Module)
 
-FILES = ("encoder.safetensors", "model.safetensors")
+FILES = (ENCODER, MODEL)
+_LISTED = {ENCODER: "encoder", MODEL: "model", INITIAL: "initial_model"}  # the keys of their digests in lineage.json
 
 
 class PretrainedEncoder(Encoder):
@@ -96,6 +97,8 @@ def require_batch_norm(spec: RunSpec) -> None:
 
 def weights_file(path: Path) -> Path:
     """Return the file of weights in a folder, or the path itself if it is not a folder. Raises SpecError."""
+    if not path.exists():
+        raise SpecError(f"there is no file or folder {path}")
     if not path.is_dir():
         return path
     found = [path / name for name in FILES if (path / name).is_file()]
@@ -107,10 +110,10 @@ def weights_file(path: Path) -> Path:
 def read_listed(path: Path) -> Tensors:
     """Return a file's tensors. Raises ArtifactDamaged if lineage.json lists the file with another digest."""
     try:
-        listed = json.loads((path.parent / LINEAGE).read_text(encoding="utf-8")).get(path.stem)
+        listed = json.loads((path.parent / LINEAGE).read_text(encoding="utf-8")).get(_LISTED.get(path.name))
     except (OSError, ValueError, AttributeError):  # `fedssl simulate` writes none
         listed = None
-    if not isinstance(listed, str) or path.name not in FILES:
+    if not isinstance(listed, str):
         return load_tensors(path)
     try:
         return read_tensors(path, listed)

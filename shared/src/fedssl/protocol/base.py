@@ -1,8 +1,9 @@
 """The base of every wire model."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic_core import PydanticSerializationError
 
 PROTOCOL_VERSION = 1
 """Raised when a worker and a coordinator that differ in it could misunderstand each other."""
@@ -25,3 +26,15 @@ class StrictModel(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def model_dump_json(self, **options: Any) -> str:
+        """Return the model as JSON.
+
+        Raises KeyboardInterrupt if a signal arrives meanwhile. Pydantic turns whatever the signal's handler raises into
+        a ValueError, which a caller would take for an error of its work.
+        """
+        try:
+            return super().model_dump_json(**options)
+        except PydanticSerializationError as error:
+            self.model_dump(mode="json")  # raises if something is wrong with the model itself
+            raise KeyboardInterrupt(str(error)) from error

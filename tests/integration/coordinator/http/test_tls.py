@@ -1,5 +1,6 @@
 """Encrypted, and to the right machine: a real authority, real certificates, the API as it serves."""
 
+import json
 import socket
 import ssl
 import warnings
@@ -182,6 +183,20 @@ def test_the_command_takes_its_files_from_the_environment(encrypted: Coordinator
     done = listed(FEDSSL_CA_FILE="/nowhere.pem")
     assert done.exit_code == 2
     assert "certificates cannot be used (No such file or directory): check /nowhere.pem" in done.stderr
+
+
+def test_doctor_and_completion_take_their_files_from_the_environment(
+    encrypted: Coordinator, authority: Authority
+) -> None:
+    trusted = {"FEDSSL_URL": encrypted.url, "FEDSSL_TOKEN": encrypted.admin_token}
+    trusted["FEDSSL_CA_FILE"] = str(authority.file)
+    done = CliRunner().invoke(command, ["doctor", "--format", "json"], env=trusted)
+    found = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
+    assert (found["coordinator"], found["token and methods"]) == ("ok", "ok"), done.stdout
+    encrypted.worker("to-complete")
+    words = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": "fedssl client show to-c", "COMP_CWORD": "3"}
+    done = CliRunner().invoke(command, [], prog_name="fedssl", env={**trusted, **words})
+    assert done.stdout.split() == ["to-complete"]
 
 
 @pytest.mark.parametrize("url", ["http://fed.example.org", "http://192.0.2.1:8000", "http://127.evil.example"])

@@ -120,6 +120,11 @@ def test_variants_and_changes_are_read(spec: Path) -> None:
         (["--set", "fedx:training.batch_size=64"], 2, "is for a method that is not compared"),
         (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs public images"),
         (["--set", "partition=null"], 2, "add a [partition] section"),
+        (
+            ["--variant", "a=fedsimclr:temprature=1"],
+            2,
+            "temprature: there is no such key; did you mean temperature?",
+        ),
         (["--set", "evaluation.dataset=nowhere"], 2, "(evaluation.dataset), but found no data set at nowhere"),
         (["--set", "evaluation.dataset=nowhere", "--dry-run"], 2, "found no data set at nowhere"),
         (["--on", "cifar10-class"], 2, "give a SPEC to compare methods on, or --ladder NAME"),
@@ -175,6 +180,12 @@ def test_the_table_has_the_baselines(spec: Path, tmp_path: Path) -> None:
     assert gap["share"] == {"mean": pytest.approx((own - low) / (high - low)), "half_width": None}
     assert "per GB" not in result.stdout
     assert kept["local-only"]["bytes_up"] < 1000 < kept["fedsimclr"]["bytes_up"]
+
+
+def test_a_dry_run_as_csv_has_a_line_per_run(spec: Path) -> None:
+    result = fedssl("compare", spec, "--methods", "fedsimclr,fedbyol", "--dry-run", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [(row["variant"], row["problem"]) for row in rows] == [("fedsimclr", ""), ("fedbyol", "")]
 
 
 def test_a_ladder_brings_its_setting_rungs_baselines_and_seeds(tmp_path: Path) -> None:

@@ -81,10 +81,10 @@ def test_token_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureF
         find_target(URL, tmp_path / "missing", environment=NOTHING, folder=tmp_path)
     with pytest.raises(UsageError, match="is empty"):
         find_target(URL, secret(tmp_path / "empty", ""), environment=NOTHING, folder=tmp_path)
-    open_to_all = secret(tmp_path / "open", "x")
+    open_to_all = secret(tmp_path / "open to all", "x")
     open_to_all.chmod(0o644)
     assert find_target(URL, open_to_all, environment=NOTHING, folder=tmp_path).token == "x"
-    assert f"chmod 600 {open_to_all}" in capsys.readouterr().err
+    assert f"chmod 600 '{open_to_all}'" in capsys.readouterr().err
 
 
 def test_a_target_hides_its_token() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors, save_tensors
 from fedssl.cli.evaluate.command import TuningName
 from fedssl.cli.specs import read_spec
@@ -20,7 +21,7 @@ from fedssl.models import build_encoder, initialised
 from fedssl.protocol.evaluation import EvaluationConfig, Settings
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.run_files import ENCODER, INITIAL, MODEL, SPEC, write_spec
+from fedssl.run_files import ENCODER, INITIAL, LINEAGE, MODEL, SPEC, write_spec
 from fedssl.simulation import simulate
 from support.commands import fedssl
 
@@ -79,6 +80,24 @@ def test_the_numbers_are_those_of_judge(folder: Path) -> None:
     assert found["linear_probe"] == expected.pop("probe")
     assert {name: found[name] for name in expected} == expected
     assert (found["data"], found["settings"], found["num_labels"], found["num_test"]) == ("digits", "fast", 1437, 360)
+
+
+def test_a_run_s_folder_stands_for_its_model(folder: Path) -> None:
+    arguments = ("--measures", "none", "--num-test", 20, "--angles")
+    found = document(folder, *arguments, folder)
+    assert found["angles"] == document(folder / MODEL, *arguments, folder / MODEL)["angles"]
+
+
+def test_the_start_of_another_run_is_not_a_baseline(folder: Path, tmp_path: Path) -> None:
+    """It remains in the folder if a second run is pulled into it."""
+    for name in (MODEL, SPEC):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    other = initialised(lambda: build_encoder(EncoderConfig(widths=(4, 8)), 1, 16), 7)
+    save_tensors({f"encoder.{name}": tensor for name, tensor in other.state_dict().items()}, tmp_path / INITIAL)
+    lineage = {"model": digest_of(folder / MODEL), "initial_model": digest_of(folder / INITIAL)}
+    (tmp_path / LINEAGE).write_text(json.dumps(lineage))
+    arguments = ("--measures", "knn", "--num-labels", 100, "--num-test", 50)
+    assert document(tmp_path / MODEL, *arguments)["baselines"] == document(folder / MODEL, *arguments)["baselines"]
 
 
 def test_a_paper_s_settings_report_last_and_best_and_how_it_was_chosen(folder: Path) -> None:

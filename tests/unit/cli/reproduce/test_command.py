@@ -77,6 +77,13 @@ def test_a_budget_scales_a_row_down_and_shows_what_differs(root: Path, tmp_path:
     assert json.loads(fedssl("reproduce", "--report", "--out", tmp_path, "--format", "json").stdout) == document
 
 
+def test_a_plan_is_not_used_for_other_settings(root: Path, tmp_path: Path, fast: None) -> None:
+    asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
+    asked += ("--dry-run", *SMALLER, "--set", "partition.max_images=200", "--set", 'evaluation.measures=["knn"]')
+    said = [fedssl(*asked, "--set", f"seed={seed}").stderr for seed in (1, 1, 2)]
+    assert ["measuring the first rounds" in text for text in said] == [True, False, True]
+
+
 def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> None:
     result = fedssl("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path)
 
@@ -91,6 +98,7 @@ def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> 
         (["fedx-9"], "there is no table called 'fedx-9'"),
         (["fedx-1:SimCLR@cifar10", "--budget", "soon"], "give a duration such as 90s, 5m or 2h"),
         (["fedx-1:SimCLR@cifar10", "--seeds", ""], "give whole numbers"),
+        (["fedx-1:SimCLR@cifar10", "--seeds", "0,1,0"], "the seed 0 is listed twice"),
         (["fedx-1:SimCLR@svhn", "--budget", "5m"], "missing data: SVHN"),
         (["fedx-1:SimCLR@cifar10", "--set", "training.batch=1"], "there is no such key; did you mean batch_size"),
     ],

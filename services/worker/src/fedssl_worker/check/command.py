@@ -20,8 +20,8 @@ label, update or metric. The coordinator is asked for its health and its time. I
 --report is given: then a worker with this STATE registers with the numbers of this check, as far as its policy allows
 metrics `check/problems`, `check/update_bytes`, `check/broadcast_bytes` and `check/seconds_per_round`.
 
-With --spec, the spec of a run (`fedssl run show RUN --format json`, or the file spec.json of its page), it compares the
-run with the policy, trains 20 steps on a sample of the images, and estimates how long a round takes.
+With --spec, the spec of a run (the file spec.json of its page, or spec.yaml of `fedssl run pull`), it compares the run
+with the policy, trains 20 steps on a sample of the images, and estimates how long a round takes.
 
 Exit codes: 0 everything is well, apart from notes; 1 something is wrong; 2 unusable options or spec.
 

@@ -1,5 +1,7 @@
 """What `fedssl compare` writes and shows."""
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -84,8 +86,15 @@ def show_plan(entries: Sequence[ComparisonEntry], output: ResultFormat) -> None:
                 "problem": entry.problem,
             }
         )
-    if output is not ResultFormat.TABLE:
+    if output is ResultFormat.JSON:
         show_json({"dry_run": True, "runs": rows})
+        return
+    if output is ResultFormat.CSV:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        typer.echo(text.getvalue(), nl=False)
         return
     shown = [
         [row["variant"], row["seed"], row["rounds"], row["clients"], *map(_size, _bytes(row)), row["problem"]]

@@ -1,6 +1,7 @@
 """Shell completion of names. If they cannot be listed, nothing is offered and nothing is printed."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -61,9 +62,10 @@ def _quietly() -> Iterator[list[Any]]:
 @contextmanager
 def _client(ctx: typer.Context) -> "Iterator[Client]":
     from fedssl.cli.connection.target import find_target
-    from fedssl.client import Client, Retry
+    from fedssl.client import Client, Retry, Tls
 
     connection = ctx.find_root().params.get("connection")
     target = find_target(ctx.params.get("url"), ctx.params.get("token_file"), connection=connection)
-    with Client(target.url, target.token, timeout=TIMEOUT_SECONDS, retry=Retry(seconds=0)) as client:
+    tls, at_once = Tls.from_environment(os.environ), Retry(seconds=0)
+    with Client(target.url, target.token, timeout=TIMEOUT_SECONDS, retry=at_once, tls=tls) as client:
         yield client

@@ -1,6 +1,7 @@
 """Which coordinator a command connects to, and with which token."""
 
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -62,7 +63,7 @@ def read_token(path: Path) -> str:
     """Read the token in a file. Raises UsageError."""
     with suppress(OSError):
         if stat.S_IMODE(path.stat().st_mode) & 0o044:
-            note(f"warning: other users can read the token in {path}: run chmod 600 {path}")
+            note(f"warning: other users can read the token in {path}: run chmod 600 {shlex.quote(str(path))}")
     try:
         return read(path)
     except ClientError as error:

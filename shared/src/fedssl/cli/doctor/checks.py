@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,7 @@ from pathlib import Path
 from fedssl.cache import cache_folder
 from fedssl.cli.connection.file import connections_path, read_connections
 from fedssl.cli.doctor.findings import Check, Found
-from fedssl.client import ApiError, Client, ClientError, Retry
+from fedssl.client import ApiError, Client, ClientError, Retry, Tls
 from fedssl.client.base import BaseClient
 from fedssl.client.environment import Target
 from fedssl.cores import num_usable_cores
@@ -39,8 +40,9 @@ def this_machine(data: Path | None) -> Iterator[Check]:
 
 def coordinator(target: Target) -> Iterator[Check]:
     """Check that a coordinator answers, its clock and servers, the token, and that both have the same methods."""
+    tls, at_once = Tls.from_environment(os.environ), Retry(seconds=0)
     try:
-        with Client(target.url, target.token, timeout=ANSWER_SECONDS, retry=Retry(seconds=0)) as client:
+        with Client(target.url, target.token, timeout=ANSWER_SECONDS, retry=at_once, tls=tls) as client:
             yield from answers(client)
             yield _token_and_methods(client)
     except ClientError as error:
@@ -161,7 +163,8 @@ def _connection_file() -> Iterator[Check]:
         yield Check("connections", Found.WRONG, str(error), "correct the file, or move it away")
         return
     if path.stat().st_mode & 0o077:
-        yield Check("connections", Found.WRONG, f"other users can read {path}, and its tokens", f"chmod 600 {path}")
+        todo = f"chmod 600 {shlex.quote(str(path))}"
+        yield Check("connections", Found.WRONG, f"other users can read {path}, and its tokens", todo)
     else:
         yield Check("connections", Found.OK, f"{len(known.connections)} in {path}; in use: {known.current or 'none'}")
 

@@ -21,7 +21,12 @@ PlainEncoder = Literal["resnet18", "resnet34", "resnet50", "resnet101"]
 
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A .safetensors file from `fedssl run pull` or `fedssl simulate`.")
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="A .safetensors file from `fedssl run pull` or `fedssl simulate`, or their folder: its "
+            "model.safetensors.",
+        ),
     ],
     data: Annotated[
         str | None,

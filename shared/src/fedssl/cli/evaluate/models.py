@@ -18,7 +18,7 @@ from fedssl.methods.api import Context
 from fedssl.models import build_encoder, initialised
 from fedssl.models.pretrained import read_listed
 from fedssl.protocol.runs import RunSpec
-from fedssl.run_files import INITIAL, SPEC
+from fedssl.run_files import INITIAL, MODEL, SPEC
 
 _ENCODER = "encoder."
 _FIRST, _CLASSIFIER = "conv1.weight", "fc."
@@ -76,7 +76,7 @@ class Model:
 
 
 def read_model(path: Path, spec: str | None, plain: str | None = None) -> Model:
-    """Read a model's file with its spec, or torchvision's network `plain`.
+    """Read a model's file, or that in a run's folder, with its spec, or torchvision's network `plain`.
 
     A network whose tensors are not under `encoder.` is read as torchvision's. A spec, if given, states how images are
     normalised.
@@ -86,6 +86,8 @@ def read_model(path: Path, spec: str | None, plain: str | None = None) -> Model:
     """
     if not path.exists():
         raise UsageError(f"there is no file {path}")
+    if path.is_dir():
+        path = path / MODEL
     if plain is not None and spec is None:
         tensors = _read(path)
         return Model(path, _spec_of(path, plain, tensors), _renamed(tensors))
@@ -99,6 +101,8 @@ def read_model(path: Path, spec: str | None, plain: str | None = None) -> Model:
 
 def read_other(path: Path, like: Model) -> Model:
     """Read another model's file. If its folder has no spec, it is read with the spec of `like`. Raises UsageError."""
+    if path.is_dir():
+        path = path / MODEL
     if (spec := path.parent / SPEC).exists():
         return read_model(path, str(spec))
     return Model(path, like.spec, _renamed(_read(path)))

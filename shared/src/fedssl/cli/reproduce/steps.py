@@ -111,7 +111,7 @@ def _plan(
 
     The scale is kept in a file, so that the same command uses the same one when it is run again.
     """
-    asked = repr(([each.name for each in cells], seconds, request.seeds, speeds.device))
+    asked = repr(([each.name for each in cells], seconds, request.seeds, speeds.device, list(request.changes)))
     path = request.out / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
     if request.restart:
         path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Ed25519 keys in files, which are created at the first start and which only their owner may read."""
 
+import shlex
 import stat
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def read_key(path: Path, what: str = "ledger's key") -> SigningKey:
     """Return the key in a file; `what` names it. Raises LedgerError if it cannot be used or if others may read it."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise LedgerError(f"other users may read the {what} {path}: run chmod 600 {path}")
+            raise LedgerError(f"other users may read the {what} {path}: run chmod 600 {shlex.quote(str(path))}")
         private = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise LedgerError(f"cannot read the {what} {path}: {error.strerror}") from None

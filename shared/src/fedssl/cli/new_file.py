@@ -1,0 +1,26 @@
+"""A file for a secret that a coordinator shows only once."""
+
+from pathlib import Path
+
+from fedssl.cli.errors import UsageError
+
+_PROBE = " " * 4096  # as large as what is written later, so that a full disk is noticed
+
+
+def require_new_file(path: Path | None) -> None:
+    """Raise UsageError if the file exists, or cannot be written. Creates its folder.
+
+    Call this before the secret is created: one that cannot be written is lost.
+    """
+    if path is None:
+        return
+    if path.exists():
+        raise UsageError(f"{path} exists: remove it, or choose another file")
+    from fedssl.files import write_private
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(path, _PROBE)
+        path.unlink()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another file") from None
