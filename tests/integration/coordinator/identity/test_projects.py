@@ -3,6 +3,7 @@
 import base64
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,11 +20,14 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard import session as sessions
 from fedssl_coordinator.identity.openid.people import Person, person_of
 from fedssl_coordinator.identity.tokens import service as tokens
+from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes, written
 from support.federation import deliver, tiny_spec
 from support.pages import Browser
 from support.tables import Tables
+from support.tus import Tus
+from support.uploads import digest as digest_of
 
 _UNRESTRICTED = {
     "artifacts": "an endpoint asks whether something that the caller may see refers to one",
@@ -138,6 +142,22 @@ def test_a_digest_gives_no_access_to_a_data_set_of_another_project(
         assert http.put(f"/v1/artifacts/{digest}", content=b"").status_code == 200
         assert http.post("/v1/evaluation-datasets", json=claim).status_code == 201
         assert http.get(f"/v1/artifacts/{digest}").content == file.read_bytes()
+
+
+def test_a_data_set_that_was_sent_for_longer_than_an_upload_is_kept(
+    coordinator: Coordinator, hearts: Hearts, tables: Tables
+) -> None:
+    images = public_bytes()
+    digest = digest_of(images)
+    with Tus(coordinator, hearts.secrets["operator"]) as tus:
+        location = tus.begun(len(images), digest)
+        tus.send(location, images[:-1], 0)
+        tables.execute("UPDATE partial_uploads SET created_at = now() - interval '30 hours'")
+        assert tus.send(location, images[-1:], len(images) - 1).status_code == 204
+    expire_uploads(datetime.now(UTC))
+    with coordinator.http(hearts.secrets["operator"]) as http:
+        claim = {"name": "slow", "digest": digest, "split": "train"}
+        assert http.post("/v1/public-datasets", json=claim).status_code == 201
 
 
 def test_everyone_whose_run_needs_a_damaged_file_is_notified(

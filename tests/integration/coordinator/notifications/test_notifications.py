@@ -458,6 +458,26 @@ def test_a_name_that_leads_to_this_machine_is_not_connected_to(
     assert hook.received == []
 
 
+def test_an_address_that_no_version_of_ip_has_delays_no_other(
+    coordinator: Coordinator, hook: Hook, local: None
+) -> None:
+    impossible = coordinator.client.create_notification_destination("webhook", "https://[v1.a]/")
+    for created in (impossible, _add(coordinator, hook)):
+        coordinator.client.test_notification_destination(created.id)
+    coordinator.notify()
+    assert len(hook.received) == 1
+    [delivery] = _deliveries(coordinator, impossible.id)
+    assert delivery.error == "Invalid IPv6 address: '[v1.a]'"
+
+
+def test_the_case_of_a_scheme_does_not_matter(coordinator: Coordinator) -> None:
+    created = coordinator.client.create_notification_destination("webhook", "HTTPS://localhost/x")
+    coordinator.client.test_notification_destination(created.id)
+    coordinator.notify()
+    [delivery] = _deliveries(coordinator, created.id)
+    assert "which is not public" in (delivery.error or "")
+
+
 def test_https_checks_the_certificate(coordinator: Coordinator, change_settings: Change, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     change_settings(NOTIFY_ALLOW_NETWORKS="127.0.0.1/32")

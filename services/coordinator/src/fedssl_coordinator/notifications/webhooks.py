@@ -42,11 +42,15 @@ def send(url: str, key: bytes, delivery_id: UUID, body: bytes, settings: Setting
 
     Only the head of the answer is read, and a redirect is not followed.
     """
-    if not url.startswith("https:") and not settings.notify_allow_http:
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise NotDelivered(str(error)) from None
+    if address.scheme != "https" and not settings.notify_allow_http:
         raise NotDelivered("http is not allowed: use https, or set FEDSSL_NOTIFY_ALLOW_HTTP")
     timestamp = int(time.time())
     headers: dict[bytes | str, bytes | str] = {
-        "Host": httpx.URL(url).netloc.decode(),
+        "Host": address.netloc.decode(),
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "User-Agent": "fedssl",

@@ -90,7 +90,7 @@ def add_sent(session: Session, token_id: UUID, digest: str, num_bytes: int) -> N
         statement.on_conflict_do_update(
             index_elements=["token_id", "digest"],
             index_where=PartialUpload.assignment_id.is_(None),
-            set_={"is_complete": True},
+            set_={"is_complete": True, "created_at": func.now()},
         )
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -42,7 +42,9 @@ def add(
 
 
 def complete(session: Session, upload_id: UUID) -> None:
-    session.execute(update(PartialUpload).where(PartialUpload.id == upload_id).values(is_complete=True))
+    """Record that an upload has become an artifact. It expires as if it had been announced now."""
+    values = {"is_complete": True, "created_at": func.now()}
+    session.execute(update(PartialUpload).where(PartialUpload.id == upload_id).values(**values))
 
 
 def remove(session: Session, upload_id: UUID) -> None:
