@@ -32,8 +32,9 @@ class _LARS(torch.optim.Optimizer):
         u <- trust |w| / |u| u          if w has several dimensions and neither length is 0
         v <- momentum v + u;   w <- w - lr v
 
-    Scales of normalisations and biases, which have one dimension, are not scaled to their length. Each step only
-    computes with tensors, so a GPU can capture it.
+    The steps of scales of normalisations and of biases, which have one dimension, are not scaled to their length. In
+    that code they do not decay either, which is `decay_norms_and_biases = false` here. Each step only computes with
+    tensors, so a GPU can capture it.
     """
 
     def __init__(

@@ -188,6 +188,19 @@ def test_clients_evaluate_the_encoder_on_their_own_images() -> None:
     assert simulate(spec, shards(spec)).site_evaluations == result.site_evaluations
 
 
+def test_sites_of_a_method_that_sends_nothing_evaluate_once_they_have_trained() -> None:
+    spec = method_spec("single", cohort={"fraction": 0.34}, evaluation={**SITES, "every": 1})
+
+    result = simulate(spec, shards(spec))
+
+    trained: set[str] = set()
+    for record in result.history:
+        trained |= record.clients.keys()
+        answers = result.site_evaluations[record.round_number]
+        assert {name for name, answer in answers.items() if not isinstance(answer, str)} == trained
+        assert all("has not trained up to" in str(answers[other]) for other in answers.keys() - trained)
+
+
 def test_a_client_with_too_few_images_gives_its_reason_and_holds_nothing_up() -> None:
     sites = {**SITES, "sites": {**SITES["sites"], "min_count": 30}}
     spec = method_spec("fedsimclr", num_rounds=1, evaluation=sites)

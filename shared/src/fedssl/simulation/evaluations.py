@@ -82,7 +82,7 @@ class SiteEvaluator:
             return
         if self._config.is_due(number, self._spec.num_rounds):
             models = judged_models(result)
-            answers = {name: self._answer(models.get(name, models.get("", {})), name, result) for name in self._shards}
+            answers = {name: self._answer(models.get(name, models.get("")), name, result) for name in self._shards}
             result.site_evaluations[number] = {
                 name: answer if isinstance(answer, str) else answer.counts for name, answer in answers.items()
             }
@@ -99,9 +99,11 @@ class SiteEvaluator:
             if cross_site:
                 result.cross_site[number] = cross_site
 
-    def _answer(self, model: Tensors, name: str, result: Result) -> SiteEvaluation | str:
+    def _answer(self, model: Tensors | None, name: str, result: Result) -> SiteEvaluation | str:
         assert self._config is not None, "only with an evaluation at the sites"
         assert self._config.sites is not None, "validated by the spec"
+        if model is None:
+            return f"this site has not trained up to round {result.rounds_done}, so it has no encoder of its own"
         state = result.client_states.get(name)
         heads = run_heads(self._config.sites, model, state)
         return self._or_reason(evaluate_at_site, model, state, name, result.rounds_done, heads=heads)
