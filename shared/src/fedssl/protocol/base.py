@@ -17,6 +17,8 @@ RegisteredName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(?:[._-][a
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """sha256 of an artifact's bytes, in lower-case hexadecimal."""
 
+_RAISED_BY_SIGNALS = ("KeyboardInterrupt", "ShutdownRequested")
+
 
 class StrictModel(BaseModel):
     """Immutable, and an unknown key is an error: a misspelt setting must never be ignored.
@@ -36,5 +38,6 @@ class StrictModel(BaseModel):
         try:
             return super().model_dump_json(**options)
         except PydanticSerializationError as error:
-            self.model_dump(mode="json")  # raises if something is wrong with the model itself
-            raise KeyboardInterrupt(str(error)) from error
+            if any(f": {name}: " in str(error) for name in _RAISED_BY_SIGNALS):
+                raise KeyboardInterrupt from error
+            raise
