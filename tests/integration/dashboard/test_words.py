@@ -44,6 +44,10 @@ def test_a_wrong_word_changes_nothing_and_is_kept_in_the_form(
     assert "<h1>unnamed</h1>" in operator.get(run).text
 
 
+def test_a_form_without_its_fields_is_refused(operator: Browser, run: str) -> None:
+    assert operator.send(f"{run}/edit").status_code == 422
+
+
 def test_a_viewer_neither_edits_nor_evaluates(viewer: Browser, cast: Cast) -> None:
     for path in ("edit", "evaluate"):
         assert viewer.send(f"/runs/{cast.id}/{path}", name="x", dataset="x").status_code == 403

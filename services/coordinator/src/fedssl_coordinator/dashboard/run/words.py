@@ -79,7 +79,8 @@ def edit(run_id: UUID, visitor: Steering, form: Form, session: DB) -> Response:
         service.edit(session, run_id, RunEdit.model_validate(words))
     except ValidationError as error:
         page = run_view.run_page(session, run_id)
-        return render("edit_run.html", visitor, status=422, page=page, values=form, wrong=_explained(error))
+        values = {name: form.get(name, "") for name in words}
+        return render("edit_run.html", visitor, status=422, page=page, values=values, wrong=_explained(error))
     return see_other(f"/runs/{run_id}")
 
 
