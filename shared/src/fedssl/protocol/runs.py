@@ -9,6 +9,7 @@ from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import AnyMethod
+from fedssl.protocol.methods.add_ons import HSDConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
@@ -165,6 +166,11 @@ class RunSpec(StrictModel):
             raise ValueError(
                 f"data.local_crops: no paper defines the loss of {method.name} over local crops; leave them out, or "
                 "choose a method with the objective of DINO, BYOL, MoCo or SimCLR"
+            )
+        if any(isinstance(part, HSDConfig) and part.variant == "mask" for part in method.add_ons):
+            raise ValueError(
+                "data.local_crops: hsd masks the embeddings of the two views, and not those of crops: leave the crops "
+                'out, or set variant = "projection"'
             )
         encoder = self.model.encoder
         if encoder.has_patches and crops.image_size % encoder.patch_size:

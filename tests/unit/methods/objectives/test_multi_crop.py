@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 from support.rounds import Training, training
@@ -122,6 +123,16 @@ def test_the_second_view_has_an_augmentation_of_its_own() -> None:
 def test_what_a_method_cannot_take_is_refused(method: str, data: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         method_spec(method, data={**DATA, **data})
+
+
+def test_crops_are_not_combined_with_embeddings_of_views_that_are_masked() -> None:
+    def spec(variant: str) -> RunSpec:
+        method = {"name": "fedsimclr", "add_ons": [{"name": "hsd", "variant": variant}]}
+        return method_spec("fedsimclr", method=method, data={**DATA, "local_crops": CROPS})
+
+    assert spec("projection").data.local_crops is not None
+    with pytest.raises(ValidationError, match="hsd masks the embeddings of the two views, and not those of crops"):
+        spec("mask")
 
 
 def test_crops_must_be_a_multiple_of_the_patches() -> None:
