@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format
-from fedssl.cli.up import _introduce, dealing_of, dealing_of_sources, sources_of
+from fedssl.cli.up import _introduce, dealing_of, dealing_of_sources, encoders_of, sources_of
 from fedssl.data import load_dataset
 from fedssl.errors import DataError, SpecError
 from fedssl.protocol.data import DataConfig, PartitionConfig
@@ -338,3 +338,9 @@ def test_the_printed_variables_can_be_pasted_whatever_the_folder_is_called(
         _introduce(Federation(folder, record, Supervisor(tmp_path), is_new=True), Format.TABLE)
     [line] = [line for line in capsys.readouterr().out.splitlines() if "export" in line]
     assert shlex.split(line) == ["export", f"FEDSSL_URL={server.url}", f"FEDSSL_TOKEN_FILE={folder.operator_token}"]
+
+
+def test_an_encoder_needs_its_client() -> None:
+    assert encoders_of(["a=resnet18"])["a"].name == "resnet18"
+    with pytest.raises(UsageError, match="--encoder resnet18: write it as CLIENT=ENCODER"):
+        encoders_of(["resnet18"])

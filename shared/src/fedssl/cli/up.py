@@ -220,7 +220,9 @@ def encoders_of(given: list[str]) -> dict[str, EncoderConfig]:
     """Return the encoders given by `--encoder`, by client. Raises UsageError."""
     found = {}
     for text in given:
-        client, _, encoder = text.partition("=")
+        client, equals, encoder = text.partition("=")
+        if not equals:
+            raise UsageError(f"--encoder {text}: write it as CLIENT=ENCODER, for example client-1=resnet18")
         try:
             found[client] = EncoderConfig.model_validate(read_encoder(encoder))
         except ValidationError as error:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedssl.data import load_conformed, save_npz
 from fedssl.protocol.data import DataConfig, WindowConfig
-from support.commands import done, fedssl
+from support.commands import done, fedssl, refused
 from support.dicom_files import write_dicom
 
 _SPEC = """
@@ -126,6 +126,10 @@ def test_patients_are_counted_and_not_named(tmp_path: Path) -> None:
     assert drawn.exit_code == 0, drawn.output
     assert "6.dcm is left out, because it cannot be read: " in drawn.output
     assert Image.open(sheet).size[1] == 2 + 6 * 18
+
+
+def test_a_change_needs_the_spec_that_it_changes(folder: Path) -> None:
+    assert "give the spec with --spec" in refused("data", "check", folder, "--set", "data.image_size=32")
 
 
 def test_arrays_are_left_to_doctor(folder: Path) -> None:

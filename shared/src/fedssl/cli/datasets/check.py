@@ -32,6 +32,8 @@ def check_data(
     data: str, spec: str | None, changes: list[str] | None, sample: int | None, out: Path | None, output: Format
 ) -> None:
     """Report what a folder holds. Exits with 1 if a worker would not read it."""
+    if changes and spec is None:
+        raise UsageError("--set changes a key of a spec: give the spec with --spec")
     files = list_files(data, "train")
     if files is None:
         raise UsageError(f"{data} is not a folder of image files: `fedssl doctor --data {data}` describes arrays")
