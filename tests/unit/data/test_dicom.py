@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydicom import dcmread
 from pydicom.uid import RLELossless
 
+from fedssl.classification.labelled import label_images
 from fedssl.data import dicom, format_packages, load_conformed, load_dataset
 from fedssl.data.contents import read_contents
 from fedssl.data.decode_file import examine, thumbnail
@@ -22,6 +23,7 @@ from fedssl.data.label_files import load_site_labels
 from fedssl.data.rasters import MAX_BYTES
 from fedssl.data.site_labels import own_labels, split_labels
 from fedssl.data.windowing import window
+from fedssl.embeddings.sources import open_source
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, WindowConfig
 from support.dicom_files import dataset, item, write_compressed, write_dicom
@@ -311,8 +313,9 @@ def test_the_images_of_a_patient_stay_in_one_split_and_the_identifier_is_not_kep
     )
     fixed = load_site_labels(str(images), str(csv))
     assert {files.names[number][2:4] for number in split_labels(fixed, 0.3, seed=0).test} == {"09", "19"}
+    source = open_source(str(images), None, None)
+    assert np.array_equal(label_images(source, csv).labels.groups, labels.groups)
     csv.write_text(csv.read_text().replace("a/00.dcm#1,x,train", "a/00.dcm#1,x,test"))
-    with pytest.raises(
-        DataError, match=r"'a/00\.dcm#2' is in train and 'a/00\.dcm#1' in test, but they belong to one patient"
-    ):
-        load_site_labels(str(images), str(csv))
+    for read in (lambda: load_site_labels(str(images), str(csv)), lambda: label_images(source, csv)):
+        with pytest.raises(DataError, match=r"'a/00\.dcm#2' is in train and 'a/00\.dcm#1' in test, but they belong to"):
+            read()

@@ -70,6 +70,21 @@ def test_floating_point_and_signed_tiff(tmp_path: Path) -> None:
     assert np.abs(found[2:, 0].astype(int) - _expected(values.astype(np.int16), -1000, 1000)).max() <= 1
 
 
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_signed_bytes_of_a_tiff_keep_their_sign(tmp_path: Path, compression: str | None) -> None:
+    values = np.arange(-128, 128, dtype=np.int8).reshape(16, 16)
+    tifffile.imwrite(tmp_path / "1.tif", values, compression=compression)
+    for window in (WindowConfig(stored=True), WindowConfig(values=(-128, 127))):
+        assert np.abs(_load(tmp_path, 1, window, 16)[0, 0].astype(int) - _expected(values, -128, 127)).max() <= 1
+    with pytest.raises(DataError, match=r"its values are signed: choose .* \[data.window\]"):
+        _load(tmp_path, 1, None, 16)
+    assert examine(list_folder(tmp_path, "train"), "1.tif").needs_window
+    assert (
+        np.diff(np.asarray(thumbnail(list_folder(tmp_path, "train"), "1.tif", 16))[:, :, 0].ravel().astype(int)).min()
+        >= 0
+    )
+
+
 @pytest.mark.parametrize("num", [2, 5, 16])
 def test_channels_of_tiff_pages_and_arrays_keep_their_order(tmp_path: Path, num: int) -> None:
     values = np.random.default_rng(0).integers(0, 4096, (num, 8, 8)).astype(np.uint16)

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedssl.data.catalogue import KNOWN
 from fedssl.data.datasets import find_path, list_files, load_arrays
-from fedssl.data.label_files import read_label_file
+from fedssl.data.label_files import read_label_file, with_groups_of
 from fedssl.data.site_labels import SiteLabels, own_labels
 from fedssl.embeddings.sources import ArraySource, FileSource, Source
 from fedssl.errors import DataError
@@ -39,8 +39,7 @@ def label_images(images: Source, label_file: Path) -> Labelled:
     if not isinstance(images, FileSource):
         raise DataError(f"{images.title} holds arrays, whose images have no paths that {label_file} could name")
     labels = read_label_file(label_file, images.names(0, len(images)))
-    if labels.groups is None:
-        labels = replace(labels, groups=images.files.groups)
+    labels = with_groups_of(images.files, labels, label_file)
     kept = np.flatnonzero(labels.is_labelled)
     names = tuple(images.files.names[position] for position in kept)
     chosen = replace(images.files, names=names, labels=None, groups=None)

@@ -21,6 +21,7 @@ from fedssl.data.rasters import (
     IMAGE_ERRORS,
     SIXTEEN_BITS,
     Raster,
+    has_signed_bytes,
     is_inverted,
     num_bits,
     read_raster,
@@ -174,7 +175,10 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
         with opened as image:
             size, mode, depth = image.size, image.mode, num_bits(image)
             if image.format != "TIFF" or not (
-                getattr(image, "n_frames", 1) > 1 or mode in ("I", "F") or (depth > 8 and is_inverted(image))
+                getattr(image, "n_frames", 1) > 1
+                or mode in ("I", "F")
+                or (depth > 8 and is_inverted(image))
+                or has_signed_bytes(image)
             ):
                 _, highest = _upright(files, name, image, "RGB")
                 return DecodedFile(size, mode, depth, highest)
@@ -201,7 +205,7 @@ def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
     """
     if _is_read_by_pil(files, name, None) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as image:
-            if num_bits(image) == 8 and image.mode not in ("I", "F"):
+            if num_bits(image) == 8 and image.mode not in ("I", "F") and not has_signed_bytes(image):
                 upright, _ = _upright(files, name, image, "RGB")
                 upright.thumbnail((side, side))
                 return upright
@@ -313,3 +317,5 @@ def _refuse_tiff(image: Image.Image, depth: int) -> None:
         raise ValueError(f"it has {num_pages} pages, and only the first would be read; save each page as a file")
     if depth > 8 and is_inverted(image):
         raise NeedsWindow(f"it stores inverted values (WhiteIsZero) with 16 bits: {NEEDS_WINDOW}")
+    if has_signed_bytes(image):
+        raise NeedsWindow(f"its values are signed: {NEEDS_WINDOW}")

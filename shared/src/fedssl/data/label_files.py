@@ -45,12 +45,25 @@ def load_site_labels(data: str, source: str) -> SiteLabels:
             f"and use {OWN} in place of {source}"
         )
     path = Path(source).expanduser()
-    found = read_label_file(path, files.names)
-    if found.groups is not None or files.groups is None:
-        return found
-    found = replace(found, groups=files.groups)
-    _require_whole_groups(found, files, path)
-    return found
+    return with_groups_of(files, read_label_file(path, files.names), path)
+
+
+def with_groups_of(files: ImageFiles, labels: SiteLabels, path: Path) -> SiteLabels:
+    """Return labels with the groups of the images' files, for example patients, unless they have groups of their own.
+
+    `path` is the file of the labels. Raises DataError if its column `split` divides a group of the files.
+    """
+    if labels.groups is not None or files.groups is None:
+        return labels
+    if labels.fixed_test is not None:
+        splits = {name: np.flatnonzero(labels.fixed_test == is_test) for name, is_test in _SPLITS.items()}
+        if (found := first_divided(splits, files.groups)) is not None:
+            (one, first), (other, second) = found
+            raise DataError(
+                f"{path}: {files.names[first]!r} is in {one} and {files.names[second]!r} in {other}, but they belong "
+                "to one patient, or are of one file: put them into one split"
+            )
+    return replace(labels, groups=files.groups)
 
 
 def read_label_file(path: Path, image_names: Sequence[str]) -> SiteLabels:
@@ -93,19 +106,6 @@ def read_label_names(path: Path) -> dict[str, str]:
             raise DataError(f"{path}, line {line}: {own!r} is renamed in line {lines[own]} already: remove one line")
         found[own], lines[own] = federation, line
     return found
-
-
-def _require_whole_groups(labels: SiteLabels, files: ImageFiles, path: Path) -> None:
-    """Raise DataError if the file's column `split` divides a group of the images, such as a patient."""
-    if labels.fixed_test is None or labels.groups is None:
-        return
-    splits = {name: np.flatnonzero(labels.fixed_test == is_test) for name, is_test in _SPLITS.items()}
-    if (found := first_divided(splits, labels.groups)) is not None:
-        (one, first), (other, second) = found
-        raise DataError(
-            f"{path}: {files.names[first]!r} is in {one} and {files.names[second]!r} in {other}, but they belong to "
-            "one patient, or are of one file: put them into one split"
-        )
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
 _NUMPY = b"\x93NUMPY"
 _UNCOMPRESSED, _DEFLATE = 1, (8, 32946)  # TIFF's codes; tifffile needs another package for all others but LZMA
+_SIGNED = 2  # of TIFF's sample formats
 _MOST_INFLATED = 1032  # Deflate's largest ratio
 _EIGHT_BITS = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB",
                "YCbCr": "RGB", "LAB": "RGB"}  # fmt: skip
@@ -132,9 +133,14 @@ def is_inverted(image: Image.Image) -> bool:
     return getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == 0
 
 
+def has_signed_bytes(image: Image.Image) -> bool:
+    """Return whether a TIFF file has signed values of 8 bits, which PIL takes for unsigned ones."""
+    return image.mode == "L" and _SIGNED in getattr(image, "tag_v2", {}).get(ExifTags.Base.SampleFormat, ())
+
+
 def _is_exact(image: Image.Image, channels: int | None) -> bool:
     """Return whether PIL gives all values of a file, in its own range."""
-    if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:
+    if image.format == "TIFF" and (getattr(image, "n_frames", 1) > 1 or has_signed_bytes(image)):
         return False
     if image.mode in SIXTEEN_BITS:
         return True

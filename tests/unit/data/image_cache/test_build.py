@@ -256,6 +256,7 @@ def test_caches_of_other_settings_are_removed_except_the_last(folder: Path) -> N
     for size in (20, 21, 22):
         found = load_cached(str(folder), _DATA.model_copy(update={"cache_size": size}), processes=1)
         places.append(found.images.path.parent)
+        (places[0].parent / ".DS_Store").touch()  # a file manager's
     assert [place.exists() for place in places] == [False, True, True]
 
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -234,7 +234,7 @@ def _remove_others(place: Path) -> None:
     others = sorted((each for each in place.parent.iterdir() if each != place), key=_used_at, reverse=True)
     (place / LOCK).touch()
     for other in others[_KEPT_SETTINGS - 1 :]:
-        with (other / LOCK).open("ab") as file:
+        with suppress(OSError), (other / LOCK).open("ab") as file:  # another process may have removed it
             if try_lock(file):
                 shutil.rmtree(other, ignore_errors=True)
 
