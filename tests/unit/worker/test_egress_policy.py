@@ -155,6 +155,17 @@ def test_rounds_are_limited_over_all_runs_and_restarts(setting: Setting) -> None
     assert setting.coordinator.calls[-2:] == ["claim", "decline"]  # nothing was fetched or trained
 
 
+def test_another_update_of_a_round_counts_as_another_round(setting: Setting) -> None:
+    """A coordinator could have one round trained from other weights, or with another spec, again and again."""
+    path, spec = _limited(setting, "max_rounds_total = 2"), make_spec()
+    for factor in (1, 2, 3):
+        setting.offer(spec, 1, {name: factor * tensor for name, tensor in good_update().items()})
+        setting.restart(path).step()
+    assert len({submission.update for submission in setting.coordinator.submissions}) == 2
+    (declined,) = setting.coordinator.declined
+    assert "permits updates of 2 rounds in all runs together" in declined.reason
+
+
 def test_bytes_are_limited_over_all_runs(setting: Setting, item: WorkItem) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)

@@ -13,9 +13,10 @@ from fedssl_worker.disclosure.policy import NotPermitted, TotalLimits
 class Totals:
     """The rounds and the bytes of all updates that have left, or may have: those with an entry `intent`.
 
-    An update that was sent again after an interruption, or after a restart, counts once. The first entry of a segment
-    has the totals before it, because earlier segments may be archived or deleted. An answer about an evaluation is
-    not an update.
+    An update that was sent again after an interruption, or after a restart, counts once. Another update of the same
+    round counts as another round: a coordinator could have one round trained again and again, from other weights or
+    with another spec. The first entry of a segment has the totals before it, because earlier segments may be archived
+    or deleted. An answer about an evaluation is not an update.
     """
 
     is_known: bool = False
@@ -26,8 +27,8 @@ class Totals:
 
     @property
     def num_rounds(self) -> int:
-        """The number of different rounds whose updates have left."""
-        return self._rounds_before + len(self._rounds)
+        """The number of rounds whose updates have left; a round counts once for each different update."""
+        return self._rounds_before + len(self._updates)
 
     def count(self, entry: LedgerEntry) -> None:
         """Count an entry. They come in their order, beginning with the first that is still here."""
@@ -57,13 +58,12 @@ class Totals:
                 f"{policy} limits what leaves in all runs together, and earlier files of the ledger are missing: "
                 "restore them, because it cannot be counted without them"
             )
-        has_left = at in self._rounds
-        if limits.max_rounds is not None and not has_left and self.num_rounds >= limits.max_rounds:
+        is_counted = at in self._rounds if digest is None else (*at, digest) in self._updates
+        if limits.max_rounds is not None and not is_counted and self.num_rounds >= limits.max_rounds:
             raise NotPermitted(
                 f"{policy} permits updates of {limits.max_rounds} rounds in all runs together (max_rounds_total), and "
                 f"those of {self.num_rounds} have left: raise the limit to continue"
             )
-        is_counted = has_left if digest is None else (*at, digest) in self._updates
         if limits.max_bytes is not None and not is_counted and self.num_bytes + num_bytes > limits.max_bytes:
             raise NotPermitted(
                 f"{policy} permits {limits.max_bytes} bytes in all runs together (max_bytes_total): {self.num_bytes} "
