@@ -35,9 +35,10 @@ class Totals:
         body = entry.body
         if entry.kind == "opened":
             self.is_known = True
-        elif entry.kind == "rotated" and not self.is_known and not self._updates and "rounds_total" in body:
+        elif entry.kind == "rotated" and "rounds_total" in body:  # more than were counted, if segments are missing
             self.is_known = True
-            self._rounds_before, self.num_bytes = int(body["rounds_total"]), int(body["bytes_total"])
+            self._rounds_before += max(0, int(body["rounds_total"]) - self.num_rounds)
+            self.num_bytes = max(self.num_bytes, int(body["bytes_total"]))
         elif entry.kind == "intent" and "run" in body and not _is_answer(body):
             at = (str(body["run"]), int(body["round"]))
             self._rounds.add(at)
