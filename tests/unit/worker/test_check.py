@@ -212,13 +212,29 @@ def test_labels_and_images_that_cannot_be_used_are_problems(server: Answers, sit
 
 
 def test_the_steps_of_a_classifier_are_tried_and_the_probe_has_none(server: Answers, site: Path) -> None:
-    """Neither needs labels here: the time of a step does not depend on them."""
-    method = {"name": "classifier", "start": "given", "encoder_learning_rate": 0.01}
+    """The time of a step does not depend on the labels."""
+    classes = ["cat", "dog"]
+    method = {"name": "classifier", "start": "given", "encoder_learning_rate": 0.01, "classes": classes}
     model = {"encoder": {"widths": [4, 8]}, "initial": {"weights": "of-a-probe"}}
-    checks = _by_name(_check(server.url, site, "--spec", _spec(site, method=method, model=model)))
+    own = ("--labels", "own", "--spec")
+    checks = _by_name(_check(server.url, site, *own, _spec(site, method=method, model=model)))
     assert "s per step" in checks["training"][1]
-    checks = _by_name(_check(server.url, site, "--spec", _spec(site, method={"name": "ridge-probe"})))
+    probe = {"name": "ridge-probe", "classes": classes}
+    checks = _by_name(_check(server.url, site, *own, _spec(site, method=probe)))
     assert "takes no training steps" in checks["training"][1]
+
+
+def test_a_run_that_trains_on_labels_or_groups_which_the_site_lacks_is_a_problem(server: Answers, site: Path) -> None:
+    spec = _spec(site, method={"name": "ridge-probe", "classes": ["cat", "owl"]})
+    assert "ridge-probe trains on them" in _by_name(_check(server.url, site, "--spec", spec, code=1))["labels"][1]
+    found = _check(server.url, site, "--labels", "own", "--spec", spec, code=1)
+    (wrong,) = (each["what"] for each in found["checks"] if each["found"] == "wrong")
+    assert "'dog' is not a class of the run, which has cat, owl" in wrong
+    spec = _spec(site, data={"channels": 1, "image_size": 8, "distinct_groups": True})
+    assert "data.distinct_groups needs" in _by_name(_check(server.url, site, "--spec", spec, code=1))["groups"][1]
+    names = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(30)]
+    (site / "l.csv").write_text("path,label,group\n" + "".join(f"{name},x,{name}\n" for name in names))
+    assert "groups" not in _by_name(_check(server.url, site, "--labels", site / "l.csv", "--spec", spec))
 
 
 def test_a_shape_that_the_worker_does_not_serve_is_a_problem(server: Answers, site: Path) -> None:

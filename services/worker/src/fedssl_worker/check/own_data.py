@@ -13,12 +13,13 @@ from fedssl.cli.doctor.checks import own_images
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.cli.output import size
 from fedssl.data import ImageData, conform, load_dataset
-from fedssl.data.datasets import count_images, find_path, list_files
+from fedssl.data.datasets import count_images, find_path, list_files, list_images
 from fedssl.data.decoding import decode_to_memory
 from fedssl.data.reading import Reading
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
 from fedssl.evaluation.site import evaluated_images
+from fedssl.methods.site_data import wants_site_labels
 from fedssl.models import build_encoder
 from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, ServedShapes
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT, EvaluationConfig
@@ -76,24 +77,40 @@ def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData
 def check_labels(
     settings: Settings, spec: RunSpec | None, num_images: int, outgoing: Outgoing | None
 ) -> Iterator[Check]:
-    """Check the labels, and what an evaluation of a run would send of them."""
+    """Check the labels, their groups, and what an evaluation of a run would send of them."""
     config = None if spec is None else spec.site_evaluation
+    trained = None if spec is None else wants_site_labels(spec)
+    own = None
     if settings.labels is None and settings.label_names is None:
-        if config is not None:
+        if trained is not None:
+            what = f"none: {trained.name} trains on them, so this worker would decline the rounds of the run"
+            yield Check("labels", Found.WRONG, what, "give --labels")
+        elif config is not None:
             todo = "give --labels if this site is to evaluate the run's encoder"
             yield Check("labels", Found.NOTE, "none: this worker would refuse the evaluations at the sites", todo)
-        return
     if not num_images:
         return
     try:
         own = load_own_labels(settings.data, settings.labels, settings.label_names, num_images)
-        assert own is not None, "there are labels"
-        yield Check("labels", Found.OK, _described(own.labels))
-        if spec is not None and config is not None:
+        if own is not None:
+            yield Check("labels", Found.OK, _described(own.labels))
+            if trained is not None:
+                with_run_classes(own.labels, trained.classes, multi_label=trained.multi_label, renamed=own.renamed)
+        if own is not None and spec is not None and config is not None:
             yield _evaluation(own, spec, config, outgoing)
             yield from _cross_site(spec, config, outgoing)
     except DataError as error:
         yield Check("labels", Found.WRONG, str(error), _REPAIR)
+    if spec is not None and spec.data.distinct_groups and not _has_groups(settings, own):
+        what = "the images have none, which data.distinct_groups needs: this worker would decline the run's rounds"
+        yield Check("groups", Found.WRONG, what, "give a file of labels with a column group")
+
+
+def _has_groups(settings: Settings, own: OwnLabels | None) -> bool:
+    """Return whether the labels have groups, or else the files, as the worker's batches take them."""
+    if own is not None and own.labels.groups is not None:
+        return True
+    return list_images(settings.data, "train").groups is not None
 
 
 def _described(labels: SiteLabels) -> str:
