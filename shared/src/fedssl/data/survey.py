@@ -18,7 +18,7 @@ from fedssl.data.contents import readable
 from fedssl.data.decode_file import Damaged, examine, read_values
 from fedssl.data.image_cache.build import expected_bytes
 from fedssl.data.image_files import ImageFiles
-from fedssl.data.windowing import prepared_type
+from fedssl.data.windowing import prepared_type, require_finite
 from fedssl.protocol.data import DataConfig, channels_in_words
 
 T = TypeVar("T")
@@ -189,6 +189,10 @@ def _see(files: ImageFiles, name: str, num_values: int) -> _Seen:
         kind = f"{found.mode} of {found.num_bits} bits; only 8 bits are read"
         return _Seen(found.size, 3, kind, False, False, name.encode(errors="surrogateescape"), np.empty(0, np.float32))
     values = raster.values
+    try:
+        require_finite(values)
+    except ValueError as error:
+        raise Damaged(files.tree.path / name, str(error)) from error
     height, width, channels = values.shape
     bits = raster.bits or 8 * values.dtype.itemsize
     digest = hashlib.blake2b(repr((values.shape, values.dtype.str)).encode(), digest_size=16)

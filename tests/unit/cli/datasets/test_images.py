@@ -100,6 +100,16 @@ def test_a_spec_decides_about_memory_cache_and_what_may_be_unreadable(folder: Pa
     assert (few["num_images"], few["num_decoded"]) == (33, 4)
 
 
+def test_an_image_with_values_that_are_not_numbers_is_unreadable(tmp_path: Path) -> None:
+    """As for a worker, which would not start."""
+    for number, value in enumerate((1e300, np.nan)):
+        np.save(tmp_path / f"{number}.npy", np.array([[0, value]] * 8).repeat(4, axis=1))
+    result = fedssl("data", "check", str(tmp_path), "--format", "json")
+    assert result.exit_code == 1, result.output
+    (unreadable,) = json.loads(result.stdout)["unreadable"]
+    assert unreadable == {"name": "1.npy", "reason": "it has values that are not finite numbers; replace them"}
+
+
 def test_patients_are_counted_and_not_named(tmp_path: Path) -> None:
     for number in range(6):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
