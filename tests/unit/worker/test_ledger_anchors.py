@@ -16,7 +16,7 @@ from fedssl_worker import lease
 from fedssl_worker.disclosure.ledger.verification import broadcast_differences, signed_broadcasts, verify
 from fedssl_worker.main import app
 
-from .conftest import RUN, Setting, good_update, make_spec
+from .conftest import CLIENT, RUN, Setting, good_update, make_spec
 
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
@@ -100,6 +100,12 @@ def test_owners_compare_the_broadcasts_that_the_coordinator_has_signed(setting: 
     num_shared, [difference] = broadcast_differences([own], [other])
     assert num_shared == 1
     assert f"broadcast {own['broadcast']} for" in difference
+    for rows in ([other, own], [own, other, other]):  # it had the round trained twice, from different weights
+        assert broadcast_differences(rows, [own]) == (
+            1,
+            [f"run {own['run']}, round 1: broadcast {'f' * 64} for {CLIENT}, {own['broadcast']} for {CLIENT}"],
+        )
+        assert broadcast_differences([own], rows) == (1, [difference])
     path = tmp_path / "other.json"
     state = tmp_path / "state"
     state.mkdir()

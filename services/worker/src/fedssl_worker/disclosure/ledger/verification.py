@@ -228,20 +228,23 @@ _STATEMENT = ("run", "round", "broadcast", "client", "head", "at", "coordinator"
 def broadcast_differences(own: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tuple[int, list[str]]:
     """Compare what a coordinator has signed for two clients. Return how many rounds both have, and the differences.
 
-    Raises LedgerError if a signature does not match.
+    A coordinator may have had a client train one round several times, so all pairs are compared. Raises LedgerError if
+    a signature does not match.
     """
-    known = {(row["run"], row["round"]): row for row in map(_genuine, own)}
+    known: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in map(_genuine, own):
+        known.setdefault((row["run"], row["round"]), []).append(row)
     shared = [row for row in map(_genuine, other) if (row["run"], row["round"]) in known]
     differences = []
     for row in shared:
-        mine = known[row["run"], row["round"]]
         about = f"run {row['run']}, round {row['round']}"
-        for name in ("broadcast", "coordinator"):
-            if mine[name] != row[name]:
-                differences.append(
-                    f"{about}: {name} {mine[name]} for {mine['client']}, {row[name]} for {row['client']}"
-                )
-    return len(shared), differences
+        for mine in known[row["run"], row["round"]]:
+            for name in ("broadcast", "coordinator"):
+                if mine[name] != row[name]:
+                    differences.append(
+                        f"{about}: {name} {mine[name]} for {mine['client']}, {row[name]} for {row['client']}"
+                    )
+    return len({(row["run"], row["round"]) for row in shared}), list(dict.fromkeys(differences))
 
 
 def read_broadcasts(path: Path) -> list[dict[str, Any]]:
