@@ -132,3 +132,13 @@ def test_a_receipt_for_another_broadcast_is_kept_as_evidence(setting: Setting, m
         setting.restart(setting.write_policy(*WEIGHTS)).step()
     assert [line["signed"] for line in logs if line["event"] == "ledger.broadcast_differs"] == ["f" * 64]
     assert setting.ledger()[-1]["broadcast"] == "f" * 64
+
+
+def test_a_receipt_without_the_broadcast_is_logged(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting.coordinator, "sent", lambda submit: None)
+    item = setting.item(make_spec(), 1)
+    setting.coordinator.offer(item)
+    with capture_logs() as logs:
+        setting.restart(setting.write_policy(*WEIGHTS)).step()
+    assert len(setting.coordinator.submissions) == 1
+    assert [line["trained"] for line in logs if line["event"] == "ledger.broadcast_unsigned"] == [item.broadcast]

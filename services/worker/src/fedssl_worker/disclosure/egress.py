@@ -366,7 +366,12 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
 def _checked(item: WorkItem, receipt: AnchorReceipt | None) -> AnchorReceipt | None:
     """Return the receipt, which is kept as evidence even if it names another broadcast than this client trained on."""
     expected = SentBroadcast(run=item.run_id, round=item.round_number, broadcast=item.broadcast)
-    if receipt is not None and receipt.sent is not None and receipt.sent != expected:
+    if receipt is None:
+        return None
+    if receipt.sent is None:
+        reason = "the coordinator did not sign which weights it has sent: it is older, or hides them"
+        log.warning("ledger.broadcast_unsigned", trained=expected.broadcast, reason=reason)
+    elif receipt.sent != expected:
         log.error("ledger.broadcast_differs", trained=expected.broadcast, signed=receipt.sent.broadcast)
     return receipt
 
