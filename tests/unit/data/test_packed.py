@@ -43,7 +43,10 @@ def folder(tmp_path: Path) -> Path:
     for each in (folder / "a", folder / "b", plain / "a", plain / "b"):
         each.mkdir(parents=True)
     np.savez(folder / "a" / "0.npz", images=np.stack([_pixels(number) for number in range(3)]), labels=[7, 7, 7])
-    _write_tar(folder / "a" / "1.tar", {"x/3.png": _png(3), "x/3.cls": b"5", "x/4.png": _png(4), "x/4.json": b"{}"})
+    _write_tar(
+        folder / "a" / "1.tar",
+        {"x/3.png": _png(3), "x/3.cls": b"5", "x/._4.png": b"0", "x/4.png": _png(4), "x/4.json": b"{}"},
+    )
     cells = [{"bytes": _png(number), "path": None} for number in range(5, 9)]
     pq.write_table(pa.table({"image": cells, "label": [0, 1, 0, 1]}), folder / "b" / "2.parquet", row_group_size=3)
     for number in range(9):

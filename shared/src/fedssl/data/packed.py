@@ -102,7 +102,8 @@ def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
     found = []
     with tarfile.open(path, "r:") as archive:
         for member in archive:
-            if member.isfile() and member.name.lower().endswith(_MEMBERS):
+            is_hidden = member.name.rpartition("/")[2].startswith(".")  # such as `._1.png`, which macOS adds
+            if member.isfile() and member.name.lower().endswith(_MEMBERS) and not is_hidden:
                 found.append(_Member(member.offset_data, member.size))
     last = max((member.offset + member.size for member in found), default=0)
     if last > path.stat().st_size or len(found) > _MOST_IMAGES:
