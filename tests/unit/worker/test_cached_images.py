@@ -14,6 +14,8 @@ from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 from fedssl_worker.data import load_images
 
+from .conftest import Setting, make_spec
+
 _CPU = torch.device("cpu")
 _RUN = DataConfig(channels=3, image_size=16, cache_size=24)
 
@@ -82,3 +84,18 @@ def test_a_cache_that_cannot_be_written_gives_a_reason_without_paths(
     with pytest.raises(DataError, match="this client's images cannot be prepared with") as error:
         images.prepared(_RUN)
     assert str(tmp_path) not in str(error.value)
+
+
+def test_a_cache_that_is_damaged_gives_a_reason_without_paths(
+    folder: Path, setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = make_spec(data={"channels": 3, "image_size": 16, "cache_size": 24})
+    pixels = load_images(str(folder), _CPU, image_size=16).prepared(spec.data).data.images.path
+    pixels.write_bytes(bytes(pixels.stat().st_size))
+    setting.images = load_images(str(folder), _CPU, image_size=16)
+    setting.offer(spec, 1)
+    setting.restart().step()
+    (declined,) = setting.coordinator.declined
+    assert "see its log" in declined.reason
+    assert str(folder.parent) not in declined.reason
+    assert f"the cached images in {pixels.parent} are damaged: remove this folder" in capsys.readouterr().out

@@ -5,8 +5,10 @@ import math
 import pytest
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.errors import DataError
 from fedssl.protocol.states import Cause
 from fedssl_worker import executor as executor_module
+from fedssl_worker.causes import reason_of
 from fedssl_worker.data import load_images
 
 from .conftest import CPU, Setting, make_spec, write_images
@@ -96,3 +98,17 @@ def test_a_plan_that_differs_is_left_to_the_coordinator_to_check(setting: Settin
     plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
     setting.coordinator.offer(item.model_copy(update={"plan": plan}))
     assert _cause(setting) == Cause.COORDINATOR
+
+
+@pytest.mark.parametrize(
+    ("message", "is_sent"),
+    [
+        ("it cannot be read: [Errno 21] Is a directory: '/home/ada/.fedssl-worker/runs/1/note.json'", False),
+        ("the cached images in ~/.cache/fedssl are damaged", False),
+        ("/v1/artifacts/93fe came with sha256 6ba7", True),
+        ("https://fed.example.org/fedssl shows a certificate that is not trusted; 1 / 2 and and/or are no paths", True),
+    ],
+)
+def test_the_coordinator_does_not_learn_paths_of_this_machine(message: str, is_sent: bool) -> None:  # noqa: FBT001
+    expected = message if is_sent else "this worker cannot do the work (DataError): see its log"
+    assert reason_of(DataError(message)) == expected

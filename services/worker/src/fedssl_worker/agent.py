@@ -32,7 +32,7 @@ from fedssl.protocol.states import AssignmentState, Cause
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, Resources, WorkItem
 from fedssl.secure_aggregation import RoundContext
 from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
-from fedssl_worker.causes import CannotTrain, cause_of
+from fedssl_worker.causes import CannotTrain, cause_of, reason_of
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor, evaluates_states
@@ -289,7 +289,7 @@ def _reason(item: WorkItem, error: FedSSLError) -> str:
     """Return the reason that the coordinator receives. That of a training that failed may have a number of images or a
     loss, and stays here in a secure round."""
     if item.spec.secure_aggregation is None or not isinstance(error, DataError | MethodError):
-        return str(error)
+        return reason_of(error)
     log.error("training.failed", reason=str(error))
     return f"the training failed ({type(error).__name__}): the worker's log has the reason"
 

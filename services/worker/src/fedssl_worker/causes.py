@@ -1,12 +1,17 @@
-"""The cause that a declined assignment carries: an error of this worker's, mapped to whose problem it is."""
+"""The reason that the coordinator receives for an error of this worker, without paths, and whose problem it is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from fedssl.client import NotFound
 from fedssl.errors import ArtifactError, DataError, FedSSLError, LibraryMissing, MethodError, SpecError
 from fedssl.protocol.states import Cause
+from fedssl_worker.data import names_a_path
 from fedssl_worker.disclosure.policy import NotPermitted
+
+log = structlog.get_logger()
 
 
 class CannotTrain(FedSSLError):
@@ -25,6 +30,14 @@ _CAUSES: dict[type[Exception], Cause] = {
     SpecError: Cause.SPEC,
     MethodError: Cause.SPEC,
 }
+
+
+def reason_of(error: FedSSLError) -> str:
+    """Return an error's message for the coordinator, which must not learn paths on this machine. The log has them."""
+    if not names_a_path(error):
+        return str(error)
+    log.error("work.impossible", reason=str(error))
+    return f"this worker cannot do the work ({type(error).__name__}): see its log"
 
 
 @contextmanager

@@ -44,8 +44,7 @@ from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()
 
-_ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
-
+_ABSOLUTE_PATH = re.compile(r"(?<![\w:/])(~|/(?!v1/))\S")  # the coordinator's own paths begin with /v1/
 
 UNREADABLE = "unreadable_images"
 """The metric with the number of files that were left out. Its rule decides about that number at registration too."""
@@ -451,9 +450,14 @@ class PublicImages:
         return self._cache.read(config.digest, lambda path: read_registered(path, config, data), on_bytes)
 
 
+def names_a_path(error: Exception) -> bool:
+    """Return whether an error's message names a file or a folder of this machine."""
+    return _ABSOLUTE_PATH.search(str(error)) is not None
+
+
 def _without_paths(error: DataError, dataset: str) -> DataError:
     """Return the error for the coordinator: a reason for declining must not name a folder of this machine."""
-    if not _ABSOLUTE_PATH.search(str(error)):
+    if not names_a_path(error):
         return error
     log.warning("public_images.unusable", reason=str(error))
     return DataError(f"this worker cannot use the run's public images, {dataset}: see its log")

@@ -26,6 +26,7 @@ from fedssl.evaluation.site_heads import run_heads
 from fedssl.models import encoder_of
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl_worker.backoff import TEMPORARY
+from fedssl_worker.causes import reason_of
 from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
@@ -97,7 +98,7 @@ class SiteEvaluations:
             log.error("site_evaluation.delayed", reason=str(error))
             self._backoff.wait()
         except FedSSLError as error:
-            self._refuse_item(item, str(error))
+            self._refuse_item(item, reason_of(error))
         except Exception as error:  # the process loop: an error in one evaluation must not end the worker
             log.exception("site_evaluation.failed")
             # The message may quote files of this machine, so the reason has only the error's type.
