@@ -289,12 +289,13 @@ def test_a_secret_is_not_created_if_its_file_cannot_be_written(
     coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
 ) -> None:
     earlier = fedssl("token", "enrol", "hospital-e").stdout.strip()
-    hook = ("notify", "add", "https://198.51.100.7/hook")
+    tokens = document(fedssl("token", "ls", "--format", "json"))
+    hook = ("notify", "add", "https://hooks.example.org/hook")
     (tmp_path / "file").touch()
     for command in (("token", "create", "--role", "viewer"), ("token", "enrol", "hospital-e"), hook):
         refused = fedssl(*command, "--out", "file/secret")
         assert (refused.exit_code, "file/secret cannot be written" in refused.stderr) == (2, True), refused.stderr
-    assert [token["role"] for token in document(fedssl("token", "ls", "--format", "json"))] == ["enrolment"]
+    assert document(fedssl("token", "ls", "--format", "json")) == tokens
     assert document(fedssl("notify", "ls", "--format", "json")) == []
     WorkerClient(coordinator.url, earlier).enrol(sha256(b"of hospital-e").hexdigest())
 
