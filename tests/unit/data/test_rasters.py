@@ -115,6 +115,17 @@ def test_three_grey_pages_are_not_the_colours_of_rgb(tmp_path: Path) -> None:
     assert np.abs(_load(tmp_path, 3)[0].astype(int) - _expected(pages)).max() <= 1  # the file calls them channels
 
 
+@pytest.mark.parametrize("window", [None, WindowConfig(stored=True, bits=8)])
+@pytest.mark.parametrize("name", ["1.png", "1.webp"])
+def test_an_animation_is_refused_because_only_its_first_frame_would_be_read(
+    tmp_path: Path, name: str, window: WindowConfig | None
+) -> None:
+    frames = [Image.new("RGB", (8, 8), (10 * number, 0, 0)) for number in range(3)]
+    frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    with pytest.raises(DataError, match=rf"{name}: it has 3 frames, and only the first would be read"):
+        _load(tmp_path, 3, window)
+
+
 def test_8_bits_under_a_window_of_other_values_are_refused(tmp_path: Path) -> None:
     Image.new("L", (8, 8), 200).save(tmp_path / "1.png")
     with pytest.raises(DataError, match=r"1\.png: the window of the spec is from 0 to 4,095, but values of 8 bits are"):

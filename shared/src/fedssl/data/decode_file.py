@@ -25,6 +25,7 @@ from fedssl.data.rasters import (
     is_inverted,
     num_bits,
     read_raster,
+    refuse_animation,
     require_size,
 )
 from fedssl.data.trees import is_array, is_dicom, is_nifti, split_name
@@ -289,7 +290,7 @@ def _upright(files: ImageFiles, name: str, image: Image.Image, mode: str) -> tup
     """Return the image in 8 bits, turned as its EXIF data require, and its highest value. Raises DataError."""
     depth = num_bits(image)
     try:
-        _refuse_tiff(image, depth)
+        _refuse_partial(image, depth)
         ImageOps.exif_transpose(image, in_place=True)  # a copy would take a tenth of the time
         if image.mode in SIXTEEN_BITS:
             values = np.asarray(image)
@@ -309,8 +310,9 @@ def _ranges(image: Image.Image) -> list[tuple[float, float]]:
     return [channel.getextrema() for channel in image.split()[: 3 if "RGB" in image.mode else 1]]  # type: ignore[misc]
 
 
-def _refuse_tiff(image: Image.Image, depth: int) -> None:
-    """Raise ValueError for TIFF files that PIL would read only in part, or with inverted values."""
+def _refuse_partial(image: Image.Image, depth: int) -> None:
+    """Raise ValueError for files that PIL would read only in part, and for TIFF files with inverted values."""
+    refuse_animation(image)
     if image.format != "TIFF":
         return
     if (num_pages := getattr(image, "n_frames", 1)) > 1:

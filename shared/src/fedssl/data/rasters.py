@@ -148,7 +148,14 @@ def _is_exact(image: Image.Image, channels: int | None) -> bool:
     return wanted and image.mode in _EIGHT_BITS and num_bits(image) == 8
 
 
+def refuse_animation(image: Image.Image) -> None:
+    """Raise ValueError for an animated PNG or WebP file, of which only the first frame would be read."""
+    if image.format in ("PNG", "WEBP") and (num_frames := getattr(image, "n_frames", 1)) > 1:
+        raise ValueError(f"it has {num_frames} frames, and only the first would be read; save each frame as a file")
+
+
 def _read_by_pil(image: Image.Image) -> Raster:
+    refuse_animation(image)
     depth = num_bits(image)
     require_size(*image.size, 3)
     inverted = depth > 8 and image.format == "TIFF" and is_inverted(image)  # PIL inverts 8 bits, not 16
