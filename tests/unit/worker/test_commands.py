@@ -116,8 +116,12 @@ def test_anchors_of_another_entry_or_another_ledger(state: Path) -> None:
         assert words in err
     (state / "anchors.json").write_text("[1]")
     code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", state / "anchors.json")
-    assert code == 4
+    assert code == 2
     assert "fedssl client anchors" in err
+    assert "NOT INTACT" not in err
+    for option in ("--anchors", "--from"):
+        code, _, err = invoke("ledger", "verify", "--state", state, option, state / "misspelt.json")
+        assert (code, "NOT INTACT" in err, "misspelt.json" in err) == (2, False, True)
 
 
 def test_verify_from_a_checkpoint(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ The chain proves, for the key that it names, that no entry was changed, removed 
 whether its end was cut off. Only --anchors shows whether `head` was changed too, or the whole ledger was replaced: ask
 the coordinator's operator for the output of `fedssl client anchors CLIENT --format json`.
 
-Exit codes: 0 the ledger is intact; 4 it was changed, or it cannot be read.
+Exit codes: 0 the ledger is intact; 2 a file that an option names cannot be used; 4 the ledger was changed, or it
+cannot be read.
 
 Example: fedssl-worker ledger verify --state ~/.fedssl-worker --anchors anchors.json
 """
@@ -41,10 +42,20 @@ def verify(
     state: StateOption,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Begin at this checkpoint; earlier segments may have been archived or deleted."),
+        typer.Option(
+            "--from",
+            exists=True,
+            dir_okay=False,
+            help="Begin at this checkpoint; earlier segments may have been archived or deleted.",
+        ),
     ] = None,
     anchors: Annotated[
-        Path | None, typer.Option(help="The coordinator's anchors of this ledger, as JSON, to compare the ledger with.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="The coordinator's anchors of this ledger, as JSON, to compare the ledger with.",
+        ),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -54,11 +65,12 @@ def verify(
     from fedssl_worker.disclosure.ledger.verification import read_anchors, verify
 
     try:
-        report = verify(
-            _folder(state),
-            read_checkpoint(start) if start is not None else None,
-            read_anchors(anchors) if anchors is not None else (),
-        )
+        known = read_anchors(anchors) if anchors is not None else ()
+    except LedgerError as error:
+        typer.echo(f"fedssl-worker: {error}", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    try:
+        report = verify(_folder(state), None if start is None else read_checkpoint(start), known)
     except LedgerError as error:
         typer.echo(f"NOT INTACT: {error}", err=True)
         raise typer.Exit(EXIT_CHANGED) from None

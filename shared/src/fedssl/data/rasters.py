@@ -149,7 +149,7 @@ def _is_exact(image: Image.Image, channels: int | None) -> bool:
 
 
 def refuse_animation(image: Image.Image) -> None:
-    """Raise ValueError for an animated PNG or WebP file, of which only the first frame would be read."""
+    """Raise ValueError for an animated PNG or WebP file, because only its first frame would be read."""
     if image.format in ("PNG", "WEBP") and (num_frames := getattr(image, "n_frames", 1)) > 1:
         raise ValueError(f"it has {num_frames} frames, and only the first would be read; save each frame as a file")
 
