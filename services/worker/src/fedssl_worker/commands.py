@@ -30,8 +30,8 @@ The chain proves, for the key that it names, that no entry was changed, removed 
 whether its end was cut off. Only --anchors shows whether `head` was changed too, or the whole ledger was replaced: ask
 the coordinator's operator for the output of `fedssl client anchors CLIENT --format json`.
 
-Exit codes: 0 the ledger is intact; 2 a file that an option names cannot be used; 4 the ledger was changed, or it
-cannot be read.
+Exit codes: 0 the ledger is intact; 2 the file of an option cannot be used; 4 the ledger was changed, or it cannot
+be read.
 
 Example: fedssl-worker ledger verify --state ~/.fedssl-worker --anchors anchors.json
 """

@@ -95,6 +95,7 @@ def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--budget", "5m"], "give a table"),
         (["fedx-9"], "there is no table called 'fedx-9'"),
         (["fedx-1:SimCLR@cifar10", "--budget", "soon"], "give a duration such as 90s, 5m or 2h"),
         (["fedx-1:SimCLR@cifar10", "--seeds", ""], "give whole numbers"),

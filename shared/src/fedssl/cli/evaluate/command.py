@@ -103,6 +103,8 @@ def evaluate(
     Accuracies are those after the last epoch. If a protocol reports the best epoch, chosen on the test set, that one is
     shown too. docs/evaluation.md describes the settings, and how `fast` agrees with those of the papers.
     """
+    if semi_settings is not None and semi is None:
+        raise UsageError("--semi-settings are those of --semi: give percentages of labels too, for example --semi 1,10")
     from fedssl.cli.evaluate import report, steps
     from fedssl.cli.evaluate.models import read_model
 

@@ -60,6 +60,8 @@ def reproduce(
     """
     from fedssl.cli.reproduce import steps, tables
 
+    if what is None and budget is not None:
+        raise UsageError("--budget is for runs: give a table, for example `fedssl reproduce fedx-1 --budget 5m`")
     if report:
         tables.show_report(out, output)
     elif list_ or (what is None and not spec):
