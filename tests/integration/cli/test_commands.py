@@ -176,6 +176,11 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     assert [entry["number"] for entry in lineage["rounds"]] == [1, 2]
     assert "| hospital-a | 20 |" in card
 
+    other = coordinator.client.create_run(spec.model_copy(update={"partition": None, "name": "other"})).id
+    for initial in ([], ["--initial"]):
+        refused = fedssl("run", "pull", other, "--out", "out", *initial)
+        assert (refused.exit_code, f"holds the files of run {run_id}: choose another" in refused.stderr) == (2, True)
+
     view = coordinator.client.run(run_id)
     rounds = list(coordinator.client.rounds(run_id))[:2]
     skipped = [rounds[0], rounds[1].model_copy(update={"verdict": "skipped"})]

@@ -122,7 +122,8 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         """Download a run's newest weights, the encoder, the spec, a model card and its lineage to a folder.
 
         By default the folder is ./run-ID. With `initial`, only the weights before training and the spec are downloaded.
-        `fedssl.models.load_encoder(folder)` loads the encoder. Raises NotFound if the run has no weights yet.
+        `fedssl.models.load_encoder(folder)` loads the encoder. Raises NotFound if the run has no weights yet, and
+        ClientError if the folder holds another run.
         """
         return pull(self, run_id, folder, initial=initial, on_fetch=on_fetch)
 

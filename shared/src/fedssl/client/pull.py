@@ -8,7 +8,9 @@ from uuid import UUID
 
 from fedssl.client import model_card, model_files
 from fedssl.client.downloads import OnBytes, OnSize
+from fedssl.client.errors import ClientError
 from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
+from fedssl.run_files import LINEAGE, read_json
 
 OnFetch = Callable[[], tuple[OnBytes, OnSize]]
 """Called before each download. Returns the functions that receive its progress, and its size once that is known."""
@@ -46,6 +48,7 @@ def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool,
     """Download a run to a folder, as :meth:`fedssl.client.Client.pull` describes."""
     view = client.run(run_id)
     folder = folder or Path(f"run-{str(view.id)[:8]}")
+    _require_no_other_run(folder, view.id)
     model = folder / (model_files.INITIAL if initial else model_files.MODEL)
 
     def fetch(which: Literal["latest", "initial"]) -> str:
@@ -68,3 +71,10 @@ def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool,
         card = model_card.write_card(view, rounds, evaluations, digest, encoder, folder, sites)
         files |= {"encoder": encoder} | card
     return PulledRun(view, folder, files, digest)
+
+
+def _require_no_other_run(folder: Path, run_id: UUID) -> None:
+    """Raise ClientError if the folder holds another run, whose weights would be next to this run's spec."""
+    lineage = read_json(folder / LINEAGE)
+    if lineage is not None and lineage.get("run", str(run_id)) != str(run_id):
+        raise ClientError(f"{folder} holds the files of run {lineage['run']}: choose another folder")
