@@ -191,6 +191,7 @@ def test_a_diverged_model_is_distinguished_from_a_bad_one(folder: Path, tmp_path
         (["--semi", "0"], "give percentages above 0 and up to 100"),
         (["--semi", "one"], "give percentages above 0 and up to 100"),
         (["--semi", "1", "--settings", "flesd"], "flesd has no semi-supervised evaluation"),
+        (["--map", "{folder}/none/map.png"], "does not exist, or cannot be written"),
         (["--semi-settings", "ssd"], "give percentages of labels too"),
         (["--data", "{bare}"], "has no labels"),
         (["--data", "nowhere"], "found no data set at nowhere"),

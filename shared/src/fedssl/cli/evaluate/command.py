@@ -1,5 +1,6 @@
 """`fedssl evaluate`: how good an encoder is, by the papers' protocols."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -103,6 +104,8 @@ def evaluate(
     Accuracies are those after the last epoch. If a protocol reports the best epoch, chosen on the test set, that one is
     shown too. docs/evaluation.md describes the settings, and how `fast` agrees with those of the papers.
     """
+    if map_ is not None and not os.access(map_.parent, os.W_OK):
+        raise UsageError(f"--map {map_}: the folder {map_.parent} does not exist, or cannot be written")
     if semi_settings is not None and semi is None:
         raise UsageError("--semi-settings are those of --semi: give percentages of labels too, for example --semi 1,10")
     from fedssl.cli.evaluate import report, steps
