@@ -130,6 +130,17 @@ def test_the_coordinators_variate_moves_by_the_sampled_share() -> None:
         torch.testing.assert_close(after[f"control.{name}"], torch.full_like(state[f"control.{name}"], 2 / 3 * 2.0))
 
 
+def test_c_moves_by_no_more_than_the_mean_change_if_the_partition_has_too_few_clients() -> None:
+    spec = _spec(cohort={}, partition={"dataset": "digits", "num_clients": 2})
+    state = start(spec).state
+    change = {name.replace("control.", "control_delta.", 1): torch.ones_like(value) for name, value in state.items()
+              if name.startswith("control.")}  # fmt: skip
+    weights = {name: value for name, value in state.items() if not name.startswith("control.")}
+    after = aggregate(spec, state, [(10, {**weights, **change})] * 5).state
+    for name in _part(state, "control"):
+        torch.testing.assert_close(after[f"control.{name}"], state[f"control.{name}"] + 1)
+
+
 def test_with_everybody_c_is_the_mean_of_the_clients_variates() -> None:
     spec = _spec(num_rounds=3)
     result = simulate(spec, shards(spec))

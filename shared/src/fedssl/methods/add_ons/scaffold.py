@@ -133,12 +133,15 @@ def _restart(state: Tensors) -> Tensors:
 
 
 def _share(spec: RunSpec, num_updates: int) -> float:
-    """Return |S|/N. With a factor other than that of the updates that are used, c would not be the mean of the c_k."""
+    """Return |S|/N. With a factor other than that of the updates that are used, c would not be the mean of the c_k.
+
+    It is at most 1: a deployed run may have more clients than its spec's partition.
+    """
     if spec.cohort.clients is not None:
         return num_updates / len(spec.cohort.clients)
     if spec.partition is None:
         return spec.cohort.fraction
-    return num_updates / (1 if spec.partition.pooled else spec.partition.num_clients)
+    return min(1.0, num_updates / (1 if spec.partition.pooled else spec.partition.num_clients))
 
 
 def _changes(update: Update, names: Sequence[str]) -> Tensors:
