@@ -3,7 +3,8 @@
 What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, the shares that
 were made, and what the coordinator sent in each phase, written before the answer leaves. A client that is made again
 from these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed.
-The seed is deleted at the end of the round; the number of the round stays, so that no round is answered twice.
+The seed is deleted at the end of the round, or, if this worker did not see that, once it learns that the run has ended.
+The number of the round stays, so that no round is answered twice.
 """
 
 import contextvars
@@ -16,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+from uuid import UUID
 
 import numpy as np
 import structlog
@@ -97,6 +99,18 @@ class Record(StrictModel):
             return {**kept, "protocol": SECURE_PROTOCOL, "seed": None}
         return body
 
+    def ended(self) -> Self:
+        """Return the record without the secrets of its round."""
+        return type(self)(protocol=self.protocol, round=self.round, context=self.context, seed=None)
+
+
+def _read(path: Path) -> Record | None:
+    """Return a run's record, or None if there is none, or it is damaged: then `begin` refuses the run."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
 
 class SecureRounds:
     """Begins the secure rounds of a worker, or continues one."""
@@ -114,7 +128,7 @@ class SecureRounds:
         Raises NotPermitted, with an entry `refused` in the ledger, if the owner's limits or an earlier answer forbid
         it.
         """
-        path = self._root / f"{item.run_id}.json"
+        path = self._path(item.run_id)
         try:
             record = self._record_for(path, item.round_number, context)
             seed = bytes.fromhex(record.seed or "")
@@ -126,6 +140,20 @@ class SecureRounds:
             raise self._egress.refuse_secure(item, str(error)) from error
         write_private(path, record.model_dump_json())
         return SecureRound(self._client, self._egress, self._states, item, context, client, path, record)
+
+    def unfinished(self) -> list[UUID]:
+        """Return the runs whose newest round has not ended here."""
+        records = {path: _read(path) for path in sorted(self._root.glob("*.json"))}
+        return [UUID(path.stem) for path, record in records.items() if record is not None and record.seed is not None]
+
+    def end(self, run_id: UUID) -> None:
+        """Delete the secrets of the run's newest round, which is never answered again."""
+        path = self._path(run_id)
+        if (record := _read(path)) is not None:
+            write_private(path, record.ended().model_dump_json())
+
+    def _path(self, run_id: UUID) -> Path:
+        return self._root / f"{run_id}.json"
 
     def _record_for(self, path: Path, number: int, context: RoundContext) -> Record:
         try:
@@ -310,4 +338,5 @@ class SecureRound:
 
     def _end(self) -> None:
         """Delete the secrets of the round. It is never answered again."""
-        self._store(seed=None, roster=None, shares=None, inbox=None, words=None, survivors=None)
+        self._record = self._record.ended()
+        write_private(self._path, self._record.model_dump_json())
