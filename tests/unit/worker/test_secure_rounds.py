@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
+from fedssl.errors import Cancelled
 from fedssl.protocol.secure_work import (
     SECURE_PROTOCOL,
     SecureConfirmation,
@@ -333,6 +334,15 @@ def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) ->
         item = cohort.item.model_copy(update={"round_number": number})
         with pytest.raises(NotPermitted, match=f"has taken part in round 3 already, and is asked for round {number}"):
             cohort.worker().begin(item, cohort.context_of(number))
+
+
+@pytest.mark.parametrize("phase", ["keys", "vectors"])
+def test_a_round_without_a_sum_is_not_an_accepted_update(phase: str, tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    cohort.lies[phase] = lambda status: SecureStatus(phase="failed", is_member=True, received=True)
+    with pytest.raises(Cancelled, match="the secure round has no sum"):
+        cohort.take_part()
+    assert cohort.worker().unfinished() == []
 
 
 def test_the_secrets_of_a_round_that_was_left_are_deleted_once_the_run_has_ended(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from fedssl.protocol.secure_work import (
     Hex64,
     SecureInbox,
     SecureKeys,
+    SecurePhase,
     SecureShares,
     SecureStatus,
     SecureVector,
@@ -208,8 +209,8 @@ class SecureRound:
     def finish(self, finished: Finished, words: Words, report: Callable[[], None]) -> None:
         """Send the masked vector, and answer until the round needs nothing more from this worker.
 
-        `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, Cancelled, LedgerError and
-        ClientError.
+        `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, LedgerError, ClientError,
+        and Cancelled, also if the round has ended without a sum.
         """
         digest, masked = hashlib.sha256(words.words64.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
         record = self._record
@@ -222,23 +223,28 @@ class SecureRound:
             survivors = wire.survivors_from_wire(record.survivors)
             self._guarded(lambda: self._secure.confirm(survivors))
         try:
-            self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
+            ended_in = self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
         finally:
             masked.unlink(missing_ok=True)
         self._end()
+        if ended_in == "failed":
+            raise Cancelled("the secure round has no sum: the coordinator's events have the reason")
 
     def _answer_phases(
         self,
         trained: _Trained | None,
         report: Callable[[], None],
         pause: Callable[[float], bool],
-    ) -> None:
-        """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed."""
+    ) -> SecurePhase:
+        """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed.
+
+        Returns the last phase.
+        """
         delay, answered = _FIRST_PAUSE_SECONDS, ""
         while True:
             status = self._client.secure_status(self._item.assignment_id)
             if status.phase in ("done", "failed") or (trained is None and status.phase not in ("keys", "shares")):
-                return
+                return status.phase
             if not status.is_member:
                 raise Cancelled(
                     f"the round continues without this worker: its message came too late for {status.phase}"
@@ -248,7 +254,7 @@ class SecureRound:
             if status.phase != answered:
                 delay, answered = _FIRST_PAUSE_SECONDS, status.phase
             elif pause(delay):
-                return
+                return status.phase
             else:
                 delay = min(_LONGEST_PAUSE_SECONDS, 1.5 * delay)
             self._report(report)
