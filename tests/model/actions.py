@@ -637,7 +637,7 @@ def _with_weights(state: State, done: State, used: set[int], rejected: set[int])
 
 
 def _end_run(state: State, outcome: Outcome) -> State:
-    """`rounds.service.end_run`: the job, the round and the run."""
+    """`rounds.closing.end_run`: the job, the round and the run."""
     if state.job is not None:
         state = _end_job(state, JobState.CANCELLED)
     if state.unclosed is not None:

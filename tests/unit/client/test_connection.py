@@ -106,6 +106,27 @@ def test_validation_errors_are_listed(server: ScriptedServer) -> None:
         client.create_run(RunSpec())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1080"),
+        ("HTTPS_PROXY", "ftp://127.0.0.1:21"),
+        ("HTTPS_PROXY", "http://127.0.0.1:port"),
+        ("NO_PROXY", "localhost,[::1]"),
+        ("NO_PROXY", "localhost,fe80::/10"),
+    ],
+)
+def test_proxies_that_cannot_be_used_are_an_error_that_names_the_variables(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for each in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+        monkeypatch.delenv(each.lower(), raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ClientError, match="check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY"):
+        Client("https://fed.example.org", "token")
+
+
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
 def test_a_proxy_is_not_asked_for_this_machine(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, name: str

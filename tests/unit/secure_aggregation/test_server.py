@@ -58,6 +58,8 @@ def test_a_second_message_with_other_content_is_a_conflict(secure: SecureRound) 
     other = MaskedVector(FIRST, Words.zeros(3, 3), b"")
     with pytest.raises(Conflict):
         secure.server.add_vector(other)
+    with pytest.raises(Conflict):  # the same words with another signature
+        secure.server.record_vector(FIRST, secure.server.collected.vectors[FIRST], bytes(64))
     confirmations = secure.confirm(survivors)
     with pytest.raises(Conflict):
         secure.server.add_confirmation(Confirmation(FIRST, b""))

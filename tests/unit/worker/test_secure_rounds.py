@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
+from fedssl.errors import Cancelled
 from fedssl.protocol.secure_work import (
     SECURE_PROTOCOL,
     SecureConfirmation,
@@ -31,6 +32,7 @@ from fedssl_worker.disclosure.ledger.verification import read_entries
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
 from fedssl_worker.secure_rounds import SecureRounds
 from fedssl_worker.state import ClientStates, Finished
+from fedssl_worker.state_gc import StateCollector
 
 from .conftest import CLIENT, good_update, make_item, make_spec
 
@@ -140,6 +142,9 @@ class Cohort:
                 self._shown["confirmations"] = {it.client: it.signature.hex() for it in server.freeze_confirmations()}
             case SecureReveals():
                 server.add_reveals(wire.reveals_from_wire(CLIENT, message))
+
+    def ended_runs(self, run_ids: Collection[UUID]) -> set[UUID]:
+        return set(run_ids)
 
     def _has(self, kind: type) -> bool:
         return any(isinstance(message, kind) for message in self.sent)
@@ -329,6 +334,28 @@ def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) ->
         item = cohort.item.model_copy(update={"round_number": number})
         with pytest.raises(NotPermitted, match=f"has taken part in round 3 already, and is asked for round {number}"):
             cohort.worker().begin(item, cohort.context_of(number))
+
+
+@pytest.mark.parametrize("phase", ["keys", "vectors"])
+def test_a_round_without_a_sum_is_not_an_accepted_update(phase: str, tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    cohort.lies[phase] = lambda status: SecureStatus(phase="failed", is_member=True, received=True)
+    with pytest.raises(Cancelled, match="the secure round has no sum"):
+        cohort.take_part()
+    assert cohort.worker().unfinished() == []
+
+
+def test_the_secrets_of_a_round_that_was_left_are_deleted_once_the_run_has_ended(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    _killed_at(cohort, "reveals")
+    secure, path = cohort.worker(), tmp_path / "secure" / f"{cohort.item.run_id}.json"
+    assert secure.unfinished() == [cohort.item.run_id]
+    StateCollector(cohort, ClientStates(tmp_path / "runs"), secure, 3600.0).collect()  # type: ignore[arg-type]
+    assert secure.unfinished() == []
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if value is not None}
+    assert sorted(kept) == ["context", "protocol", "round"]
+    with pytest.raises(NotPermitted, match="has taken part in round 3 already"):
+        secure.begin(cohort.item, cohort.context)
 
 
 def test_the_owners_limits_are_checked_before_anything_leaves(tmp_path: Path) -> None:

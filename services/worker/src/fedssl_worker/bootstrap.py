@@ -143,7 +143,7 @@ def _work(
     )
     evaluations = SiteEvaluations(client, executor, egress, images, labels, devices[0], backoff)
     secure = SecureRounds(client, egress, states, folder / "secure", identity.private)
-    collector = StateCollector(client, states, settings.keep_ended_seconds)
+    collector = StateCollector(client, states, secure, settings.keep_ended_seconds)
 
     def on_idle() -> None:
         release_trainer(unused_seconds=KEEP_TRAINER_SECONDS)

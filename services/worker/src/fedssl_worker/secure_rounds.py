@@ -3,7 +3,8 @@
 What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, the shares that
 were made, and what the coordinator sent in each phase, written before the answer leaves. A client that is made again
 from these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed.
-The seed is deleted at the end of the round; the number of the round stays, so that no round is answered twice.
+The seed is deleted at the end of the round, or, if this worker did not see that, once it learns that the run has ended.
+The number of the round stays, so that no round is answered twice.
 """
 
 import contextvars
@@ -16,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+from uuid import UUID
 
 import numpy as np
 import structlog
@@ -36,6 +38,7 @@ from fedssl.protocol.secure_work import (
     Hex64,
     SecureInbox,
     SecureKeys,
+    SecurePhase,
     SecureShares,
     SecureStatus,
     SecureVector,
@@ -97,6 +100,18 @@ class Record(StrictModel):
             return {**kept, "protocol": SECURE_PROTOCOL, "seed": None}
         return body
 
+    def ended(self) -> Self:
+        """Return the record without the secrets of its round."""
+        return type(self)(protocol=self.protocol, round=self.round, context=self.context, seed=None)
+
+
+def _read(path: Path) -> Record | None:
+    """Return a run's record, or None if there is none, or it is damaged: then `begin` refuses the run."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
 
 class SecureRounds:
     """Begins the secure rounds of a worker, or continues one."""
@@ -114,7 +129,7 @@ class SecureRounds:
         Raises NotPermitted, with an entry `refused` in the ledger, if the owner's limits or an earlier answer forbid
         it.
         """
-        path = self._root / f"{item.run_id}.json"
+        path = self._path(item.run_id)
         try:
             record = self._record_for(path, item.round_number, context)
             seed = bytes.fromhex(record.seed or "")
@@ -126,6 +141,20 @@ class SecureRounds:
             raise self._egress.refuse_secure(item, str(error)) from error
         write_private(path, record.model_dump_json())
         return SecureRound(self._client, self._egress, self._states, item, context, client, path, record)
+
+    def unfinished(self) -> list[UUID]:
+        """Return the runs whose newest round has not ended here."""
+        records = {path: _read(path) for path in sorted(self._root.glob("*.json"))}
+        return [UUID(path.stem) for path, record in records.items() if record is not None and record.seed is not None]
+
+    def end(self, run_id: UUID) -> None:
+        """Delete the secrets of the run's newest round, which is never answered again."""
+        path = self._path(run_id)
+        if (record := _read(path)) is not None:
+            write_private(path, record.ended().model_dump_json())
+
+    def _path(self, run_id: UUID) -> Path:
+        return self._root / f"{run_id}.json"
 
     def _record_for(self, path: Path, number: int, context: RoundContext) -> Record:
         try:
@@ -180,8 +209,8 @@ class SecureRound:
     def finish(self, finished: Finished, words: Words, report: Callable[[], None]) -> None:
         """Send the masked vector, and answer until the round needs nothing more from this worker.
 
-        `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, Cancelled, LedgerError and
-        ClientError.
+        `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, LedgerError, ClientError,
+        and Cancelled, also if the round has ended without a sum.
         """
         digest, masked = hashlib.sha256(words.words64.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
         record = self._record
@@ -194,23 +223,28 @@ class SecureRound:
             survivors = wire.survivors_from_wire(record.survivors)
             self._guarded(lambda: self._secure.confirm(survivors))
         try:
-            self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
+            ended_in = self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
         finally:
             masked.unlink(missing_ok=True)
         self._end()
+        if ended_in == "failed":
+            raise Cancelled("the secure round has no sum: the coordinator's events have the reason")
 
     def _answer_phases(
         self,
         trained: _Trained | None,
         report: Callable[[], None],
         pause: Callable[[float], bool],
-    ) -> None:
-        """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed."""
+    ) -> SecurePhase:
+        """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed.
+
+        Returns the last phase.
+        """
         delay, answered = _FIRST_PAUSE_SECONDS, ""
         while True:
             status = self._client.secure_status(self._item.assignment_id)
             if status.phase in ("done", "failed") or (trained is None and status.phase not in ("keys", "shares")):
-                return
+                return status.phase
             if not status.is_member:
                 raise Cancelled(
                     f"the round continues without this worker: its message came too late for {status.phase}"
@@ -220,7 +254,7 @@ class SecureRound:
             if status.phase != answered:
                 delay, answered = _FIRST_PAUSE_SECONDS, status.phase
             elif pause(delay):
-                return
+                return status.phase
             else:
                 delay = min(_LONGEST_PAUSE_SECONDS, 1.5 * delay)
             self._report(report)
@@ -310,4 +344,5 @@ class SecureRound:
 
     def _end(self) -> None:
         """Delete the secrets of the round. It is never answered again."""
-        self._store(seed=None, roster=None, shares=None, inbox=None, words=None, survivors=None)
+        self._record = self._record.ended()
+        write_private(self._path, self._record.model_dump_json())

@@ -1,8 +1,12 @@
 """Parses and classifies the addresses to which requests are sent."""
 
 import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
+
+from fedssl.client.errors import ClientError
 
 _MAX_PORT = 65535
 
@@ -52,3 +56,15 @@ def is_private(url: str) -> bool:
     """
     address = parsed(url)
     return address is not None and (address.scheme == "https" or is_loopback(address.host))
+
+
+@contextmanager
+def proxies_of_environment() -> Iterator[None]:
+    """Raise ClientError if the block creates a client that cannot use the proxies which the environment names."""
+    try:
+        yield
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise ClientError(
+            f"the proxies of the environment cannot be used ({error}): check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY "
+            "and NO_PROXY. A proxy is http://HOST:PORT, and NO_PROXY lists names and single addresses, without brackets"
+        ) from None

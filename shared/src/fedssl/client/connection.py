@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
-from fedssl.client.addresses import is_loopback, parsed
+from fedssl.client.addresses import is_loopback, parsed, proxies_of_environment
 from fedssl.client.deadline import Deadline, observe_deadlines, running
 from fedssl.client.direct_transfer import DirectTransfer, MayGoTo
 from fedssl.client.errors import BadAnswer, ClientError, InvalidRequest, StoreUnreachable, Unreachable, api_error
@@ -72,16 +72,18 @@ class Connection:
             raise ClientError("the token holds a space or a character that no token has: copy it again, on its own")
         if token and transport is None:
             tls.check_token_may_go(address)
-        self._http = httpx.Client(
-            base_url=self.url,
-            # Not compressed, because a few compressed bytes could expand to any size.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            timeout=self._limits(None),
-            transport=transport,
-            verify=tls.context(address) if transport is None else False,
-            # Requests that do not leave this machine do not use a proxy that the environment names.
-            trust_env=not is_loopback(address.host),
-        )
+        verify = tls.context(address) if transport is None else False
+        with proxies_of_environment():
+            self._http = httpx.Client(
+                base_url=self.url,
+                # Not compressed, because a few compressed bytes could expand to any size.
+                headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+                timeout=self._limits(None),
+                transport=transport,
+                verify=verify,
+                # Requests that do not leave this machine do not use a proxy that the environment names.
+                trust_env=not is_loopback(address.host),
+            )
         if transport is None:
             observe_deadlines(self._http)
         self.direct_transfer = DirectTransfer(address, tls, timeout, may_go_to)

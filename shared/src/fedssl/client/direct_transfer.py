@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from fedssl.client.addresses import is_loopback, origin, parsed
+from fedssl.client.addresses import is_loopback, origin, parsed, proxies_of_environment
 from fedssl.client.deadline import TRANSFER_BYTES_PER_SECOND, Deadline, observe_deadlines, running
 from fedssl.client.errors import BadAnswer, StoreUnreachable, Unavailable, Unreachable
 from fedssl.client.tls import Tls, trust_error
@@ -183,13 +183,15 @@ class DirectTransfer:
         key = (address.scheme, is_loopback(address.host))
         with self._lock:
             if key not in self._clients:
-                client = self._clients[key] = httpx.Client(
-                    headers={"Accept-Encoding": "identity"},
-                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-                    timeout=self._timeout,
-                    verify=self._tls.context(address),
-                    trust_env=not key[1],
-                )
+                verify = self._tls.context(address)
+                with proxies_of_environment():
+                    client = self._clients[key] = httpx.Client(
+                        headers={"Accept-Encoding": "identity"},
+                        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                        timeout=self._timeout,
+                        verify=verify,
+                        trust_env=not key[1],
+                    )
                 observe_deadlines(client)
             return self._clients[key]
 

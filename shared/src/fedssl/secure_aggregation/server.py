@@ -165,7 +165,9 @@ class SecureServer:
 
     def record_vector(self, client: str, digest: bytes, signature: bytes) -> bool:
         """Record a vector that the caller keeps and adds up, and return whether it is new."""
-        if self._is_repeated(self._collected.vectors.get(client), digest):
+        known = self._collected.vectors.get(client)
+        before = None if known is None else (known, self._collected.signatures[client])
+        if self._is_repeated(before, (digest, signature)):
             return False
         self._require("vectors")
         if client not in self._sharers:

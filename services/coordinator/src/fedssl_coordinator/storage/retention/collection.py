@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from sqlalchemy import text
+
 from fedssl.artifacts.store import StoredFile
 from fedssl_coordinator.core.db import exclusive, transaction
 from fedssl_coordinator.core.settings import settings
@@ -48,11 +50,15 @@ def collect(*, dry_run: bool = False) -> CollectionTotals | None:
 
 @contextmanager
 def held_up() -> Iterator[None]:
-    """Prevent collections for the length of the block, after waiting for a collection in progress to end."""
+    """Prevent collections for the length of the block, after waiting for a collection in progress to end.
+
+    Raises one of UNREACHABLE at the end if the connection that held the lock broke: then a collection may have run.
+    """
     while True:
         with exclusive(LOCK) as connection:
             if connection is not None:
                 yield
+                connection.execute(text("SELECT 1"))
                 return
         time.sleep(_WAIT_SECONDS)
 

@@ -62,16 +62,26 @@ def hold_collection(
 ) -> None:
     """Run a command while nothing is removed from the store, such as a backup of the database and then of the store.
 
-    Exits with the command's exit code. Example: fedssl-coordinator hold-collection -- sh backup.sh
+    Exits with the command's exit code, or with 1 if the connection to the database broke meanwhile, so that something
+    may have been removed. Example: fedssl-coordinator hold-collection -- sh backup.sh
     """
     import subprocess
 
+    from fedssl_coordinator.core.db import UNREACHABLE
     from fedssl_coordinator.storage.retention import collection
 
-    with collection.held_up():
-        try:
-            code = subprocess.run(command, check=False).returncode
-        except OSError as error:
-            typer.echo(f"error: cannot run {command[0]}: {error.strerror}", err=True)
-            code = 127
+    code = None
+    try:
+        with collection.held_up():
+            try:
+                code = subprocess.run(command, check=False).returncode
+            except OSError as error:
+                typer.echo(f"error: cannot run {command[0]}: {error.strerror}", err=True)
+                code = 127
+    except UNREACHABLE:
+        if code is None:
+            raise
+        detail = "the connection to the database broke while the command ran, so something may have been removed"
+        typer.echo(f"error: {detail}: run it again", err=True)
+        code = code or EXIT_FAULT
     raise typer.Exit(code)
