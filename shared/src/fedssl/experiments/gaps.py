@@ -40,7 +40,7 @@ class Gap:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean and Student's interval of at least one value.
+    """Return the mean and Student's interval of at least one value; NaN if a value is not finite.
 
     >>> interval([1.0, 2.0, 3.0])
     Interval(mean=2.0, half_width=2.484137...)
@@ -48,6 +48,8 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Interval(mean, None)
+    if not math.isfinite(mean):  # an encoder diverged, and statistics.stdev cannot compute with NaN
+        return Interval(math.nan, math.nan)
     from scipy.stats import t
 
     quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
