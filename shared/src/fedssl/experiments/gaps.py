@@ -28,7 +28,8 @@ class Gap:
     """One measure of one variant next to the bounds, at the seeds that it has in common with them.
 
     Attributes:
-        share: (variant - local-only) / (centralised - local-only), per seed; None without both bounds.
+        share: (variant - local-only) / (centralised - local-only), per seed; None without both bounds, or if
+            centralised is not above local-only at each of these seeds: there is no gap then.
         step: the difference to the variant before it, per seed; None for the first.
     """
 
@@ -65,11 +66,9 @@ def gaps(lines: Sequence[Line]) -> list[Gap]:
         before: dict[int, float] = {}
         for variant, values in by_name.items():
             if values:
-                shares = [
-                    (value - low[seed]) / (high[seed] - low[seed])
-                    for seed, value in values.items()
-                    if seed in low and seed in high and high[seed] != low[seed]
-                ]
+                seeds = [seed for seed in values if seed in low and seed in high]
+                is_open = all(high[seed] > low[seed] for seed in seeds)
+                shares = [(values[seed] - low[seed]) / (high[seed] - low[seed]) for seed in seeds if is_open]
                 steps = [value - before[seed] for seed, value in values.items() if seed in before]
                 found.append(Gap(variant, measure, interval(list(values.values())), _some(shares), _some(steps)))
             before = values
