@@ -72,6 +72,13 @@ def test_weights_that_do_not_fit_exit_with_one(tmp_path: Path, spec: Path) -> No
     assert fedssl("weights", "check", colour, spec, *adapted).exit_code == 0
 
 
+def test_what_a_run_would_refuse_to_adapt_is_refused(tmp_path: Path, spec: Path) -> None:
+    adapted = ("--set", "model.initial.weights=x", "--set", 'model.initial.adapt=["blocks.0.conv"]')
+    result = fedssl("weights", "check", encoder_file(tmp_path), spec, *adapted)
+    assert result.exit_code != 0
+    assert "model.initial.adapt names blocks.0.conv, whose shapes are equal" in result.stderr.replace("\n", " ")
+
+
 def test_the_weights_of_a_vit_start_a_simulation_with_images_of_another_size(tmp_path: Path, spec: Path) -> None:
     config = EncoderConfig(name="vit-tiny", patch_size=4, depth=1)
     encoder = initialised(lambda: build_encoder(config, 1, 16), 0)

@@ -46,3 +46,34 @@ def test_without_both_bounds_there_is_no_share() -> None:
 
     assert found.share is None
     assert found.accuracy.mean == 0.5
+
+
+@pytest.mark.parametrize("high", [0.48, 0.5, math.nan])
+def test_there_is_no_share_if_one_seed_has_no_gap(high: float) -> None:
+    """A method below both bounds would otherwise close more than the whole gap."""
+    (found,) = gaps(
+        [
+            line("a", s0=0.4, s1=0.55),
+            line("local-only", s0=0.5, s1=0.5),
+            line("centralised", s0=high, s1=0.6),
+        ]
+    )
+
+    assert found.share is None
+    assert found.accuracy.mean == pytest.approx(0.475)
+
+
+def test_an_encoder_that_diverged_leaves_no_number() -> None:
+    (found,) = gaps(
+        [
+            line("a", s0=0.5, s1=math.nan, s2=0.7),
+            line("local-only", s0=0.4, s1=0.5, s2=0.5),
+            line("centralised", s0=0.6, s1=0.7, s2=0.8),
+        ]
+    )
+
+    assert found.share is not None
+    for each in (found.accuracy, found.share):
+        assert math.isnan(each.mean)
+        assert each.half_width is not None
+        assert math.isnan(each.half_width)

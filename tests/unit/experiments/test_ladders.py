@@ -1,6 +1,7 @@
 """Ladders: their settings and rungs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -49,7 +50,7 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
                     "num_rounds": 4,
                     "training": {"local_epochs": 5},
                     "partition": {"num_clients": 5},
-                    "evaluation": {"every": 2},
+                    "evaluation": {"dataset": "digits", "every": 2},
                 }
             },
             "rungs": [
@@ -88,3 +89,23 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         read_ladder("bset")
     with pytest.raises(SpecError, match=r"there is no setting 'cifar'; .*cifar10-class"):
         read_ladder("best").setting("cifar")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_rounds": "ten"}, "num_rounds"),
+        ({"partition": {"dataset": "cifar10", "num_clients": 0}}, r"partition\.num_clients"),
+        ({"training": {"local_epochs": 2.5}}, r"training\.local_epochs"),
+    ],
+)
+def test_a_setting_that_no_run_can_have_is_refused(changes: dict[str, Any], reason: str) -> None:
+    ladder = read_ladder("best")
+    with pytest.raises(SpecError, match=reason):
+        ladder.variants({**ladder.setting(None), **changes})
+
+
+def test_a_setting_may_leave_keys_to_their_defaults() -> None:
+    ladder = read_ladder("best")
+    base = {**ladder.setting(None), "evaluation": {"dataset": "digits"}, "partition": {"dataset": "digits"}}
+    assert len(ladder.variants(base)) == len(ladder.rungs) + 2

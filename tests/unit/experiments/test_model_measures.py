@@ -1,6 +1,8 @@
 """Measures of figures on a finished run: angles, lengths, classifiers and metrics, against direct computations."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ from fedssl.evaluation import labels_of
 from fedssl.evaluation.suite import load_encoder, load_labelled, load_projected
 from fedssl.experiments import model_measures as measures
 from fedssl.experiments.measures import measure_cell
-from fedssl.experiments.papers import select
-from fedssl.experiments.runs import ComputeSettings, client_models, find_finished, run_in_folder
+from fedssl.experiments.papers import Measure, select
+from fedssl.experiments.runs import ComputeSettings, FinishedRun, client_models, find_finished, run_in_folder
 from fedssl.run_files import MODEL
 from support.methods import method_spec
 
@@ -140,3 +142,15 @@ def test_the_cells_of_figures_are_measured_with_their_names(folder: Path) -> Non
     assert len(classes) == 10
     assert min(classes) < by_class["local-global angle"] < max(classes)
     assert 0 < by_class["inter-class angle"] < 180
+
+
+def test_a_measure_that_is_not_a_finite_number_is_read_again(tmp_path: Path) -> None:
+    rounds = [{"clients": {"a": {"loss": math.nan}}, "num_examples": {"a": 1}, "server": {}}]
+    (tmp_path / "history.json").write_text(json.dumps(rounds))
+    finished = FinishedRun(1, 1, 0, 0, 1.0, {}, {}, [])
+    cell = select("flesd-fig5:FLESD")[0]
+    cell = replace(cell, measures={"loss": Measure(kind="client_metric", metric="loss")})
+
+    found = [measure_cell(cell, SPEC, finished, tmp_path, ComputeSettings()) for _ in range(2)]
+
+    assert all(math.isnan(each["loss"]) for each in found)

@@ -28,7 +28,8 @@ class Gap:
     """One measure of one variant next to the bounds, at the seeds that it has in common with them.
 
     Attributes:
-        share: (variant - local-only) / (centralised - local-only), per seed; None without both bounds.
+        share: (variant - local-only) / (centralised - local-only), per seed; None without both bounds, or if
+            centralised is not above local-only at each of these seeds: there is no gap then.
         step: the difference to the variant before it, per seed; None for the first.
     """
 
@@ -40,7 +41,7 @@ class Gap:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean and Student's interval of at least one value.
+    """Return the mean and Student's interval of at least one value; NaN if a value is not finite.
 
     >>> interval([1.0, 2.0, 3.0])
     Interval(mean=2.0, half_width=2.484137...)
@@ -48,6 +49,8 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Interval(mean, None)
+    if not math.isfinite(mean):  # an encoder diverged, and statistics.stdev cannot compute with NaN
+        return Interval(math.nan, math.nan)
     from scipy.stats import t
 
     quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
@@ -63,11 +66,9 @@ def gaps(lines: Sequence[Line]) -> list[Gap]:
         before: dict[int, float] = {}
         for variant, values in by_name.items():
             if values:
-                shares = [
-                    (value - low[seed]) / (high[seed] - low[seed])
-                    for seed, value in values.items()
-                    if seed in low and seed in high and high[seed] != low[seed]
-                ]
+                seeds = [seed for seed in values if seed in low and seed in high]
+                is_open = all(high[seed] > low[seed] for seed in seeds)
+                shares = [(values[seed] - low[seed]) / (high[seed] - low[seed]) for seed in seeds if is_open]
                 steps = [value - before[seed] for seed, value in values.items() if seed in before]
                 found.append(Gap(variant, measure, interval(list(values.values())), _some(shares), _some(steps)))
             before = values

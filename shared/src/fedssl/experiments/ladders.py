@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from fedssl.errors import SpecError
 from fedssl.experiments.overlays import Values, overlay
-from fedssl.experiments.variants import Variant, baselines_of, known
+from fedssl.experiments.variants import Variant, baselines_of, build_spec, known
 from fedssl.protocol.base import StrictModel
 
 _FOLDER = files("fedssl.experiments") / "ladder_files"
@@ -90,11 +90,15 @@ class Ladder(StrictModel):
         return overlay({}, known(chosen, self.settings, "setting"))
 
     def variants(self, base: Mapping[str, Any]) -> list[Variant]:
-        """Return the rungs as variants of the setting `base`, and after them the baselines without a federation."""
+        """Return the rungs as variants of the setting `base`, and after them the baselines without a federation.
+
+        Raises SpecError if the setting is not a valid spec.
+        """
+        complete = build_spec(base).model_dump(mode="json")
         found: list[Variant] = []
         for rung in self.rungs:
             method = rung.method or found[-1].method
-            before = rung.same_work(base) if rung.method is not None else found[-1].changes
+            before = rung.same_work(complete) if rung.method is not None else found[-1].changes
             found.append(Variant(rung.name, method, changes=overlay(before, rung.changes)))
         return found + baselines_of(next(each for each in found if each.name == self.bounds))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def measure_cell(
             on_measuring(name)
             kept[key] = _from_models(measure, spec, folder, machine)
             write_json(folder / MEASURES, kept)
-        found[name] = float(kept[key])
+        found[name] = math.nan if kept[key] is None else float(kept[key])  # JSON has null in place of NaN
     return found
 
 

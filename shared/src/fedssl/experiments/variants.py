@@ -1,7 +1,7 @@
 """The variants of a comparison: methods by name, methods with add-ons, and methods with other parameters."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
@@ -79,7 +79,9 @@ def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
         if key in RunSpec.model_fields:
             changes[key] = value
         elif key in ADD_ONS:
-            method = _with_add_on(method, key, value if isinstance(value, Mapping) else {})
+            if not isinstance(value, Mapping):
+                raise SpecError(f"{key} is an add-on, whose parameters have values: write {key}.PARAMETER={value}")
+            method = _with_add_on(method, key, value)
         else:
             method = overlay(method, {key: value})
     for name in variant.add_ons:
@@ -116,6 +118,8 @@ def _with_add_on(method: Values, name: str, parameters: Mapping[str, Any]) -> Va
     present = method.get(
         "add_ons", [part.model_dump(mode="json", exclude_unset=True) | {"name": part.name} for part in default]
     )
+    if not isinstance(present, Sequence) or not all(isinstance(part, Mapping) for part in present):
+        raise SpecError(f"method.add_ons: must be a list of tables, such as [{{name = {name!r}}}] (it is {present!r})")
     if any(part.get("name") == name for part in present):
         changed = [overlay(part, parameters) if part.get("name") == name else part for part in present]
     else:

@@ -93,12 +93,16 @@ def table_for(
 ) -> LoadingTable:
     """Return what becomes of tensors `encoder.*` of these shapes in the encoder of such images, built without memory.
 
-    Raises SpecError if `adapt` names anything but a convolution or the position embeddings of the encoder.
+    Raises SpecError if `adapt` names anything but a convolution or the position embeddings of the encoder, or what
+    needs no adapting in weights that fit.
     """
     with torch.device("meta"):
         encoder = build_encoder(config, data.channels, data.image_size)
     own = {_own_name(name): shape for name, shape in given.items() if not is_adapter(name)}
-    return _table(encoder, own, adapt)
+    table = _table(encoder, own, adapt)
+    if table.fits:
+        _require_adapted(table, encoder, adapt)
+    return table
 
 
 def load_initial(encoder: Encoder, tensors: Mapping[str, Tensor], adapt: Sequence[str] = ()) -> LoadingTable:
@@ -125,8 +129,7 @@ def load_initial(encoder: Encoder, tensors: Mapping[str, Tensor], adapt: Sequenc
     named = {_tensor_of(encoder, name) for name in adapt}
     if not table.fits:
         raise SpecError(f"the weights do not fit model.encoder: {table}. {_remedy(table, encoder)}")
-    if unused := sorted(named - {row.name for row in table.of("adapted")}):
-        raise SpecError(f"model.initial.adapt names {unused[0]}, whose shapes are equal: leave it out")
+    _require_adapted(table, encoder, adapt)
     with torch.no_grad():
         for name, target in encoder.state_dict().items():
             if name in given:
@@ -137,6 +140,13 @@ def load_initial(encoder: Encoder, tensors: Mapping[str, Tensor], adapt: Sequenc
 def _table(encoder: Encoder, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str]) -> LoadingTable:
     wanted = {name: tuple(each.shape) for name, each in encoder.state_dict().items() if not is_adapter(name)}
     return loading_table(given, wanted, {_tensor_of(encoder, name) for name in adapt})
+
+
+def _require_adapted(table: LoadingTable, encoder: Encoder, adapt: Sequence[str]) -> None:
+    """Raise SpecError if `adapt` names anything that needs no adapting."""
+    adapted = {row.name for row in table.of("adapted")}
+    if unused := [name for name in adapt if _tensor_of(encoder, name) not in adapted]:
+        raise SpecError(f"model.initial.adapt names {unused[0]}, whose shapes are equal: leave it out")
 
 
 def _own_name(name: str) -> str:

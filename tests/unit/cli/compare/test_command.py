@@ -218,3 +218,26 @@ def test_an_unknown_ladder_or_setting_is_refused(tmp_path: Path, arguments: list
 
     assert result.exit_code != 0
     assert reason in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--set", "method=fedbyol"), "method: must be a table of keys and values (it is 'fedbyol')"),
+        (("--methods", "fedx", "--set", "method=fedbyol"), "method: must be a table"),
+        (("--methods", "fedx", "--set", "partition=digits"), "partition: must be a table"),
+        (("--methods", "fedx", "--baselines", "--set", "cohort=5"), "cohort: must be a table"),
+        (("--variant", "x=fedbyol:dsr=5"), "write dsr.PARAMETER=5"),
+        (
+            ("--methods", "fedsimclr+dsr", "--set", 'method.add_ons=["fedx"]'),
+            "method.add_ons: must be a list of tables",
+        ),
+    ],
+)
+def test_a_value_in_place_of_a_table_is_refused_and_not_replaced(
+    spec: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    result = fedssl("compare", spec, *arguments, "--dry-run")
+
+    assert result.exit_code == 2
+    assert reason in result.stderr.replace("\n", " ")

@@ -4,13 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from fedssl.cli.datasets.fetching import data_folder as known_data_folder
 from fedssl.cli.errors import UsageError
 from fedssl.cli.specs import apply_change, read_values
+from fedssl.errors import SpecError
 from fedssl.experiments.overlays import overlay
 from fedssl.experiments.variants import Variant, parse_method
+
+_TABLES = ("method", "partition", "cohort", "training", "evaluation")
+"""The sections of the spec that a comparison reads, or to which it adds keys, before the spec is validated."""
 
 
 class ResultFormat(StrEnum):
@@ -49,7 +54,8 @@ def read_rungs(
     found = read_ladder(ladder)
     base = overlay(found.setting(setting), {"name": f"{ladder} {setting or next(iter(found.settings))}"})
     own = _apply(base, changes)
-    sections = [base[section] for section in ("partition", "evaluation") if base[section]["dataset"] in KNOWN]
+    used = [base.get(section) or {} for section in ("partition", "evaluation")]
+    sections = [section for section in used if section.get("dataset") in KNOWN]
     places = dataset_places({section["dataset"] for section in sections}, data_folder or known_data_folder())
     for section in sections:
         section["dataset"] = places[section["dataset"]]
@@ -58,7 +64,10 @@ def read_rungs(
 
 
 def _apply(base: dict[str, Any], changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Apply the changes for all methods to `base`, and return those for one method, by its name."""
+    """Apply the changes for all methods to `base`, and return those for one method, by its name.
+
+    Raises SpecError if a section of `base` is something other than a table, which a variant's keys would replace.
+    """
     own: dict[str, dict[str, Any]] = {}
     for change in changes:
         target, colon, rest = change.partition(":")
@@ -66,6 +75,9 @@ def _apply(base: dict[str, Any], changes: Sequence[str]) -> dict[str, dict[str, 
             apply_change(own.setdefault(target.strip(), {}), rest)
         else:
             apply_change(base, change)
+    for section in _TABLES:
+        if not isinstance(base.get(section), Mapping | NoneType):
+            raise SpecError(f"{section}: must be a table of keys and values (it is {base[section]!r})")
     return own
 
 

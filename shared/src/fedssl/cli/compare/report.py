@@ -165,11 +165,12 @@ def _show_tables(lines: Sequence[Line]) -> None:
 def _show_gaps(lines: Sequence[Line]) -> None:
     """Show the share of the gap between both baselines that each method closes, if both were trained."""
     found = gaps(lines)
-    if all(gap.share is None for gap in found):
+    if not {LOCAL_ONLY, CENTRALISED} <= {line.variant for line in lines if line.seeds}:
         return
     typer.echo(
         f"Gap between {LOCAL_ONLY} and {CENTRALISED}: mean ± half of the {CONFIDENCE:.0%} confidence interval over "
-        "seeds (Student's), in points and %; step: the difference to the line above, at the same seeds."
+        "seeds (Student's), in points and %; step: the difference to the line above, at the same seeds. There is no "
+        f"share unless {CENTRALISED} is the better one at each seed."
     )
     show_table(
         ["method", "measure", "#accuracy", "#step", "#share of the gap closed"],
