@@ -82,7 +82,7 @@ def resume(state: State, setup: Setup) -> Successors:
 
 
 def take_up(state: State, setup: Setup) -> Successors:
-    """`rounds.service.take_up`: a failed run is resumed, and the round in which it failed is open again."""
+    """`rounds.reopening.take_up`: a failed run is resumed, and the round in which it failed is open again."""
     if state.run.outcome is not Outcome.FAILED or not allows(tables.Run, RunState.FINISHED, RunState.RUNNING):
         return
     state = _run(state._replace(run=state.run.without_tries(outcome=None)), RunState.RUNNING)
@@ -246,7 +246,7 @@ def aggregation_is_impossible(state: State, setup: Setup) -> Successors:
 
 
 def update_is_lost(state: State, setup: Setup) -> Successors:
-    """`rounds.service.ask_again`, by an aggregator or the distiller: the store has lost updates of the round."""
+    """`rounds.reopening.ask_again`, by an aggregator or the distiller: the store has lost updates of the round."""
     if not _ASKS_AGAIN:
         return
     for process, computation in enumerate(state.computations):
@@ -260,7 +260,7 @@ def update_is_lost(state: State, setup: Setup) -> Successors:
 
 
 def updates_are_useless(state: State, setup: Setup) -> Successors:
-    """`rounds.service.end_without_result`: so many updates are rejected by name that the round gives no weights."""
+    """`rounds.closing.end_without_result`: so many updates are rejected by name that the round gives no weights."""
     if not _REJECTS:
         return
     for process, computation in enumerate(state.computations):
@@ -573,7 +573,7 @@ def _has_changed(state: State, process: int) -> bool:
 
 
 def _asked_again(done: State, process: int, before: State) -> State:
-    """`rounds.service.ask_again`: the round is open again, with its whole time, and no attempt is counted."""
+    """`rounds.reopening.ask_again`: the round is open again, with its whole time, and no attempt is counted."""
     opened = _round(done, RoundState.OPEN)
     assert opened.round is not None
     members = tuple(
@@ -587,7 +587,7 @@ def _asked_again(done: State, process: int, before: State) -> State:
 
 
 def _taken_up(member: Member) -> Member:
-    """`rounds.service._reopen`, for one client of the round: accepted updates count, the others are asked again."""
+    """`rounds.reopening._reopen`, for one client of the round: accepted updates count, the others are asked again."""
     if member.assignment is None:
         return member
     if member.is_accepted and (member.is_damaged or not member.is_eligible):
@@ -653,7 +653,7 @@ def _end_job(state: State, after: JobState) -> State:
 
 
 def _closed(state: State, verdict: Verdict) -> State:
-    """`rounds.service.close_round`: the live assignments end. A skipped round's updates are not the clients' states."""
+    """`rounds.closing.close_round`: the live assignments end. A skipped round's updates are not the clients' states."""
     members = tuple(_expired(member) if member.is_live else member for member in state.members)
     if verdict is Verdict.SKIPPED:
         members = tuple(member._replace(last_accepted=member.used) for member in members)

@@ -1,5 +1,8 @@
 """The figures that a simulation reports of its rounds: bytes, images, measures."""
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,8 @@ from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import serialised
 from fedssl.data import ImageData
 from fedssl.engine import start_run
-from fedssl.errors import DataError, DeviceError, SpecError
+from fedssl.errors import Cancelled, DataError, DeviceError, ResultsError, SpecError
+from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
 from fedssl.simulation import judged_models, simulate
@@ -162,6 +166,23 @@ def test_images_that_do_not_fit_on_the_device_are_a_clear_error(monkeypatch: pyt
 
     with pytest.raises(DeviceError, match=r"out of memory on cpu .*fewer or smaller images"):
         simulate(method_spec("fedsimclr"))
+
+
+def test_a_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
+    spec = method_spec("fedsimclr")
+    images = shards(spec)
+    name = next(iter(images))
+
+    def stop(_: object) -> None:
+        raise Cancelled("interrupted")
+
+    with pytest.raises(Cancelled):
+        simulate(spec, images, checkpoint=FolderCheckpoint(tmp_path), on_round=stop)
+    others = (images[name].subset(np.arange(40)), dataclasses.replace(images[name], images=255 - images[name].images))
+    for other in others:
+        with pytest.raises(ResultsError, match="the clients' images have changed since the simulation was interrupted"):
+            simulate(spec, {**images, name: other}, checkpoint=FolderCheckpoint(tmp_path))
+    assert simulate(spec, images, checkpoint=FolderCheckpoint(tmp_path)).rounds_done == spec.num_rounds
 
 
 def test_a_spec_may_be_given_as_keys_and_values() -> None:

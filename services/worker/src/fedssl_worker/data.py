@@ -381,20 +381,15 @@ def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
             labels=None if images.labels is None else torch.tensor(images.labels, device=device),
             groups=None if images.groups is None else torch.from_numpy(images.groups),
         )
-    return PreparedImages(data, channels, size, _fingerprint(images), images.unreadable)
+    return PreparedImages(data, channels, size, images.fingerprint(), images.unreadable)
 
 
 def _from_cache(images: CachedData, device: torch.device) -> PreparedImages:
     """Return images for training on the device. They stay in their cache, or on the device if it has the memory."""
     own = images.images
-    digest = hashlib.sha256(f"{images.settings} {own.image_size}\n".encode())
-    digest.update("\n".join(images.digests).encode())
-    labels = None
-    if images.labels is not None:
-        digest.update(images.labels.tobytes())
-        labels = torch.tensor(images.labels, device=device)
+    labels = None if images.labels is None else torch.tensor(images.labels, device=device)
     data = ClientData(own.to(device), labels, groups=None if images.groups is None else torch.from_numpy(images.groups))
-    return PreparedImages(data, own.channels, own.image_size, digest.hexdigest(), images.unreadable)
+    return PreparedImages(data, own.channels, own.image_size, images.fingerprint(), images.unreadable)
 
 
 def _is_folder(name_or_path: str) -> bool:
@@ -462,12 +457,3 @@ def _without_paths(error: DataError, dataset: str) -> DataError:
 def _square(images: ImageData, image_size: int | None, channels: int | None) -> ImageData:
     own_channels, size = own_shape(images, image_size, channels)
     return conform(images, DataConfig(channels=own_channels, image_size=size))
-
-
-def _fingerprint(images: ImageData) -> str:
-    digest = hashlib.sha256(repr(images.images.shape).encode())
-    for array in (images.images, images.labels):
-        if array is not None:
-            for start in range(0, len(array), 4096):  # in parts: the array may be memory-mapped
-                digest.update(array[start : start + 4096].tobytes())
-    return digest.hexdigest()

@@ -1,5 +1,6 @@
 """Images in memory, independent of the format from which they were read."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -64,6 +65,15 @@ class ImageData:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of images and labels, in hexadecimal."""
+        digest = hashlib.sha256(repr(self.images.shape).encode())
+        for array in (self.images, self.labels):
+            if array is not None:
+                for start in range(0, len(array), _CHUNK):  # in parts: the array may be memory-mapped
+                    digest.update(array[start : start + _CHUNK].tobytes())
+        return digest.hexdigest()
 
     def subset(self, indices: NDArray[np.int64]) -> "ImageData":
         """Return the images at `indices`, in that order."""

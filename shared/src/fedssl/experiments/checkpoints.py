@@ -124,6 +124,7 @@ class FolderCheckpoint:
             "key": run_key(result.spec),
             "spec": result.spec.model_dump(mode="json", exclude={"watch"}),
             "code": code_version(result.spec),
+            "images": result.images,
             "files": files,
             "history": [dataclasses.asdict(record) for record in result.history],
             "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
@@ -160,6 +161,7 @@ class FolderCheckpoint:
                 int(at): parse_sites(sites) for at, sites in manifest.get("site_evaluations", {}).items()
             },
             cross_site=parse_cross_site(manifest.get("cross_site", {})),
+            images=manifest.get("images", ""),
         )
 
     def _remove_others(self) -> None:

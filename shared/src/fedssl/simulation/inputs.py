@@ -1,5 +1,6 @@
 """The images that a simulation starts from, and what must hold for them."""
 
+import hashlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,16 @@ def public_images(spec: RunSpec, images: ImageData | None, data_root: Path | Non
         raise SpecError(f"public_data.num_images is {spec.public_data.num_images}, but {len(images)} images are given")
     _require_square("the public images", images, spec)
     return ClientData(torch.from_numpy(images.images).to(device))
+
+
+def fingerprint(clients: Mapping[str, ImageData | CachedData], public: ClientData | None) -> str:
+    """Return the sha256 of all clients' images and labels, and of the public images, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(clients):
+        digest.update(f"{name} {clients[name].fingerprint()}\n".encode())
+    if public is not None:
+        digest.update(public.images[:].cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def require_own_shape(what: str, images: ImageData | CachedData, spec: RunSpec) -> None:

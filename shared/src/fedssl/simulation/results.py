@@ -73,7 +73,8 @@ class Result:
     those of all evaluated rounds, where round 0 is before training. `chance`: the accuracy without an encoder on the
     same test images. `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none.
     `cross_site`: by round and by the site whose classifier it is, the counts of every other site. `loaded`: the tensors
-    that were loaded if the encoder did not start from random weights; empty after a simulation was resumed.
+    that were loaded if the encoder did not start from random weights; empty after a simulation was resumed. `images`: a
+    digest of all clients' images and of the public ones, if there is a checkpoint.
     """
 
     spec: RunSpec
@@ -88,6 +89,7 @@ class Result:
     site_evaluations: dict[int, dict[str, SiteCounts | str]] = field(default_factory=dict)
     cross_site: dict[int, dict[str, dict[str, SiteCounts | str]]] = field(default_factory=dict)
     loaded: str = ""
+    images: str = ""
 
     @property
     def rounds_done(self) -> int:

@@ -14,7 +14,7 @@ from fedssl.data.image_cache.build import CachedData
 from fedssl.data.partitioning import require_images
 from fedssl.engine import LocalProgress, LocalResult, release_trainer, run_local_round
 from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
-from fedssl.errors import Paused, SpecError
+from fedssl.errors import Paused, ResultsError, SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context
 from fedssl.methods.site_data import client_data
@@ -24,7 +24,14 @@ from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation.evaluations import CentralEvaluator, OnEvaluation, OnJudging, SiteEvaluator
 from fedssl.simulation.federation import Federation, OnDistillation, OnProgress, OnTrained
-from fedssl.simulation.inputs import participants, partition, public_images, require_masks, require_own_shape
+from fedssl.simulation.inputs import (
+    fingerprint,
+    participants,
+    partition,
+    public_images,
+    require_masks,
+    require_own_shape,
+)
 from fedssl.simulation.results import Checkpoint, Result, RoundRecord
 
 if TYPE_CHECKING:
@@ -68,8 +75,8 @@ def simulate(
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is evaluated
     and `on_evaluation(round, measures)` after that. `on_trained(round, client, model)` receives the broadcast's tensors
     with the values that a client has trained, before the checkpoint of the round is written. Raises SpecError,
-    DataError, DeviceError, MethodError, LocalError if one of the processes was killed, and Paused if the spec's watch
-    asks for it.
+    DataError, DeviceError, MethodError, ResultsError if the images are others than those of the checkpoint, LocalError
+    if one of the processes was killed, and Paused if the spec's watch asks for it.
     """
     spec = spec_of(spec)
     if jobs < 1:
@@ -89,6 +96,7 @@ def simulate(
     for name in names:
         require_own_shape(f"the images of {name}", shards[name], spec)
     sizes = {name: len(shards[name]) for name in names}
+    images = "" if checkpoint is None else fingerprint({name: shards[name] for name in names}, on_device)
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
         data = {name: client_data(shards[name], spec, name) for name in names}
@@ -112,7 +120,8 @@ def simulate(
             lost_clients or {},
             on_trained,
         )
-        result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start(start)
+        result = _resumed(checkpoint, spec, images) or federation.start(start)
+        result.images = images
         result.chance = central.chance
         central.evaluate_if_due(result)
         sites.evaluate_if_due(result)
@@ -126,6 +135,17 @@ def simulate(
             sites.evaluate_if_due(result)
             if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
                 raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
+    return result
+
+
+def _resumed(checkpoint: Checkpoint | None, spec: RunSpec, images: str) -> Result | None:
+    """Return the simulation as it was saved, or None if it was not. Raises ResultsError if its images have changed."""
+    result = None if checkpoint is None else checkpoint.load(spec)
+    if result is not None and result.images not in ("", images):
+        raise ResultsError(
+            "the clients' images have changed since the simulation was interrupted: start again with --restart, or "
+            "take another folder"
+        )
     return result
 
 

@@ -65,6 +65,14 @@ class CachedData:
     def __len__(self) -> int:
         return len(self.images)
 
+    def fingerprint(self) -> str:
+        """Return the sha256 of the files' digests, the settings and the labels, in hexadecimal."""
+        digest = hashlib.sha256(f"{self.settings} {self.images.image_size}\n".encode())
+        digest.update("\n".join(self.digests).encode())
+        if self.labels is not None:
+            digest.update(self.labels.tobytes())
+        return digest.hexdigest()
+
     def subset(self, indices: NDArray[np.int64]) -> "CachedData":
         """Return the images at `indices`, in that order. Nothing is read."""
         labels, groups = (None if each is None else each[indices] for each in (self.labels, self.groups))
