@@ -43,6 +43,12 @@ def test_any_number_of_clients_and_classes(tmp_path: Path, num_clients: int, num
     assert _pixels(path).std() > 20, "something is drawn"
 
 
+def test_dollars_are_drawn_and_not_read_as_mathematics(tmp_path: Path) -> None:
+    odd = r"$\none$ of 5"
+    plot_partition(tmp_path / "odd.png", TWO, [odd, "b"], title=odd, subtitle=odd)
+    assert _pixels(tmp_path / "odd.png").std() > 20, "something is drawn"
+
+
 def test_areas_are_in_proportion(tmp_path: Path) -> None:
     """Two classes, one of them with three times the images: three times the pixels, but for the legend."""
     path = tmp_path / "picture.png"

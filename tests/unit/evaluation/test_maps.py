@@ -81,6 +81,12 @@ def test_writes_the_same_picture_of_any_number_of_classes(
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+def test_dollars_are_drawn_and_not_read_as_mathematics(tmp_path: Path) -> None:
+    odd = r"$\none$ of 5"
+    plot_map(tmp_path / "odd.png", np.array([[0.0, 0], [1, 1]]), np.array([0, 1]), (odd, "b"), odd)
+    assert (tmp_path / "odd.png").stat().st_size > 1000
+
+
 def test_points_have_the_colour_of_their_class(tmp_path: Path) -> None:
     path = tmp_path / "map.png"
     plot_map(path, np.array([[0.0, 0], [1, 1]] * 5), np.array([0, 2] * 5), ("a", "b", "c"), "two classes")

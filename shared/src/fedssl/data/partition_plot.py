@@ -62,15 +62,21 @@ def plot_partition(
     _plain(bars)
     _plain(diversity)
     _draw_bars(bars, counts_KC)
-    _add_legend(bars, [*class_names, *map(str, range(len(class_names), counts_KC.shape[1]))][: counts_KC.shape[1]])
+    names = [*class_names, *map(str, range(len(class_names), counts_KC.shape[1]))][: counts_KC.shape[1]]
+    _add_legend(bars, [_as_written(name) for name in names])
     _draw_diversity(diversity, counts_KC)
-    bars.set_title(title, loc="left", color=_INK, fontweight="bold", pad=24 if subtitle else None)
+    bars.set_title(_as_written(title), loc="left", color=_INK, fontweight="bold", pad=24 if subtitle else None)
     bars.annotate(
-        subtitle, (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points", color=_INK,
+        _as_written(subtitle), (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points", color=_INK,
         fontsize="small",
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _as_written(text: str) -> str:
+    """Return a text between whose `$` matplotlib reads no mathematics."""
+    return text.replace("$", r"\$")
 
 
 def _plain(axes: "Axes") -> None:

@@ -98,7 +98,9 @@ def plot_map(
     the arguments: no pyplot, no global state, no date.
     """
     classes = [int(label) for label in np.unique(labels_N)]
-    names = {label: class_names[label] if label < len(class_names) else f"class {label}" for label in classes}
+    # Between two `$` matplotlib would read mathematics.
+    known = [name.replace("$", r"\$") for name in class_names]
+    names = {label: known[label] if label < len(known) else f"class {label}" for label in classes}
     columns = -(-min(len(classes), _MOST_LISTED) // _LEGEND_ROWS)
     figure = Figure(figsize=(7.6 + 1.9 * columns, 7.9), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -108,7 +110,7 @@ def plot_map(
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_color("#D0D0D0")
-    axes.set_title(title, loc="left", color=_INK, fontweight="bold")
+    axes.set_title(title.replace("$", r"\$"), loc="left", color=_INK, fontweight="bold")
     _draw_legend(figure, names, columns)
     if len(classes) <= _MOST_NAMED:
         _write_names(figure, axes, points_N2, labels_N, names)
