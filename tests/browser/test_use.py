@@ -227,6 +227,7 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
     expect(page.locator('.err[data-for="num_rounds"]')).to_be_empty()
     page.fill("#f-name", "made by hand")
     expect(page.locator("pre.spec")).to_contain_text("made by hand")
+    expect(page.locator("#estimate[data-measuring]")).to_have_count(0)  # leaving the page would break its next request
     page.click("text=Create, start later")
     page.wait_for_url("**/runs/*-*")
     expect(page.locator("h1")).to_have_text("made by hand")
