@@ -180,6 +180,8 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     for initial in ([], ["--initial"]):
         refused = fedssl("run", "pull", other, "--out", "out", *initial)
         assert (refused.exit_code, f"holds the files of run {run_id}: choose another" in refused.stderr) == (2, True)
+    Path(pulled["files"]["lineage"]).write_text("{")
+    assert pull()[1] == lineage  # a damaged file is written again
 
     view = coordinator.client.run(run_id)
     rounds = list(coordinator.client.rounds(run_id))[:2]

@@ -9,6 +9,7 @@ from uuid import UUID
 from fedssl.client import model_card, model_files
 from fedssl.client.downloads import OnBytes, OnSize
 from fedssl.client.errors import ClientError
+from fedssl.errors import ResultsError
 from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
 from fedssl.run_files import LINEAGE, read_json
 
@@ -75,6 +76,9 @@ def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool,
 
 def _require_no_other_run(folder: Path, run_id: UUID) -> None:
     """Raise ClientError if the folder holds another run, whose weights would be next to this run's spec."""
-    lineage = read_json(folder / LINEAGE)
+    try:
+        lineage = read_json(folder / LINEAGE)
+    except ResultsError:
+        return  # damaged: the file is written again
     if lineage is not None and lineage.get("run", str(run_id)) != str(run_id):
         raise ClientError(f"{folder} holds the files of run {lineage['run']}: choose another folder")

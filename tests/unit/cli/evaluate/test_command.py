@@ -141,7 +141,7 @@ def test_transfer_to_images_of_another_shape(folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_a_map(folder: Path, tmp_path: Path, method: str) -> None:
-    path = tmp_path / "map.png"
+    path = tmp_path / "new folder" / "map.png"
     arguments = ("--measures", "none", "--map", path, "--map-method", method, "--map-images", 40)
     assert document(folder / MODEL, *arguments)["map"] == str(path)
     with Image.open(path) as image:
@@ -191,7 +191,7 @@ def test_a_diverged_model_is_distinguished_from_a_bad_one(folder: Path, tmp_path
         (["--semi", "0"], "give percentages above 0 and up to 100"),
         (["--semi", "one"], "give percentages above 0 and up to 100"),
         (["--semi", "1", "--settings", "flesd"], "flesd has no semi-supervised evaluation"),
-        (["--map", "{folder}/none/map.png"], "does not exist, or cannot be written"),
+        (["--map", "{folder}/encoder.safetensors/map.png"], "its folder cannot be created"),
         (["--semi-settings", "ssd"], "give percentages of labels too"),
         (["--data", "{bare}"], "has no labels"),
         (["--data", "nowhere"], "found no data set at nowhere"),

@@ -49,7 +49,7 @@ def offer_again(
 
 
 def record_offers(session: Session, current: Round, why: str, reasons: Mapping[str, str]) -> None:
-    """Record that a round was offered again to the clients of `reasons`, and wake who waits for that."""
+    """Record that a round was offered again to the clients of `reasons`, and wake workers and watchers."""
     record(
         session,
         "round.reoffered",
