@@ -13,6 +13,7 @@ from fault.injected import Injected
 FAULT_CLASS = "two of every process"
 
 SECONDS = ("beat-2", "aggregator-2", "distiller-2")
+DOUBLED = ("api", "api-2", "beat", "aggregator", "distiller", *SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_nobody_interferes(method: str, arena: Arena) -> None:
 def test_either_may_die(method: str, arena: Arena, rng: random.Random) -> None:
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
-    for name in rng.sample(["api", "api-2", "beat", "beat-2", "aggregator", "aggregator-2", "distiller"], k=5):
+    for name in rng.sample(DOUBLED, k=5):
         time.sleep(rng.uniform(0.0, 0.5))
         arena.crash_and_revive(name, "one of two", away_seconds=rng.uniform(0.0, 0.5))
     audit.completed(arena, run_id, spec)

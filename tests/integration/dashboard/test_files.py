@@ -4,9 +4,12 @@ import hashlib
 from uuid import UUID
 
 import pytest
+import structlog
 import yaml
 from safetensors.torch import load
 
+from fedssl.artifacts.store import FileStore
+from fedssl.errors import StoreUnavailable
 from fedssl.protocol.runs import RunSpec
 from support.cast import Cast
 from support.pages import Browser
@@ -63,3 +66,36 @@ def test_a_run_without_weights_has_no_files_of_them(operator: Browser, cast: Cas
     answer = operator.get(f"{fresh}/files/{name}")
     assert answer.status_code == 409
     assert "has no weights yet" in answer.text
+
+
+_BY_THE_STORE = ("encoder", "files/encoder.safetensors", "files/model-card.md", "files/lineage.json")
+
+
+@pytest.mark.parametrize("path", _BY_THE_STORE)
+def test_a_store_that_does_not_answer_is_a_page(
+    viewer: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def unavailable(*_: object) -> int:
+        raise StoreUnavailable("the object store does not do as asked: no route to s3.internal")
+
+    for name in ("size", "version"):
+        monkeypatch.setattr(FileStore, name, unavailable)
+    answer = viewer.get(f"/runs/{cast.id}/{path}", accept="text/html")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "The store of the artifacts is not answering." in answer.text
+    assert "s3.internal" not in answer.text
+
+
+def test_an_unexpected_error_is_a_page(viewer: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(5, "Input/output error", "/srv/store")
+
+    monkeypatch.setattr(FileStore, "size", failing)
+    monkeypatch.setattr("fedssl_coordinator.app.log", structlog.wrap_logger(structlog.ReturnLogger(), []))
+    answer = viewer.get(f"/runs/{cast.id}/files/encoder.safetensors", accept="text/html,*/*;q=0.8")
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "log has the details" in answer.text
+    assert "/srv/store" not in answer.text

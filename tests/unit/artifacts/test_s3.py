@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 
 from fedssl.artifacts.s3 import bucket as bucket_module
 from fedssl.artifacts.s3 import cache as cache_module
@@ -244,6 +245,50 @@ def test_what_others_keep_in_the_bucket_stays_and_is_no_upload(bucket: Bucket, s
     assert store.drop_abandoned(60) == [0]
     assert [each.key for each in bucket.objects()] == others
     assert [each.key for each in bucket.multiparts()] == ["backups/database.tar"]
+
+
+@pytest.mark.parametrize("after", ["copy", "comparison"])
+def test_what_was_stored_again_while_its_damage_was_copied_stays(
+    bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    digest = _stored(store, b"weights")
+    bucket.put(place_of(digest), b"damaged")
+    copy, find, finds = Bucket.copy, Bucket.find, 0
+
+    def copying(self: Bucket, source: Object, key: str) -> None:
+        copy(self, source, key)
+        if after == "copy":
+            bucket.put(place_of(digest), b"weights")
+
+    def finding(self: Bucket, key: str) -> Object | None:
+        nonlocal finds
+        found, finds = find(self, key), finds + 1
+        if after == "comparison" and finds == 2:
+            bucket.put(place_of(digest), b"weights")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "copy", copying)
+        patched.setattr(Bucket, "find", finding)
+        assert not store.set_aside(digest)
+    assert store.path(digest).read_bytes() == b"weights"
+
+
+def test_a_store_without_conditional_deletes_sets_damage_aside(
+    bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = _stored(store, b"weights")
+    bucket.put(place_of(digest), b"damaged")
+    delete = bucket._s3.delete_object
+
+    def refusing(**values: str) -> object:
+        if "IfMatch" in values:
+            raise ClientError({"Error": {"Code": "NotImplemented", "Message": "a header"}}, "DeleteObject")
+        return delete(**values)
+
+    monkeypatch.setattr(bucket._s3, "delete_object", refusing)
+    assert store.set_aside(digest)
+    assert [found.key for found in bucket.objects()] == [f"damaged/{digest}"]
 
 
 def test_the_essentials_on_a_second_server(bucket: Bucket, store: S3Store) -> None:

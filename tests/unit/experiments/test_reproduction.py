@@ -18,7 +18,7 @@ from fedssl.experiments import measures
 from fedssl.experiments.overlays import overlay
 from fedssl.experiments.papers import TableCell, select
 from fedssl.experiments.report import render
-from fedssl.experiments.reproduction import CellResult, Task, place_datasets, read_results, run_task
+from fedssl.experiments.reproduction import CellResult, Task, place_datasets, read_results, run_task, write_result
 from fedssl.experiments.runs import SILENT, Calls, ComputeSettings
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
@@ -263,6 +263,17 @@ def test_the_report_names_files_but_not_their_folders(root: Path, tmp_path: Path
 
     assert "`partition.dataset` cifar10.npz (own files) (paper: cifar10)" in text
     assert str(root) not in text
+
+
+def test_a_result_does_not_replace_other_seeds_that_were_written_meanwhile(tmp_path: Path) -> None:
+    cell = select("fedx-1:SimCLR@cifar10")[0]
+    path = write_result(made(cell, 50.0, 51.0), cell.spec, tmp_path)
+    before = path.read_bytes()
+
+    with pytest.raises(ResultsError, match="has the results of seeds 0,1, which would be lost: give --seeds 0,1,2"):
+        write_result(made(cell, 52.0, seeds=(2,)), cell.spec, tmp_path)
+    assert path.read_bytes() == before
+    write_result(made(cell, 50.0, 51.0, 52.0), cell.spec, tmp_path)
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A worker's evaluations on its own labelled images: what leaves, what is refused, and what is recorded."""
 
+import dataclasses
 import json
 from collections import deque
 from pathlib import Path
@@ -15,9 +16,12 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl_worker.agent import Agent
+from fedssl_worker.data import load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
 from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.rescan import Rescan
+from fedssl_worker.settings import Settings
 from fedssl_worker.site_evaluations import SiteEvaluations
 
 from .conftest import CPU, Setting, make_spec, write_images
@@ -78,6 +82,28 @@ def test_counts_are_sent_after_their_ledger_entry(setting: Setting) -> None:
     assert f"num_test={counts.num_test}" in intent["numbers"]
     assert intent["bytes"] == len(counts.model_dump_json()) == sent["sent_bytes"]
     assert sent["intent"] == intent["seq"]
+
+
+def test_rescan_evaluates_the_images_that_are_there_now(setting: Setting) -> None:
+    path = write_images(setting.folder / "own.npz")
+    images, labels = load_images(str(path), CPU), _labels(setting.folder)
+    settings = Settings(coordinator="https://x", data=str(path), state=setting.folder / "state", labels="own")
+    registered: list[int] = []
+    rescan = Rescan(settings, images, labels, lambda: registered.append(len(images)))
+    setting = dataclasses.replace(setting, images=images)
+    evaluations = SiteEvaluations(
+        setting.client, setting.executor(), setting.egress(), images, labels, CPU, Backoff(), rescan
+    )
+    write_images(path, 40)
+    _offer(setting)
+    evaluations.answer_next()
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is not None, answer.refusal
+    assert (answer.counts.num_train + answer.counts.num_test, registered) == (40, [40])
+    path.write_bytes(b"")  # images that cannot be used are a refusal without names of this machine
+    _offer(setting)
+    evaluations.answer_next()
+    assert "images have changed and cannot be used" in str(setting.coordinator.site_answers[1].refusal)
 
 
 def test_a_worker_without_labels_refuses_before_anything_is_fetched(setting: Setting) -> None:

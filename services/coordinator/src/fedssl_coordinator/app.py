@@ -25,7 +25,7 @@ from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.telemetry import SUBJECT, Telemetry
 from fedssl_coordinator.dashboard import endpoints as dashboard
-from fedssl_coordinator.dashboard.layout.page import is_for_people, static_files, unknown_address
+from fedssl_coordinator.dashboard.layout.page import is_for_people, static_files, unexpected_error, unknown_address
 from fedssl_coordinator.federation import methods_endpoints as methods
 from fedssl_coordinator.federation.clients import endpoints as clients
 from fedssl_coordinator.federation.data_reports import endpoints as data_reports
@@ -255,7 +255,8 @@ async def _on_store_down(request: Request, error: Exception) -> JSONResponse:
     return problem_response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 
-async def _on_crash(request: Request, error: Exception) -> JSONResponse:
+async def _on_crash(request: Request, error: Exception) -> Response:
     with about(**request.scope.get(SUBJECT, {})):
         log.error("request.crashed", path=request.url.path, exc_info=error)
-    return problem_response(ProblemError("internal", "an unexpected error; the coordinator's log has the details"))
+    problem = ProblemError("internal", "an unexpected error; the coordinator's log has the details")
+    return unexpected_error(request, problem) if is_for_people(request) else problem_response(problem)

@@ -125,6 +125,7 @@ def _work(
         device=describe_devices(devices),
         identity=f"ed25519:{identity.public}",
     )
+    rescan = Rescan(settings, images, labels, reregister) if settings.rescan else lambda: None
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
     executor = Executor(
@@ -139,9 +140,9 @@ def _work(
         encoder=settings.encoder,
         max_artifact_bytes=settings.max_artifact_bytes or total_memory_bytes() // 4,
         labels=labels,
-        before_training=Rescan(settings, images, labels, reregister) if settings.rescan else lambda: None,
+        before_training=rescan,
     )
-    evaluations = SiteEvaluations(client, executor, egress, images, labels, devices[0], backoff)
+    evaluations = SiteEvaluations(client, executor, egress, images, labels, devices[0], backoff, rescan)
     secure = SecureRounds(client, egress, states, folder / "secure", identity.private)
     collector = StateCollector(client, states, secure, settings.keep_ended_seconds)
 

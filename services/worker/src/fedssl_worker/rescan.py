@@ -1,4 +1,4 @@
-"""Reads the data owner's images again at a round's start if their files have changed (`--rescan`)."""
+"""Reads the data owner's images again before they are used if their files have changed (`--rescan`)."""
 
 from collections.abc import Callable
 

@@ -94,8 +94,9 @@ class Settings(BaseSettings):
     )
     rescan: bool = Field(
         default=False,
-        description="Read the images again before a round if files were added, removed or changed, and register their "
-        "new number. Without it, a run that needs them in another shape is declined after such a change.",
+        description="Read the images again before a round or an evaluation if files were added, removed or changed, "
+        "and register their new number. Without it, a run that needs them in another shape is declined after such a "
+        "change.",
     )
     public_data: Path | None = Field(
         default=None,

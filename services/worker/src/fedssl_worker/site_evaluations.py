@@ -1,5 +1,6 @@
 """Evaluates a round's encoder on this client's own labelled images, while there is no training to do."""
 
+from collections.abc import Callable
 from uuid import UUID
 
 import structlog
@@ -48,7 +49,9 @@ class SiteEvaluations:
         labels: OwnLabels | None,
         device: torch.device,
         backoff: Backoff,
+        before_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
+        """Set up the evaluations. `before_evaluation` is called before the images are used, and may replace them."""
         self._client = client
         self._executor = executor
         self._egress = egress
@@ -56,6 +59,7 @@ class SiteEvaluations:
         self._labels = labels
         self._device = device
         self._backoff = backoff
+        self._before_evaluation = before_evaluation
 
     def answer_next(self) -> None:
         """Answer the oldest evaluation, if there is one.
@@ -116,6 +120,7 @@ class SiteEvaluations:
             raise DataError("the run's spec has no evaluation at the sites")
         if self._labels is None:
             raise DataError("this site has no labels: its worker was started without --labels")
+        self._before_evaluation()
         labels = self._labels.for_run(config.sites)
         prepared = self._images.prepared(item.spec.data)
         labels, images = labels.without(prepared.unreadable), prepared.data.images

@@ -116,7 +116,7 @@ def run_task(
     """Run a cell at every seed that is not finished, and store the results in `folder`.
 
     Cells with the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises the
-    errors of a run.
+    errors of a run, and ResultsError as :func:`write_result`.
     """
     measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
     seconds, notes = 0.0, list(task.cell.notes)
@@ -194,16 +194,41 @@ def _squares(images: ImageData | CachedData) -> ImageData:
     return images.squares(np.arange(len(images))) if isinstance(images, CachedData) else images
 
 
+def require_no_loss(task: Task, seeds: Sequence[int], folder: Path) -> None:
+    """Raise ResultsError if results of the cell at these seeds would replace those of other seeds in `folder`."""
+    _require_no_loss(_result_path(task.cell, task.spec, folder / RESULTS), seeds)
+
+
+def _require_no_loss(path: Path, seeds: Sequence[int]) -> None:
+    if not path.exists():
+        return
+    others = _parse(path).seeds
+    if not set(others) <= set(seeds):
+        known, wanted = (",".join(map(str, each)) for each in (others, sorted({*others, *seeds})))
+        raise ResultsError(
+            f"{path} has the results of seeds {known}, which would be lost: give --seeds {wanted}, which only reads "
+            "the runs that are finished, or another folder as --out"
+        )
+
+
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
-    """Write a cell's result as JSON, in a file named by the cell and its settings. Returns the file."""
-    text = json.dumps(_seeded(spec, 0).model_dump(mode="json"), sort_keys=True)
-    name = re.sub("[^A-Za-z0-9.+@-]+", "_", f"{result.table}-{result.row}@{result.column}")
-    path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    """Write a cell's result as JSON, in a file named by the cell and its settings. Returns the file.
+
+    Raises ResultsError if the file has the results of seeds that this result lacks.
+    """
+    path = _result_path(result, spec, folder)
+    _require_no_loss(path, result.seeds)  # another command may have written it meanwhile
     folder.mkdir(parents=True, exist_ok=True)
     document = {each: getattr(result, each) for each in CellResult.__slots__}
     document["differences"] = [[each.key, each.paper, each.here] for each in result.differences]
     write_json(path, {**document, "spec": spec.model_dump(mode="json")})
     return path
+
+
+def _result_path(cell: TableCell | CellResult, spec: RunSpec, folder: Path) -> Path:
+    text = json.dumps(_seeded(spec, 0).model_dump(mode="json"), sort_keys=True)
+    name = re.sub("[^A-Za-z0-9.+@-]+", "_", f"{cell.table}-{cell.row}@{cell.column}")
+    return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
 
 
 def read_results(folder: Path) -> list[CellResult]:

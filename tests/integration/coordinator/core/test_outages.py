@@ -13,6 +13,7 @@ import pytest
 from fedssl.client import Client, Retry, Unavailable, WorkerClient
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.work import Register
+from fedssl_coordinator.dashboard.session import COOKIE
 from fedssl_local import Postgres, Valkey
 from support.environment import coordinator_environment, migrate
 from support.federation import deliver, tiny_spec
@@ -162,3 +163,6 @@ def _assert_unavailable(running: Federation, client: Client, worker: WorkerClien
         authorised = {"Authorization": "Bearer fedssl_x", "Content-Type": "application/json"}
         assert http.get("/metrics", headers=authorised).status_code == 503
         assert http.post("/v1/runs", content="{", headers=authorised).status_code == 503
+        page = http.get("/runs", headers={"Accept": "text/html", "Cookie": f"{COOKIE}=a.b.c"})
+        assert (page.status_code, page.headers["retry-after"]) == (503, "2")
+        assert "The database is not answering." in page.text

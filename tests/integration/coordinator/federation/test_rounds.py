@@ -94,6 +94,7 @@ def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: 
     cast.work("a", "b")
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED
+    assert cast.run.reason == "all 2 rounds are closed, 1 of them without new weights (1 skipped)"
 
 
 def test_no_client_continues_from_a_skipped_round(make_cast: MakeCast) -> None:
@@ -116,6 +117,7 @@ def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED
     assert cast.round.verdict == Verdict.SKIPPED
+    assert cast.run.reason == "all 1 rounds are closed, 1 of them without new weights (1 skipped)"
 
 
 def test_an_update_that_comes_at_the_last_moment_counts(make_cast: MakeCast) -> None:

@@ -356,5 +356,7 @@ def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
         closing.end_run(session, run, Outcome.FAILED, "the updates cannot be aggregated")
     coordinator.client.resume(workers.id)
     coordinator.advance(workers.id)
-    assert coordinator.client.run(workers.id).outcome == Outcome.COMPLETED
+    ended = coordinator.client.run(workers.id)
+    assert ended.outcome == Outcome.COMPLETED
+    assert ended.reason == "all 1 rounds are closed, 1 of them without new weights (1 failed)"
     assert [row.round_number for row in coordinator.client.evaluations(workers.id)] == [0, 1]

@@ -383,6 +383,21 @@ def test_over_tls_the_authority_is_checked_and_cookies_are_secure(
                 assert reason in answer.text
 
 
+@pytest.mark.parametrize(("name", "value"), [("ALL_PROXY", "socks5://127.0.0.1:1080"), ("NO_PROXY", "[::1]")])
+def test_proxies_of_the_environment_that_cannot_be_used_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    with Browser(place.coordinator, None) as browser:
+        for each in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+            monkeypatch.delenv(each, raising=False)
+            monkeypatch.delenv(each.lower(), raising=False)
+        monkeypatch.setenv(name, value)
+        openid.provider.cache_clear()
+        answer = browser.get("/sign-in/oidc")
+        assert answer.status_code == 503
+        assert "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY" in answer.text
+
+
 def test_without_a_provider_nothing_is_offered(
     place: Place, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -456,6 +458,31 @@ def test_a_name_that_leads_to_this_machine_is_not_connected_to(
     [delivery] = _deliveries(coordinator, created.id)
     assert "which is not public" in (delivery.error or "")
     assert hook.received == []
+
+
+def test_a_name_that_is_not_resolved_in_time_delays_no_other(
+    coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve, is_over = socket.getaddrinfo, threading.Event()
+
+    def slow(host: str, *arguments: Any, **options: Any) -> Any:
+        if host == "slow.example":
+            is_over.wait(20)
+        return resolve("127.0.0.1" if host == "slow.example" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    monkeypatch.setattr(webhooks, "SECONDS", 1.0)
+    unresolved = coordinator.client.create_notification_destination("webhook", "https://slow.example/")
+    for created in (unresolved, _add(coordinator, hook)):
+        coordinator.client.test_notification_destination(created.id)
+    started = time.monotonic()
+    coordinator.notify()
+    took = time.monotonic() - started
+    is_over.set()
+    assert took < 10
+    assert len(hook.received) == 1
+    [delivery] = _deliveries(coordinator, unresolved.id)
+    assert delivery.error == "ConnectError: the name slow.example was not resolved within 1 s"
 
 
 def test_an_address_that_no_version_of_ip_has_delays_no_other(

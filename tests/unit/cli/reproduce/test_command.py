@@ -84,6 +84,32 @@ def test_a_plan_is_not_used_for_other_settings(root: Path, tmp_path: Path, fast:
     assert ["measuring the first rounds" in text for text in said] == [True, False, True]
 
 
+def test_results_of_other_seeds_are_not_replaced(root: Path, tmp_path: Path, fast: None) -> None:
+    asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path, "--format", "json")
+    asked += (
+        *SMALLER,
+        "--set",
+        "num_rounds=1",
+        "--set",
+        "partition.max_images=200",
+        "--set",
+        "model.encoder.name=convnet",
+    )
+    asked += ("--set", "evaluation.settings=fast", "--set", "evaluation.max_test=100", "--yes")
+    result = fedssl(*asked, "--seeds", "0,1")
+    assert result.exit_code == 0, result.output
+    [first] = json.loads(result.stdout)
+    refused = fedssl(*asked, "--seeds", "2")
+
+    assert refused.exit_code == 5
+    assert "has the results of seeds 0,1, which would be lost: give --seeds 0,1,2" in refused.stderr
+    assert "round 1" not in refused.stderr, "nothing was run"
+    assert json.loads(fedssl("reproduce", "--report", "--out", tmp_path, "--format", "json").stdout) == [first]
+    [both] = json.loads(fedssl(*asked, "--seeds", "0,1,2").stdout)
+    assert both["seeds"] == [0, 1, 2]
+    assert {name: values[:2] for name, values in both["measured"].items()} == first["measured"]
+
+
 def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> None:
     result = fedssl("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path)
 

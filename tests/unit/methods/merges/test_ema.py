@@ -116,6 +116,30 @@ def test_who_missed_a_round_takes_the_global_network_as_its_target_too() -> None
     assert float(memory["ema.first"]) == 0  # its lambda is still to be set
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_client_that_missed_a_round_takes_the_global_network_as_dinos_teacher(number: int) -> None:
+    spec = _spec("feddino")
+    broadcast = start(spec).broadcast
+    state, later = local_round(spec, broadcast).state, _noisy(broadcast, 3)
+    weights, _ = _received(spec, later, state, number)
+    for module in ("encoder", "projector", "prototypes"):
+        names = [name for name in later if name.startswith(f"{module}.")]
+        assert names
+        expected = state if number == 2 else weights
+        prefix = "teacher_" if number == 2 else ""
+        assert all(torch.equal(weights[f"teacher_{name}"], expected[f"{prefix}{name}"]) for name in names)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_mocos_keys_start_as_the_online_network(number: int) -> None:
+    spec = _spec("fedmoco")
+    broadcast = start(spec).broadcast
+    weights, _ = _received(spec, _noisy(broadcast, 3), local_round(spec, broadcast).state, number)
+    keys = [name for name in weights if name.startswith("key_")]
+    assert keys
+    assert all(torch.equal(weights[name], weights[name.removeprefix("key_")]) for name in keys)
+
+
 def test_without_selective_a_stale_network_is_mixed_in() -> None:
     spec = _spec(selective=False)
     broadcast = start(spec).broadcast

@@ -9,6 +9,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
 import httpcore
@@ -55,13 +57,26 @@ def check_address(host: str, address: str, allowed: Sequence[Network]) -> None:
         )
 
 
-def addresses_of(host: str, port: int) -> list[str]:
-    """Return the addresses of a host. Raises httpcore.ConnectError if the name does not exist."""
+def addresses_of(host: str, port: int, seconds: float) -> list[str]:
+    """Return the addresses of a host.
+
+    Raises httpcore.ConnectError if the name does not exist, or was not resolved within `seconds`.
+    """
+    found: Future[list[str]] = Future()
+
+    def resolve() -> None:
+        try:
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.set_result(list(dict.fromkeys(str(entry[4][0]) for entry in entries)))
+        except (OSError, UnicodeError) as error:
+            found.set_exception(httpcore.ConnectError(f"the name {host} cannot be resolved: {error}"))
+
+    # The system's resolver has no deadline. Its thread ends by itself, and a process that ends does not wait for it.
+    Thread(target=resolve, daemon=True).start()
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise httpcore.ConnectError(f"the name {host} cannot be resolved: {error}") from None
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return found.result(seconds)
+    except TimeoutError:
+        raise httpcore.ConnectError(f"the name {host} was not resolved within {seconds:.0f} s") from None
 
 
 class _Stream(httpcore.NetworkStream):
@@ -106,7 +121,7 @@ class PublicNetwork(httpcore.NetworkBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.NetworkStream:
         """Connect to the first address of the host, if all of its addresses are permitted."""
-        addresses = addresses_of(host, port)
+        addresses = addresses_of(host, port, self._seconds_left())
         for address in addresses:
             check_address(host, address, self._allowed)
         stream = self._backend.connect_tcp(addresses[0], port, self._seconds_left(), local_address, socket_options)

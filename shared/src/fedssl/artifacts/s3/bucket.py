@@ -18,6 +18,7 @@ from fedssl.errors import StoreUnavailable
 
 CHUNK = 1 << 20
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
+_CHANGED = frozenset({"412", "PreconditionFailed", "ConditionalRequestConflict"})
 ATTEMPTS = 3
 SECONDS = 10.0  # how long each attempt waits for bytes from the store
 _WHOLE_SECONDS = 120.0  # the same, while the store copies or assembles an object
@@ -132,6 +133,28 @@ class Bucket:
         """Delete an object. It is not an error if it does not exist."""
         with _translated():
             self._s3.delete_object(**self._at(key))
+
+    def delete_unchanged(self, found: Object) -> bool:
+        """Delete an object unless it was stored again since it was found. Return whether it was not.
+
+        Some stores ignore or refuse the condition of a request to delete (MinIO, rclone). There, what is stored between
+        the comparison and that request is deleted.
+        """
+        now = self.find(found.key)
+        if now is not None and now.etag != found.etag:
+            return False
+        with _translated():
+            try:
+                self._s3.delete_object(**self._at(found.key), IfMatch=found.etag)
+            except ClientError as error:
+                code = error.response.get("Error", {}).get("Code")
+                if code in _CHANGED:
+                    return False
+                if code == "NotImplemented":
+                    self.delete(found.key)
+                elif code not in _MISSING:
+                    raise
+        return True
 
     def objects(self, prefix: str = "") -> Iterator[Object]:
         """Yield all objects whose keys begin with `prefix`, in the order of their keys."""

@@ -92,11 +92,10 @@ class S3Store:
             try:
                 if _sha256(self._bucket.read(found.key, 0, found.num_bytes)) == digest:
                     return False
-                self._bucket.copy(found, aside)  # refused if it was stored again
+                self._bucket.copy(found, aside)  # many stores refuse it if the artifact was stored again
             except NoSuchObject:
                 return False
-            self._bucket.delete(found.key)
-        return True
+            return self._bucket.delete_unchanged(found)
 
     def delete(self, digest: str) -> None:
         self._bucket.delete(place_of(digest))

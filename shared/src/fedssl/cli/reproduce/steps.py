@@ -20,7 +20,7 @@ from fedssl.experiments import papers
 from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, learns_little, training_seconds
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot, run_pilot
-from fedssl.experiments.reproduction import RUNS, CellResult, Task, place_datasets, prepare, run_task
+from fedssl.experiments.reproduction import RUNS, CellResult, Task, place_datasets, prepare, require_no_loss, run_task
 from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import scaled
 from fedssl.protocol.explanation import explain
@@ -61,7 +61,11 @@ def select_cells(what: str | None) -> list[TableCell]:
 
 
 def run(request: Request) -> list[CellResult]:
-    """Run the cells. Raises UsageError if they would take more than an hour and that was not allowed."""
+    """Run the cells.
+
+    Raises UsageError if they would take more than an hour and that was not allowed, and ResultsError, before anything
+    is run, if results of other seeds would be lost.
+    """
     cells = select_cells(request.what)
     datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.central_evaluation) if part}
     machine = prepare_machine(request.device, request.threads, request.data_folder, datasets, request.jobs)
@@ -76,14 +80,17 @@ def run(request: Request) -> list[CellResult]:
         plan = _plan(cells, request.budget_seconds, request, speeds, machine)
         seeds = list(plan.seeds)
         tasks = [_changed(Task(each, scaled(each, plan.scale, speeds.device)), request.changes) for each in cells]
+    tasks = place_datasets(tasks, machine.data_root)
+    for task in tasks:
+        require_no_loss(task, seeds, request.out)
     if request.dry_run:
-        for task in place_datasets(tasks, machine.data_root):
+        for task in tasks:
             note(f"{task.cell.name}: {_size(task.spec)}")
         note("dry run: nothing was started")
         return []
     budget = None if plan is None or plan.calibration is None else dataclasses.asdict(plan.calibration)
     results = []
-    for task in place_datasets(tasks, machine.data_root):
+    for task in tasks:
         note(f"{task.cell.name}: {_size(task.spec)}")
         results.append(
             run_task(

@@ -1,4 +1,4 @@
-"""Networks that follow the online one: the target of BYOL and Orchestra, the keys of MoCo and FLESD."""
+"""Networks that follow the online one: the target of BYOL and Orchestra, DINO's teacher, the keys of MoCo and FLESD."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +53,13 @@ class Follower:
 
 TARGET = Follower({ENCODER: "target_encoder", PROJECTOR: "target_projector"})
 """The target network of the objectives that have one."""
+
+PROTOTYPES = "prototypes"
+TEACHER = Follower({ENCODER: "teacher_encoder", PROJECTOR: "teacher_projector", PROTOTYPES: "teacher_prototypes"})
+"""DINO's teacher."""
+
+TARGETS = (TARGET, TEACHER)
+"""The networks that stay with the client, and that predictions are made of."""
 
 KEYS = Follower({ENCODER: "key_encoder", PROJECTOR: "key_projector"})
 """The network that makes the keys of momentum contrast."""

@@ -15,9 +15,10 @@ three; parameters only, BatchNorm's statistics are the global ones. tau is `tau`
 The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. In both, mu is exactly tau in a client's first mixed
 round; therefore the first d is kept and not lambda_k: mu = min(tau (d / first), cap).
 
-`selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network if
-it has one, with the global one. A client without state overwrites too. Otherwise the target network does not change.
-Modules of add-ons are overwritten. The rule goes onto any objective: "SSD with FedEMA's merge".
+`selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network or
+DINO's teacher if it has one, with the global one. A client without state overwrites too. Otherwise the target network
+does not change. MoCo's keys start as a copy of the online network in every round. Modules of add-ons are overwritten.
+The rule goes onto any objective: "SSD with FedEMA's merge".
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import ClientData, Context, Schedule
-from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.follower import TARGETS
 from fedssl.methods.composition.modules import load_modules
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
 from fedssl.methods.merges.divergence import (
@@ -68,7 +69,8 @@ class DivergenceAwareEMA(Merge):
         if cold:
             return
         if not self.mixes(modules, ctx):
-            TARGET.restart(modules)
+            for target in TARGETS:
+                target.restart(modules)
             return
         kept = memory(modules, MEMORY)
         coefficient = self._coefficient(modules, kept)

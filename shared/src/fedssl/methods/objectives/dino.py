@@ -36,14 +36,13 @@ from torch import Tensor, nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import dino, dino_center
 from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms
-from fedssl.methods.composition.follower import Follower
+from fedssl.methods.composition.follower import PROTOTYPES, TEACHER
 from fedssl.methods.composition.modules import embed_local
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online
+from fedssl.methods.composition.part import PROJECTOR, Objective, Online
 from fedssl.methods.composition.progress import PROGRESS, Progress, cosine_to_one, progress
 from fedssl.protocol.methods.feddino import FedDINOConfig
 
-PROTOTYPES, CENTER = "prototypes", "center"
-TEACHER = Follower({ENCODER: "teacher_encoder", PROJECTOR: "teacher_projector", PROTOTYPES: "teacher_prototypes"})
+CENTER = "center"
 
 
 class Prototypes(nn.Module):

@@ -87,7 +87,8 @@ class DivergenceAwareConfig(PartConfig):
     )
     selective: bool = Field(
         default=True,
-        description="A client that missed the previous round takes the global network, also as its target network.",
+        description="A client that missed the previous round takes the global network, also as its target network or "
+        "DINO's teacher.",
     )
 
     def check(self, host: Host, model: ModelConfig) -> None:

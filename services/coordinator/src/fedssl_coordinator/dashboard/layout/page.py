@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from fedssl.errors import StoreUnavailable
 from fedssl_coordinator.core.db import UNREACHABLE, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout import formats, svg
@@ -39,6 +40,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _COMPRESSED_FROM = 1_000
+_SOON = {"Retry-After": "2"}
 
 
 @lru_cache
@@ -123,6 +125,13 @@ def unknown_address(request: Request) -> Response:
     return response
 
 
+def unexpected_error(request: Request, error: ProblemError) -> Response:
+    """Return the page for an error that only the log explains."""
+    response = _instead(request, error)
+    response.headers.update(_HEADERS)
+    return response
+
+
 class PageRoute(APIRoute):
     """A route that reports errors as HTML, and sends the headers that keep foreign scripts out of the page."""
 
@@ -144,7 +153,11 @@ class PageRoute(APIRoute):
             except UNREACHABLE as error:
                 log.warning("postgres.unreachable", error=type(error).__name__)
                 detail = "The database is not answering. Runs continue without this page: workers keep their leases."
-                response = _instead(request, ProblemError("unavailable", detail))
+                response = _instead(request, ProblemError("unavailable", detail, headers=_SOON))
+            except StoreUnavailable as error:
+                log.warning("store.failed", error=str(error))
+                detail = "The store of the artifacts is not answering. Other pages do not need it: try again shortly."
+                response = _instead(request, ProblemError("unavailable", detail, headers=_SOON))
             for name, value in _HEADERS.items():
                 response.headers.setdefault(name, value)
             return response

@@ -120,6 +120,14 @@ def gave_weights(session: Session, run_id: UUID, number: int) -> bool:
     return session.scalar(statement) is not None
 
 
+def num_without_weights(session: Session, run_id: UUID) -> dict[Verdict, int]:
+    """Return the number of the run's rounds that closed without new weights, per verdict that any of them has."""
+    verdicts = (Verdict.SKIPPED, Verdict.FAILED)
+    statement = select(Round.verdict, func.count()).where(Round.run_id == run_id, Round.verdict.in_(verdicts))
+    found = {row.verdict: row[1] for row in session.execute(statement.group_by(Round.verdict))}
+    return {verdict: found[verdict] for verdict in verdicts if verdict in found}
+
+
 def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:
     statement = select(Round).where(Round.run_id == run_id, Round.number > after).order_by(Round.number).limit(limit)
     return session.scalars(statement).all()

@@ -39,7 +39,7 @@ def next_step(
     current = repository.unclosed(session, run_id)
     if current is None:
         if run.rounds_closed >= run.num_rounds:
-            closing.end_run(session, run, Outcome.COMPLETED, f"all {run.num_rounds} rounds are closed")
+            closing.end_run(session, run, Outcome.COMPLETED, _reason_of_completed(session, run))
             return Step.WAIT
         if spec.secure_aggregation is not None and vector is None:
             return Step.COUNT_WORDS
@@ -60,6 +60,16 @@ def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> 
     run = run_rows.locked(session, run_id)
     if run is not None and run.state != RunState.FINISHED:
         retries.record_failure(session, run, why, begun=begun)
+
+
+def _reason_of_completed(session: Session, run: Run) -> str:
+    """Return the reason of a run whose rounds are all closed, with how many of them gave no new weights."""
+    reason = f"all {run.num_rounds} rounds are closed"
+    without = repository.num_without_weights(session, run.id)
+    if not without:
+        return reason
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in without.items())
+    return f"{reason}, {sum(without.values())} of them without new weights ({verdicts})"
 
 
 def _begin(session: Session, run: Run, step: Step) -> Step:

@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import structlog
 
+from fedssl.client.addresses import proxies_of_environment
 from fedssl.client.deadline import Deadline, observe_deadlines, running
+from fedssl.client.errors import ClientError
 from fedssl_coordinator.core.problems import ProblemError, printable
 
 log = structlog.get_logger(__name__)
@@ -34,7 +36,11 @@ class Exchange:
             trusted = httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
         except (OSError, ssl.SSLError) as error:
             raise self.unusable(f"FEDSSL_OIDC_CA_FILE {ca_file} cannot be used ({error})") from None
-        self._http = httpx.Client(verify=trusted, timeout=_SECONDS, headers=_HEADERS)
+        try:
+            with proxies_of_environment():
+                self._http = httpx.Client(verify=trusted, timeout=_SECONDS, headers=_HEADERS)
+        except ClientError as error:
+            raise self.unusable(str(error)) from None
         observe_deadlines(self._http)
 
     @contextmanager
