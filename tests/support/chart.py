@@ -43,11 +43,11 @@ def rendered(name: str) -> Rendered:
     return render(case(name))
 
 
-def render(values: dict[str, Any]) -> Rendered:
+def render(values: dict[str, Any], *, release: str = "site", namespace: str = "research") -> Rendered:
     """Render these values over the defaults, with a registry unless they set one. Raises helm's errors."""
     values = {**values, "image": {"registry": REGISTRY, **values.get("image", {})}}
     with helm.Chart.load(CHART) as chart:
-        texts = chart.render(values, name="site", namespace="research")
+        texts = chart.render(values, name=release, namespace=namespace)
     notes = "".join(text for path, text in texts.items() if path.endswith("NOTES.txt"))
     manifests = [text for path, text in texts.items() if path.endswith(".yaml")]
     return Rendered([item for text in manifests for item in yaml.safe_load_all(text) if item], notes)
