@@ -314,6 +314,14 @@ def test_a_role_instead_of_keys() -> None:
     assert "FEDSSL_S3_ACCESS_KEY_ID" not in str(chart.objects)
 
 
+@pytest.mark.parametrize("own", [{}, {"readOnly": False}, {"readOnly": True}], ids=str)
+def test_images_of_an_inline_volume_are_mounted_read_only(own: dict[str, bool]) -> None:
+    chart = render({"worker": {"clients": {"a": {"data": {"csi": {"driver": "images.example.org", **own}}}}}})
+    volumes = pod(chart.named("StatefulSet", "-worker-a"))["spec"]["volumes"]
+    [csi] = [volume["csi"] for volume in volumes if volume["name"] == "data"]
+    assert csi == {"driver": "images.example.org", "readOnly": True}
+
+
 def test_workers_alone_bring_nothing_of_the_coordinator() -> None:
     kinds = {item["kind"] for item in rendered("worker-only").objects}
     assert kinds == {"ServiceAccount", "Service", "StatefulSet", "NetworkPolicy"}

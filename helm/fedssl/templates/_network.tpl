@@ -59,7 +59,7 @@ ingress: []
 {{- end }}
 
 {{- define "fedssl.toNames" -}}
-{{- $port := .Values.networkPolicy.dnsPort }}
+{{- $port := default 53 .Values.networkPolicy.dnsPort }}
 - ports: [{ port: {{ $port }}, protocol: UDP }, { port: {{ $port }}, protocol: TCP }]
 {{- end }}
 

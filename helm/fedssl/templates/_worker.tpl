@@ -86,8 +86,7 @@
   hostPath: { path: {{ .values.data.hostPath | quote }}, type: Directory }
   {{- else if .values.data.csi }}
   csi:
-    readOnly: true
-    {{- toYaml .values.data.csi | nindent 4 }}
+    {{- toYaml (mergeOverwrite (deepCopy .values.data.csi) (dict "readOnly" true)) | nindent 4 }}
   {{- else }}
   persistentVolumeClaim: { claimName: {{ include "fedssl.fullname" .root }}-{{ .component }}-data, readOnly: true }
   {{- end }}
