@@ -12,7 +12,7 @@ from fedssl_coordinator.core.metrics import REGISTRY as COORDINATORS
 from fedssl_coordinator.core.settings import Settings
 from fedssl_coordinator.core.state_counts import STATES
 from fedssl_worker.metrics import REGISTRY as WORKERS
-from support.chart import REGISTRY, Rendered, case, containers, pod, render, rendered
+from support.chart import CASES, REGISTRY, Rendered, case, containers, pod, render, rendered
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -93,6 +93,16 @@ def test_pods_that_share_a_volume_of_one_node_run_on_one_node() -> None:
         assert among["values"] == list(COORDINATORS_COMPONENTS)
     assert "nodeAffinity" in pod(chart.named("Deployment", "-api"))["spec"]["affinity"]
     assert "ReadWriteOnce" in chart.notes
+
+
+def test_the_drain_of_the_only_node_is_not_blocked() -> None:
+    """A pod that was evicted cannot start on another node while others are left, so a budget would never allow them."""
+    budget = {"podDisruptionBudget": {"enabled": True}}
+    values = {"api": budget, "aggregator": budget}
+    assert render(values).of("PodDisruptionBudget") == []
+    shared = render({**values, "store": {"accessModes": ["ReadWriteMany"]}})
+    names = [item["metadata"]["name"] for item in shared.of("PodDisruptionBudget")]
+    assert sorted(names) == ["site-fedssl-aggregator", "site-fedssl-api"]
 
 
 @pytest.mark.parametrize(
@@ -403,3 +413,23 @@ def _sign_in(chart: Rendered, component: str) -> dict[str, dict[str, Any]]:
 def test_a_worker_is_ready_once_it_can_work() -> None:
     main, *_ = pod(render({"worker": CLIENT}).named("StatefulSet", "-worker-a"))["spec"]["containers"]
     assert main["readinessProbe"]["exec"]["command"][-1] == "--ready"
+
+
+def test_no_added_volume_may_have_the_name_of_one_of_the_charts() -> None:
+    used = {volume["name"] for name in CASES for item in rendered(name).workloads() for volume in _volumes(item)}
+    added = {volume["name"] for name in CASES for component in case(name).values() for volume in _added(component)}
+    assert {"gpus", "store", "tls"} <= used - added
+    for name in sorted(used - added):
+        with pytest.raises(helm.HelmError, match=f"beat.extraVolumes has a volume named {name}, "):
+            render({"beat": {"extraVolumes": [{"name": name, "emptyDir": {}}]}})
+
+
+def _volumes(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        *pod(workload)["spec"].get("volumes", []),
+        *(template["metadata"] for template in workload["spec"].get("volumeClaimTemplates", [])),
+    ]
+
+
+def _added(component: Any) -> list[dict[str, Any]]:
+    return component.get("extraVolumes", []) if isinstance(component, dict) else []

@@ -30,6 +30,14 @@ def test_a_restore_stops_whoever_could_remove_a_file() -> None:
     assert {"name": "store", "mountPath": "/var/lib/fedssl"} in api["containers"][0]["volumeMounts"]
 
 
+def test_an_older_dump_is_migrated_by_a_job_that_helm_creates_again() -> None:
+    """Helm creates an unchanged Job only if it is missing."""
+    [selector] = re.findall(r"^\$ kubectl .* delete job --selector (\S+)$", DEPLOY.read_text(), re.M)
+    [job] = rendered("default").of("Job")
+    labels = {**job["metadata"]["labels"], "app.kubernetes.io/instance": "fedssl"}
+    assert dict(each.split("=") for each in selector.split(",")).items() <= labels.items()
+
+
 @pytest.mark.parametrize("values", VALUES, ids=lambda text: text.split(":")[0])
 def test_the_documented_values_are_accepted(values: str) -> None:
     assert render(yaml.safe_load(values)).workloads()

@@ -113,6 +113,12 @@ def test_a_site_s_labels_and_the_owners_limits_for_its_images_reach_the_worker()
         {"api": {"oidc": {"issuer": "http://id.example.org"}}},
         {"api": {"oidc": {"roles": {"ml-team": "root"}}}},
         {"beat": {"replicas": 2}},
+        {"api": {"extraEnv": [{"name": "TZ", "value": 1}]}},
+        {"api": {"extraEnv": [{"value": "1"}]}},
+        {"api": {"healthPort": 8000}},
+        {"api": {"podLabels": {"app.kubernetes.io/component": "web"}}},
+        {"api": {"tolerations": [{"keys": "spot"}]}},
+        {"nameOverride": "My App"},
         {"store": {"size": "much"}},
         {"store": {"type": "ftp"}},
         {"store": {"s3": {"key": "secret"}}},
@@ -262,6 +268,37 @@ def test_workers_alone_reach_the_object_store_of_their_coordinator() -> None:
     assert _ports(direct.named("NetworkPolicy", "-worker-hospital-e")) == {53, 443, 9000}
 
 
+def test_workers_reach_the_port_of_their_coordinators_address() -> None:
+    values = {**case("worker-only"), "networkPolicy": {}}
+    values["worker"] = {**values["worker"], "coordinator": "https://fedssl.example.org:8443"}
+    assert _ports(render(values).named("NetworkPolicy", "-worker-hospital-e")) == {53, 8443}
+    values["networkPolicy"] = {"coordinatorPort": 9443}
+    assert _ports(render(values).named("NetworkPolicy", "-worker-hospital-e")) == {53, 9443}
+
+
+def test_a_client_of_this_releases_coordinator_reaches_it_next_to_clients_of_another() -> None:
+    clients = {"a": {"coordinator": "", "data": {"hostPath": "/x"}}, "b": {"data": {"hostPath": "/x"}}}
+    chart = render({"worker": {"coordinator": "https://fedssl.example.org", "clients": clients}})
+    assert _ports(chart.named("NetworkPolicy", "-worker-a")) == {53, 8000}
+    assert _ports(chart.named("NetworkPolicy", "-worker-b")) == {53, 443}
+
+
+def test_names_are_resolved_at_the_port_of_the_dns_pods() -> None:
+    for policy in rendered("openshift").of("NetworkPolicy"):
+        if policy["spec"]["egress"]:
+            assert {"port": 5353, "protocol": "UDP"} in policy["spec"]["egress"][0]["ports"]
+            assert 53 not in _ports(policy)
+
+
+def test_large_numbers_are_written_in_full() -> None:
+    settings = {"maxConnections": 1_000_000, "maxConnectionsPerAddress": 2_000_000}
+    chart = render({"coordinator": {"settings": settings}, "api": {"terminationGracePeriodSeconds": 1_000_000}})
+    written = chart.named("ConfigMap", "-settings")["data"]
+    assert written["FEDSSL_MAX_CONNECTIONS"] == "1000000"
+    assert written["FEDSSL_MAX_CONNECTIONS_PER_ADDRESS"] == "2000000"
+    assert pod(chart.named("Deployment", "-api"))["spec"]["terminationGracePeriodSeconds"] == 1_000_000
+
+
 def _ports(policy: dict[str, Any]) -> set[int]:
     """Return the ports to which the pods may connect."""
     return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
@@ -275,6 +312,14 @@ def test_a_role_instead_of_keys() -> None:
     }
     assert given == {"site-fedssl": None, "site-fedssl-coordinator": role}
     assert "FEDSSL_S3_ACCESS_KEY_ID" not in str(chart.objects)
+
+
+@pytest.mark.parametrize("own", [{}, {"readOnly": False}, {"readOnly": True}], ids=str)
+def test_images_of_an_inline_volume_are_mounted_read_only(own: dict[str, bool]) -> None:
+    chart = render({"worker": {"clients": {"a": {"data": {"csi": {"driver": "images.example.org", **own}}}}}})
+    volumes = pod(chart.named("StatefulSet", "-worker-a"))["spec"]["volumes"]
+    [csi] = [volume["csi"] for volume in volumes if volume["name"] == "data"]
+    assert csi == {"driver": "images.example.org", "readOnly": True}
 
 
 def test_workers_alone_bring_nothing_of_the_coordinator() -> None:

@@ -32,6 +32,16 @@ class Rendered:
         return self.of("Deployment", "StatefulSet", "Job", "Pod")
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice, as Helm does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as PyYAML has it
+        read = super().construct_mapping(node, deep)
+        if len(read) < len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key stands there twice", node.start_mark)
+        return read
+
+
 def case(name: str) -> dict[str, Any]:
     """Return the values of ci/NAME.yaml."""
     return yaml.safe_load((CHART / "ci" / f"{name}.yaml").read_text()) or {}
@@ -43,14 +53,14 @@ def rendered(name: str) -> Rendered:
     return render(case(name))
 
 
-def render(values: dict[str, Any]) -> Rendered:
+def render(values: dict[str, Any], *, release: str = "site", namespace: str = "research") -> Rendered:
     """Render these values over the defaults, with a registry unless they set one. Raises helm's errors."""
     values = {**values, "image": {"registry": REGISTRY, **values.get("image", {})}}
     with helm.Chart.load(CHART) as chart:
-        texts = chart.render(values, name="site", namespace="research")
+        texts = chart.render(values, name=release, namespace=namespace)
     notes = "".join(text for path, text in texts.items() if path.endswith("NOTES.txt"))
     manifests = [text for path, text in texts.items() if path.endswith(".yaml")]
-    return Rendered([item for text in manifests for item in yaml.safe_load_all(text) if item], notes)
+    return Rendered([item for text in manifests for item in yaml.load_all(text, _Loader) if item], notes)
 
 
 def pod(workload: dict[str, Any]) -> dict[str, Any]:

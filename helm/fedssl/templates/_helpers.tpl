@@ -17,8 +17,8 @@
 
 {{/* Arguments: (dict "root" $ "component" "api"). */}}
 {{- define "fedssl.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "fedssl.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "fedssl.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
@@ -32,7 +32,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* The metadata of a component's object. "name" is the suffix, by default the component. */}}
 {{- define "fedssl.metadata" -}}
 name: {{ include "fedssl.fullname" .root }}-{{ default .component .name }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "fedssl.labels" . | nindent 2 }}
 {{- end }}

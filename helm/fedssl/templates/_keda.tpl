@@ -33,7 +33,7 @@ spec:
       name: {{ include "fedssl.fullname" .root }}-postgresql
       key: connection
       {{- else }}
-      name: {{ .root.Values.postgresql.external.existingSecret }}
-      key: {{ .root.Values.postgresql.external.kedaConnectionKey }}
+      name: {{ .root.Values.postgresql.external.existingSecret | quote }}
+      key: {{ .root.Values.postgresql.external.kedaConnectionKey | quote }}
       {{- end }}
 {{- end }}

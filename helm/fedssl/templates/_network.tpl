@@ -59,7 +59,8 @@ ingress: []
 {{- end }}
 
 {{- define "fedssl.toNames" -}}
-- ports: [{ port: 53, protocol: UDP }, { port: 53, protocol: TCP }]
+{{- $port := default 53 .Values.networkPolicy.dnsPort }}
+- ports: [{ port: {{ $port }}, protocol: UDP }, { port: {{ $port }}, protocol: TCP }]
 {{- end }}
 
 {{- define "fedssl.toApi" -}}

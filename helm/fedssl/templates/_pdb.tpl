@@ -1,3 +1,5 @@
+{{/* None if all pods of the coordinator run on one node: its drain would wait forever, because no pod can start on another
+node while one of them is left. */}}
 {{- define "fedssl.podDisruptionBudget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget

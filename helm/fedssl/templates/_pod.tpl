@@ -2,21 +2,21 @@
 {{- define "fedssl.podSettings" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-serviceAccountName: {{ include "fedssl.serviceAccount" . }}
-terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
+serviceAccountName: {{ include "fedssl.serviceAccount" . | quote }}
+terminationGracePeriodSeconds: {{ int64 .values.terminationGracePeriodSeconds }}
 securityContext:
   {{- toYaml (mergeOverwrite (deepCopy .root.Values.podSecurityContext) .values.podSecurityContext) | nindent 2 }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with fromYaml (include "fedssl.affinity" .) }}
 affinity:
@@ -147,15 +147,15 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
       name: {{ include "fedssl.fullname" .root }}-postgresql
       key: url
       {{- else }}
-      name: {{ .root.Values.postgresql.external.existingSecret }}
-      key: {{ .root.Values.postgresql.external.key }}
+      name: {{ .root.Values.postgresql.external.existingSecret | quote }}
+      key: {{ .root.Values.postgresql.external.key | quote }}
       {{- end }}
 {{- if and (not (include "fedssl.bundledPostgresql" .root)) .root.Values.postgresql.external.directKey }}
 - name: FEDSSL_DATABASE_DIRECT_URL
   valueFrom:
     secretKeyRef:
-      name: {{ .root.Values.postgresql.external.existingSecret }}
-      key: {{ .root.Values.postgresql.external.directKey }}
+      name: {{ .root.Values.postgresql.external.existingSecret | quote }}
+      key: {{ .root.Values.postgresql.external.directKey | quote }}
 {{- end }}
 - name: FEDSSL_REDIS_URL
   valueFrom:
@@ -164,8 +164,8 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
       name: {{ include "fedssl.fullname" .root }}-redis
       key: url
       {{- else }}
-      name: {{ .root.Values.redis.external.existingSecret }}
-      key: {{ .root.Values.redis.external.key }}
+      name: {{ .root.Values.redis.external.existingSecret | quote }}
+      key: {{ .root.Values.redis.external.key | quote }}
       {{- end }}
 {{- if eq .root.Values.store.type "s3" }}
 {{ include "fedssl.storeEnv" .root.Values.store.s3 }}
@@ -195,7 +195,7 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 - { name: FEDSSL_OIDC_SCOPES, value: {{ .scopes | quote }} }
 {{- if .clientSecret.name }}
 - name: FEDSSL_OIDC_CLIENT_SECRET
-  valueFrom: { secretKeyRef: { name: {{ .clientSecret.name }}, key: {{ .clientSecret.key }} } }
+  valueFrom: { secretKeyRef: { name: {{ .clientSecret.name | quote }}, key: {{ .clientSecret.key | quote }} } }
 {{- end }}
 {{- if .caSecret.name }}
 - { name: FEDSSL_OIDC_CA_FILE, value: /authorities/oidc.crt }
@@ -209,8 +209,8 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- range $server, $secret := $secrets }}
 {{- if $secret.name }}
 - secret:
-    name: {{ $secret.name }}
-    items: [{ key: {{ $secret.key }}, path: {{ $server }}.crt }]
+    name: {{ $secret.name | quote }}
+    items: [{ key: {{ $secret.key | quote }}, path: {{ $server }}.crt }]
 {{- end }}
 {{- end }}
 {{- end }}
@@ -232,9 +232,9 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 - { name: FEDSSL_STORE_DIRECT, value: {{ .direct | quote }} }
 {{- with .existingSecret }}
 - name: FEDSSL_S3_ACCESS_KEY_ID
-  valueFrom: { secretKeyRef: { name: {{ . }}, key: access-key-id } }
+  valueFrom: { secretKeyRef: { name: {{ . | quote }}, key: access-key-id } }
 - name: FEDSSL_S3_SECRET_ACCESS_KEY
-  valueFrom: { secretKeyRef: { name: {{ . }}, key: secret-access-key } }
+  valueFrom: { secretKeyRef: { name: {{ . | quote }}, key: secret-access-key } }
 {{- end }}
 {{- end }}
 
@@ -275,7 +275,7 @@ volumeMounts:
   {{- if eq .root.Values.store.type "s3" }}
   emptyDir: { sizeLimit: {{ .root.Values.store.s3.cacheSize }} }
   {{- else }}
-  persistentVolumeClaim: { claimName: {{ include "fedssl.storeClaim" .root }} }
+  persistentVolumeClaim: { claimName: {{ include "fedssl.storeClaim" .root | quote }} }
   {{- end }}
 {{- with include "fedssl.authorities" . }}
 - name: authorities
@@ -291,7 +291,7 @@ volumeMounts:
 - name: await-migrations
   image: {{ include "fedssl.image" . }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  args: [migrate, --wait, {{ .root.Values.coordinator.migrationWaitSeconds | quote }}]
+  args: [migrate, --wait, {{ int64 .root.Values.coordinator.migrationWaitSeconds | quote }}]
   {{- include "fedssl.extraEnvFrom" . | nindent 2 }}
   env:
     {{- include "fedssl.coordinatorEnv" . | nindent 4 }}

@@ -17,7 +17,7 @@ postgres: postgresql
 {{- define "fedssl.validateVolumes" -}}
 {{- $names := list }}
 {{- range .values.extraVolumes }}
-{{- if has .name (list "authorities" "config" "data" "policy" "run" "shared-memory" "state" "store" "tls" "tmp") }}
+{{- if has .name (list "authorities" "config" "data" "gpus" "policy" "run" "shared-memory" "state" "store" "tls" "tmp") }}
 {{- fail (printf "%s.extraVolumes has a volume named %s, which is the name of one of the chart's own volumes: choose another name" $.path .name) }}
 {{- end }}
 {{- $names = append $names .name }}
@@ -30,6 +30,10 @@ postgres: postgresql
 {{- end }}
 
 {{- define "fedssl.validate" -}}
+{{- $fullname := include "fedssl.fullname" . }}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname) }}
+{{- fail (printf "the names of all objects would begin with %s, but the name of a Service begins with a letter and contains only lower-case letters, digits and hyphens: set fullnameOverride to such a name, for example fedssl" $fullname) }}
+{{- end }}
 {{- range $old, $new := fromYaml (include "fedssl.removedKeys" .) }}
 {{- if hasKey $.Values $old }}
 {{- fail (printf "%s is not a value of this chart: use %s" $old $new) }}
@@ -126,6 +130,10 @@ postgres: postgresql
 {{- fail "store.s3.direct is set but store.type is filesystem: workers can reach a bucket directly, but not a volume" }}
 {{- end }}
 {{- range $client, $own := .Values.worker.clients }}
+{{- $name := printf "%s-worker-%s" $fullname $client }}
+{{- if gt (len $name) 52 }}
+{{- fail (printf "worker.clients.%s: its StatefulSet would have the name %s with %d characters, but Kubernetes creates pods only for names of up to 52: set a shorter fullnameOverride" $client $name (len $name)) }}
+{{- end }}
 {{- $values := mergeOverwrite (deepCopy (omit $.Values.worker "clients")) $own }}
 {{- if and (not $.Values.coordinator.enabled) (not $values.coordinator) }}
 {{- fail (printf "worker.clients.%s needs worker.coordinator, the coordinator's address: this release has no coordinator" $client) }}

@@ -11,8 +11,8 @@
 - name: FEDSSL_WORKER_ENROLMENT_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ include "fedssl.enrolmentSecret" . }}
-      key: {{ .values.enrolmentSecret.key }}
+      name: {{ include "fedssl.enrolmentSecret" . | quote }}
+      key: {{ .values.enrolmentSecret.key | quote }}
       # It works once: from the second start on the worker uses its own token, which is in its state.
       optional: true
 - name: FEDSSL_WORKER_DATA
@@ -81,13 +81,12 @@
 {{- define "fedssl.workerData" -}}
 - name: data
   {{- if .values.data.claim.name }}
-  persistentVolumeClaim: { claimName: {{ .values.data.claim.name }}, readOnly: true }
+  persistentVolumeClaim: { claimName: {{ .values.data.claim.name | quote }}, readOnly: true }
   {{- else if .values.data.hostPath }}
   hostPath: { path: {{ .values.data.hostPath | quote }}, type: Directory }
   {{- else if .values.data.csi }}
   csi:
-    readOnly: true
-    {{- toYaml .values.data.csi | nindent 4 }}
+    {{- toYaml (mergeOverwrite (deepCopy .values.data.csi) (dict "readOnly" true)) | nindent 4 }}
   {{- else }}
   persistentVolumeClaim: { claimName: {{ include "fedssl.fullname" .root }}-{{ .component }}-data, readOnly: true }
   {{- end }}
@@ -108,13 +107,13 @@ spec:
   accessModes: [ReadOnlyMany]
   persistentVolumeReclaimPolicy: Retain
   storageClassName: ""
-  claimRef: { namespace: {{ .root.Release.Namespace }}, name: {{ include "fedssl.fullname" .root }}-{{ $data }} }
+  claimRef: { namespace: {{ .root.Release.Namespace | quote }}, name: {{ include "fedssl.fullname" .root }}-{{ $data }} }
   {{- with .values.data.s3.mountOptions }}
   mountOptions:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   csi:
-    driver: {{ .values.data.s3.driver }}
+    driver: {{ .values.data.s3.driver | quote }}
     volumeHandle: {{ $volume }}
     volumeAttributes: { bucketName: {{ .values.data.s3.bucket | quote }} }
 ---

@@ -188,6 +188,19 @@ def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty
     assert wait(0).wait(60) == 0
 
 
+def test_tables_of_a_newer_version_stay_after_a_rollback(servers: Servers, empty_url: str, tmp_path: Path) -> None:
+    environment = _environment(servers, empty_url, tmp_path)
+    migrate(environment)
+    with Tables(empty_url) as tables:
+        tables.execute("UPDATE alembic_version SET version_num = 'newer'")
+        command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
+        done = subprocess.run(command_line, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert '"database.newer"' in done.stderr
+        assert tables.one("SELECT version_num FROM alembic_version") == "newer"
+    assert _differences(empty_url) == []
+
+
 def test_a_migration_does_not_wait_for_ever(empty_url: str) -> None:
     """A migration that does not get its lock soon fails. Otherwise every request would wait behind it."""
     statements: list[str] = []

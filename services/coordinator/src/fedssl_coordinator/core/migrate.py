@@ -3,13 +3,16 @@
 import time
 from pathlib import Path
 
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from fedssl_coordinator.core.db import UNREACHABLE, direct_engine, engine
+
+log = structlog.get_logger(__name__)
 
 _LOCK = 0x66656473736C  # "fedssl"
 
@@ -24,14 +27,20 @@ def alembic_config() -> Config:
 
 
 def upgrade(revision: str = "head") -> None:
-    """Upgrade the database to `revision`."""
+    """Upgrade the database to `revision`.
+
+    Does nothing if a newer version has migrated the database: after a rollback this version can use its tables.
+    """
     with direct_engine().connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
         connection.commit()
         try:
             config = alembic_config()
             config.attributes["connection"] = connection
-            command.upgrade(config, revision)
+            if (current := _revision(connection)) is None or current in _known(ScriptDirectory.from_config(config)):
+                command.upgrade(config, revision)
+            else:
+                log.warning("database.newer", revision=current, consequence="its tables stay as they are")
         finally:
             connection.rollback()
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK})
@@ -44,12 +53,12 @@ def await_upgrade(seconds: float) -> bool:
     An unknown revision belongs to a newer version, whose tables this version can use after a rollback.
     """
     script = ScriptDirectory.from_config(alembic_config())
-    known, head = {revision.revision for revision in script.walk_revisions()}, script.get_current_head()
+    known, head = _known(script), script.get_current_head()
     deadline = time.monotonic() + seconds
     while True:
         try:
             with engine().connect() as connection:
-                current = MigrationContext.configure(connection).get_current_revision()
+                current = _revision(connection)
         except UNREACHABLE:
             current = None
         if current is not None and (current == head or current not in known):
@@ -57,3 +66,15 @@ def await_upgrade(seconds: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(1)
+
+
+def _revision(connection: Connection) -> str | None:
+    """Return the revision of the database's tables, or None if it has none."""
+    current = MigrationContext.configure(connection).get_current_revision()
+    connection.rollback()  # alembic begins its own transaction
+    return current
+
+
+def _known(script: ScriptDirectory) -> set[str]:
+    """Return all revisions that this version knows."""
+    return {revision.revision for revision in script.walk_revisions()}
