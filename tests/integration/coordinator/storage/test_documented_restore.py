@@ -36,7 +36,7 @@ def empty_url(servers: Servers) -> Iterator[str]:
 def test_a_backup_from_before_an_upgrade_is_restored(
     engine: str, servers: Servers, empty_url: str, tmp_path: Path
 ) -> None:
-    dump, *restore = re.findall(rf"^\$ {POSTGRES[engine]} (.*)$", DOCUMENT, re.MULTILINE)
+    dump, *restore = re.findall(rf"^(?:\$ )?{POSTGRES[engine]} (.*)$", DOCUMENT, re.MULTILINE)
     environment = coordinator_environment(empty_url, servers.redis_url, tmp_path / "store")
     _upgrade(environment, OLDER)
     _run(dump, empty_url, tmp_path)
