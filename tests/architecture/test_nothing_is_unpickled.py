@@ -76,7 +76,7 @@ def test_the_check_sees_each_way(tmp_path: Path, text: str) -> None:
 
 
 def test_celery_takes_and_sends_json_alone(change_settings: Callable[..., None], tmp_path: Path) -> None:
-    change_settings(DATABASE_URL=str(tmp_path), REDIS_URL=str(tmp_path), STORE_PATH=str(tmp_path))
+    change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH=str(tmp_path))
     configuration = _configuration()
     assert configuration["accept_content"] == ["json"]
     assert configuration["task_serializer"] == "json"

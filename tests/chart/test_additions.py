@@ -387,8 +387,8 @@ def test_only_the_api_signs_people_in_and_reaches_their_provider(monkeypatch: py
     assert secret == {"name": "fedssl-sign-in", "key": "secret"}
     for name, variable in variables.items():
         monkeypatch.setenv(name, variable["value"])
-    monkeypatch.setenv("FEDSSL_DATABASE_URL", "postgresql+psycopg://")
-    monkeypatch.setenv("FEDSSL_REDIS_URL", "redis://")
+    monkeypatch.setenv("FEDSSL_DATABASE_URL", "postgresql+psycopg://x")
+    monkeypatch.setenv("FEDSSL_REDIS_URL", "redis://x")
     monkeypatch.setenv("FEDSSL_STORE_PATH", "/store")
     settings = Settings()
     assert settings.oidc_issuer == "https://id.example.org:8443/realms/research"

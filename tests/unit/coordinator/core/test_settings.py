@@ -1,5 +1,6 @@
 """Settings come from the environment, and secrets from files too."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -17,6 +18,11 @@ def _anew() -> Iterator[None]:
     settings.cache_clear()
 
 
+def _set_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSSL_DATABASE_URL", "postgresql+psycopg://host/fedssl")
+    monkeypatch.setenv("FEDSSL_REDIS_URL", "redis://host")
+
+
 def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fedssl_database_url").write_text("postgresql+psycopg://a:b@host/fedssl\n")
     (tmp_path / "fedssl_redis_url").write_text("redis://:c@host:6379/0\n")
@@ -30,8 +36,7 @@ def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_empty_variables_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compose passes on what its own environment lacks as empty."""
-    for name in ("DATABASE_URL", "REDIS_URL"):
-        monkeypatch.setenv(f"FEDSSL_{name}", "any")
+    _set_addresses(monkeypatch)
     monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
     for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES", "ROLES_CLAIM", "SCOPES"):
         monkeypatch.setenv(f"FEDSSL_OIDC_{name}", "")
@@ -50,13 +55,53 @@ def test_empty_variables_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_store_that_is_half_described(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DATABASE_URL", "REDIS_URL"):
-        monkeypatch.setenv(f"FEDSSL_{name}", "any")
+    _set_addresses(monkeypatch)
     monkeypatch.delenv("FEDSSL_STORE_PATH", raising=False)
     for name, value in changes.items():
         monkeypatch.setenv(f"FEDSSL_{name}", value)
     with pytest.raises(ValidationError, match=message):
         settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "message"),
+    [
+        ("DATABASE_URL", "postgres://a:hidden@host/fedssl", "must begin with postgresql\\+psycopg:// or postgresql://"),
+        ("DATABASE_DIRECT_URL", "host=pg password=hidden", "must begin with postgresql\\+psycopg:// or postgresql://"),
+        ("REDIS_URL", "redis://", "must begin with redis:// or rediss://"),
+        *[
+            ("DATABASE_URL", f"postgresql+psycopg://a:{password}@host:5432/fedssl", "cannot be read: it is postgresql")
+            for password in ("hid@den", "hid/den", "hid?den", "hid#den", "12/den", "12?den", "12#den", "hid:den/")
+        ],
+        ("REDIS_URL", "redis://:hid@den@host:6379/0", "cannot be read: it is redis://USER"),
+        ("REDIS_URL", "redis://:hidden@host:port/0", "cannot be read: it is redis://USER"),
+    ],
+)
+def test_an_address_that_would_be_taken_apart_wrongly_is_refused_without_its_password(
+    name: str, address: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set_addresses(monkeypatch)
+    monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
+    monkeypatch.setenv(f"FEDSSL_{name}", address)
+    with pytest.raises(ValidationError, match=f"FEDSSL_{name} {message}") as refused:
+        settings()
+    assert re.findall("hid|den|input", str(refused.value)) == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql+psycopg://a:b%40c%2F%23@host:5432/fedssl?sslmode=verify-full",
+        "postgresql://[::1]:5432/fedssl",
+        "postgresql+psycopg:///fedssl?host=/run/postgresql",
+        "postgresql+psycopg://a:b:c@host/fedssl",
+    ],
+)
+def test_addresses_of_postgres(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_addresses(monkeypatch)
+    monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
+    monkeypatch.setenv("FEDSSL_DATABASE_URL", address)
+    assert settings().database_url.get_secret_value() == address
 
 
 def test_authorities_of_redis_need_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

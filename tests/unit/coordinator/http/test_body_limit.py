@@ -18,7 +18,9 @@ Message = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def small_limit(change_settings: Callable[..., None]) -> None:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES=str(LIMIT))
+    change_settings(
+        DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x", MAX_BODY_BYTES=str(LIMIT)
+    )
 
 
 def _exchange(messages: list[Message], *, method: str = "POST", path: str = "/v1/runs", **headers: str) -> Any:
@@ -94,7 +96,9 @@ def test_artifacts_have_a_limit_of_their_own() -> None:
 
 @pytest.fixture
 def larger(change_settings: Callable[..., None]) -> None:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES=str(1 << 20))
+    change_settings(
+        DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x", MAX_BODY_BYTES=str(1 << 20)
+    )
 
 
 @pytest.mark.usefixtures("larger")
@@ -153,7 +157,13 @@ class _Unfinished:
 
 
 def test_a_process_holds_so_much_and_strangers_get_half_of_it(change_settings: Callable[..., None]) -> None:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES="100", MAX_BODIES_BYTES="400")
+    change_settings(
+        DATABASE_URL="postgresql+psycopg://x",
+        REDIS_URL="redis://x",
+        STORE_PATH="x",
+        MAX_BODY_BYTES="100",
+        MAX_BODIES_BYTES="400",
+    )
 
     async def exchange() -> None:
         async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -172,6 +182,12 @@ def test_a_process_holds_so_much_and_strangers_get_half_of_it(change_settings: C
 
 
 def test_a_process_that_could_not_hold_one_body_does_not_start(change_settings: Callable[..., None]) -> None:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES="100", MAX_BODIES_BYTES="199")
+    change_settings(
+        DATABASE_URL="postgresql+psycopg://x",
+        REDIS_URL="redis://x",
+        STORE_PATH="x",
+        MAX_BODY_BYTES="100",
+        MAX_BODIES_BYTES="199",
+    )
     with pytest.raises(ValidationError, match="FEDSSL_MAX_BODIES_BYTES must be at least twice"):
         settings()

@@ -18,7 +18,7 @@ CONTENT = os.urandom(300_000)
 def test_bodies_arrive_as_they_were_sent(
     num_chunk_bytes: int, pause_seconds: float, change_settings: Callable[..., None]
 ) -> None:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x")
+    change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x")
     content = CONTENT[: 3000 * num_chunk_bytes]
     chunks = [content[start : start + num_chunk_bytes] for start in range(0, len(content), num_chunk_bytes)]
     body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"

@@ -36,7 +36,7 @@ def test_the_next_bodies_get_the_memory_of_the_last_ones() -> None:
 def test_all_connections_that_there_may_be_may_come_at_once(
     most: int, waiting: int, change_settings: Callable[..., None]
 ) -> None:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_CONNECTIONS=most)
+    change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x", MAX_CONNECTIONS=most)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         """Is never called."""

@@ -59,7 +59,7 @@ async def serving(app: Any, **options: Any) -> AsyncIterator[tuple[str, int]]:
 
 @pytest.fixture
 def path(tmp_path: Path, change_settings: Callable[..., None]) -> Path:
-    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", STALL_SECONDS="0.5")
+    change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x", STALL_SECONDS="0.5")
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
     return path

@@ -7,7 +7,7 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Self
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from pydantic import Field, FilePath, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -21,7 +21,9 @@ from fedssl.protocol.projects import Grant
 class Settings(BaseSettings):
     """Addresses of the coordinator's servers and files, limits and time limits."""
 
-    model_config = SettingsConfigDict(env_prefix="FEDSSL_", frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix="FEDSSL_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
 
     database_url: SecretStr = Field(description="postgresql+psycopg://user:password@host:port/database")
     database_direct_url: SecretStr | None = Field(
@@ -226,6 +228,13 @@ class Settings(BaseSettings):
     )
 
     @model_validator(mode="after")
+    def _addresses_can_be_read(self) -> Self:
+        for name in ("database_url", "database_direct_url", "redis_url"):
+            if (address := getattr(self, name)) is not None:
+                _require_address(f"FEDSSL_{name.upper()}", address.get_secret_value(), _SCHEMES[name])
+        return self
+
+    @model_validator(mode="after")
     def _one_store(self) -> Self:
         if self.store_url is None and self.store_path is None:
             raise ValueError("set FEDSSL_STORE_PATH, a folder, or FEDSSL_STORE_URL, an object store")
@@ -314,6 +323,27 @@ class Settings(BaseSettings):
             return url
         authorities = urlencode({"ssl_cert_reqs": "required", "ssl_ca_certs": self.redis_ca_file})
         return f"{url}{'&' if '?' in url else '?'}{authorities}"
+
+
+_POSTGRES = ("postgresql+psycopg", "postgresql")
+_SCHEMES = {"database_url": _POSTGRES, "database_direct_url": _POSTGRES, "redis_url": ("redis", "rediss")}
+
+
+def _require_address(name: str, address: str, schemes: tuple[str, ...]) -> None:
+    """Raise ValueError, without any part of the address, if a client would take it apart otherwise than meant."""
+    scheme, _, rest = address.partition("://")
+    if scheme not in schemes or not rest:
+        raise ValueError(f"{name} must begin with {' or '.join(f'{each}://' for each in schemes)}")
+    try:
+        parts = urlsplit(address)
+        is_readable = parts.port != 0 and rest.count("@") <= 1 and "@" not in f"{parts.path}{parts.query}"
+    except ValueError:  # the port is not a number
+        is_readable = False
+    if not is_readable or parts.fragment:
+        raise ValueError(
+            f"{name} cannot be read: it is {schemes[0]}://USER:PASSWORD@HOST:PORT/NAME, and each character of the user "
+            "and password other than letters, digits, - . and _ must be percent-encoded (p@ss is p%40ss)"
+        )
 
 
 @lru_cache
