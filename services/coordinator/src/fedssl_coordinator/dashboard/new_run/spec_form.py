@@ -96,9 +96,14 @@ class CheckedForm:
 
 
 @cache
+def _schema_of_spec() -> dict[str, Any]:
+    return RunSpec.model_json_schema()
+
+
+@cache
 def sections(method: str) -> list[Section]:
     """Return the form for a method. Raises KeyError if the method does not exist."""
-    whole = RunSpec.model_json_schema()
+    whole = _schema_of_spec()
     top = {"properties": {name: whole["properties"][name] for name in ("name", "num_rounds", "seed")}}
     made = [Section(_TOP, _TITLES[_TOP], "", [*fields_of(whole, top, "")], True)]
     for name in _SECTIONS:
