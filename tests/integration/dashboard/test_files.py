@@ -30,7 +30,9 @@ def test_the_files_tab_lists_weights_card_and_lineage(viewer: Browser, cast: Cas
 
 
 def test_the_encoder_is_the_part_of_the_weights_that_has_its_name(viewer: Browser, cast: Cast) -> None:
-    whole = load(viewer.get(f"/runs/{cast.id}/encoder").content)
+    weights = viewer.get(f"/runs/{cast.id}/encoder")
+    assert weights.headers["content-disposition"] == f'attachment; filename="weights-{cast.id}.safetensors"'
+    whole = load(weights.content)
     answer = viewer.get(f"/runs/{cast.id}/files/encoder.safetensors")
     encoder = load(answer.content)
     assert int(answer.headers["content-length"]) == len(answer.content)

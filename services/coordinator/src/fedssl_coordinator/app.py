@@ -242,7 +242,7 @@ def _error(entry: dict[str, Any]) -> dict[str, Any]:
     loc = list(entry["loc"])
     if loc[:1] == ["body"] and len(loc) > 1:
         loc = loc[1:]
-    message = _MESSAGES.get(entry["type"], entry["msg"])
+    message = _MESSAGES.get(entry["type"], entry["msg"].removeprefix("Value error, "))
     return {"loc": [printable(str(part), 100) for part in loc], "msg": printable(message, 500)}
 
 
