@@ -82,7 +82,7 @@ function described(options, width) {
       x: {
         time: false,
         distr: options.isLogX ? 3 : 1,
-        range: options.isLogX ? undefined : (_, a, b) => (options.x.length === 1 ? next(options) : [a, b]),
+        range: options.isLogX ? undefined : (_, a, b) => (options.x.length === 1 ? around(options) : [a, b]),
       },
       y: options.isLog ? { distr: 3 } : { range: (_, a, b) => extent(y, a, b) },
     },
@@ -142,8 +142,8 @@ const unrepeated = (labels) => labels.map((label, i) => (i && label === labels[i
 const color = (line) =>
   line.band ? "transparent" : line.slot != null ? slotColor(line.slot) : token(line.color ?? "text");
 
-/* uPlot would draw an axis of 100 rounds for a single value at 0 */
-const next = ({ x: [only], isWhole }) => (isWhole ? [only, only + 1] : [0, 2 * only || 1]);
+/* around a single value: uPlot would draw an axis of 100 rounds for one at 0 */
+const around = ({ x: [only], isWhole }) => (isWhole ? [only - 0.5, only + 0.5] : [0, 2 * only || 1]);
 
 function extent([least, most], a, b) {
   if (a == null || b == null) return [least ?? 0, most ?? 1];
