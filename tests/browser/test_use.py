@@ -25,6 +25,16 @@ _CHART = """async () => {
   shown.set({ x: [0, 10, 20], series: series([0.1, 0.8, 0.9]) });
 }"""
 
+_SINGLE = """async () => {
+  const { chart } = await import(document.querySelector('script[src$="/run.js"]').src.replace("run.js", "charts.js"));
+  const place = document.createElement("div");
+  document.querySelector("main").prepend(place);
+  const uPlot = window.uPlot;
+  window.uPlot = Object.assign(function (...of) { return (window.tested = new uPlot(...of)); }, uPlot);
+  chart(place, { x: [0], series: [{ label: "kNN", color: "accent", width: 2, y: [0.1] }], y: [0, 1] });
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+}"""
+
 
 def _spec(name: str, **changes: object) -> RunSpec:
     cohort = {"clients": WORKERS, "min_clients": 3, "lease_seconds": 20}
@@ -70,6 +80,48 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
         page.keyboard.press(key)
     page.wait_for_url("**/compare?**")
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
+
+
+def test_going_back_from_a_comparison_the_selection_can_be_changed(look: Open, client: Client, run: UUID) -> None:
+    client.create_run(_spec("another", seed=9), start=False)
+    page = look().open("/runs")
+    for box in page.locator("#list input[name=runs]").all()[:2]:
+        box.check()
+    page.click("#compare button.pri")
+    page.wait_for_url("**/compare?**")
+    page.go_back()
+    expect(page.locator("#list input[name=runs]:checked")).to_have_count(2)  # the browser has restored them
+    expect(page.locator("#compare output")).to_have_text("2")
+    expect(page.locator("#list tr.sel")).to_have_count(2)
+
+
+def test_a_search_is_kept_when_another_group_is_chosen(look: Open, client: Client, run: UUID) -> None:
+    page = look().open("/runs")
+    page.fill("#q", "digits")
+    expect(page).to_have_url(re.compile("q=digits"))
+    page.get_by_role("link", name=re.compile("^Finished")).click()
+    expect(page).to_have_url(re.compile(r"group=finished&q=digits$"))
+    expect(page.locator("#q")).to_have_value("digits")
+    page.get_by_role("link", name=re.compile("^All")).click()
+    page.fill("#q", "")
+    expect(page).to_have_url(re.compile("q=$"))
+    page.get_by_role("link", name=re.compile("^Active")).click()
+    expect(page).to_have_url(re.compile(r"group=active$"))
+
+
+def test_a_single_round_has_no_axis_of_a_hundred(look: Open, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    page.evaluate(_SINGLE)
+    assert page.evaluate("[window.tested.scales.x.min, window.tested.scales.x.max]") == [-0.5, 0.5]
+
+
+def test_a_single_update_has_its_divergence(look: Open, client: Client, run: UUID) -> None:
+    cohort = {"clients": ["client-0"], "min_clients": 1, "lease_seconds": 20}
+    single = client.create_run(_spec("single", num_rounds=1, cohort=cohort)).id
+    client.wait(single)
+    page = look().open(f"/runs/{single}")
+    page.locator("#heat").scroll_into_view_if_needed()
+    expect(page.locator("#heat canvas")).to_be_visible()
 
 
 def test_what_a_logarithmic_axis_leaves_out_is_named(look: Open, client: Client, run: UUID) -> None:
@@ -264,6 +316,10 @@ def test_durations_are_written_as_people_do(look: Open, run: UUID) -> None:
     write = "async ([folder, all]) => { const f = await import(`${folder}format.js`); return all.map(f.seconds); }"
     shown = page.evaluate(write, [folder, [9.96, 59.7, 119.7, 3599.6, 7199]])
     assert shown == ["10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "2 h 0 min"]
+    shown = page.evaluate(write.replace("f.seconds", "f.bytes"), [folder, [999, 999_499, 999_700, 2.56e6, 1e15]])
+    assert shown == ["999 B", "999 kB", "1.00 MB", "2.56 MB", "1.00 PB"]
+    shown = page.evaluate(write.replace("f.seconds", "f.short"), [folder, [1.25, 4321, -2e9]])
+    assert shown == ["1.25", "4,321", "\u22122.0e+9"]
 
 
 def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None:

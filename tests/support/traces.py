@@ -141,7 +141,7 @@ class Trace:
         traced.state = _after(models.Round, traced.state, event.kind)
         _require(not any(traced.of(state) for state in LIVE), "work is live")
         counted = (len(traced.of(AssignmentState.ACCEPTED)), len(traced.cohort))
-        _require_numbers(event.message, r"aggregating (\d+) of (\d+) updates", counted)
+        _require_numbers(event.message, r"aggregating (\d+) of (\d+) updates?", counted)
         _require(counted[0] >= 1, "no update is accepted")
 
     def _round_closed(self, event: EventView) -> None:
@@ -153,7 +153,7 @@ class Trace:
         if verdict in (Verdict.AGGREGATED, Verdict.PARTIAL):
             _require(before != RoundState.OPEN, "nothing was aggregated")
             num_used = len(traced.of(AssignmentState.ACCEPTED)) - traced.num_left_out
-            _require_numbers(event.message, r"(\d+) of (\d+) updates", (num_used, len(traced.cohort)))
+            _require_numbers(event.message, r"(\d+) of (\d+) updates?", (num_used, len(traced.cohort)))
             _require(num_used >= 1, "no update was used")
         last = max(self.rounds)
         _require(_number(event) == last, f"round {last} is the newest")

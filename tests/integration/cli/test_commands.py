@@ -373,7 +373,7 @@ def test_a_run_from_python(
     monkeypatch.setenv("FEDSSL_TOKEN", coordinator.admin_token)
     with Client.from_env() as client:
         run = client.create_run(json.loads(spec), start=True)
-        with pytest.raises(RunNotFinished, match="is running after 0 of 1 rounds") as late:
+        with pytest.raises(RunNotFinished, match="is running after 0 of 1 round:") as late:
             client.wait(run.id, timeout_seconds=0)
         assert late.value.run.id == run.id
         train(coordinator, {"id": run.id}, tmp_path)

@@ -113,7 +113,7 @@ def test_a_completed_run_is_continued(coordinator: Coordinator, fedssl: Fedssl, 
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     refused = fedssl("run", "continue", cast.id, "--rounds", "2")
     assert refused.exit_code == 5, refused.output
-    assert "it is running, and has closed 0 of 1 rounds: wait until it ends" in refused.stderr
+    assert "it is running, and has closed 0 of 1 round: wait until it ends" in refused.stderr
     cast.work("a", "b")
     cast.advance()
     continued = _document(fedssl("run", "continue", str(cast.id)[:8], "--rounds", "2", "--format", "json"))

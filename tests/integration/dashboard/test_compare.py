@@ -129,7 +129,11 @@ def test_accuracies_are_shown_next_to_their_baselines(
     standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
     judged = Judged(standing, tables, "ten-classes")
-    judged.add(0, "ten-classes", {"probe": 0.25, "knn": 0.2})
+    assert "first evaluation pending" in viewer.get(f"/runs/{judged.id}").text
+    judged.add(0, "ten-classes", {"probe": 0.25, "knn": 0.2}, Chance(0.15, 10))
+    first = viewer.get(f"/runs/{judged.id}").text
+    assert "first evaluation pending" not in first
+    assert "untrained 25.0%, chance 15.0%" in first
     judged.add(1, "ten-classes", {"probe": 0.5, "knn": 0.4}, Chance(0.15, 10))
 
     for path in (f"/runs/{judged.id}", f"/runs?q={judged.name}"):

@@ -30,7 +30,9 @@ def test_the_files_tab_lists_weights_card_and_lineage(viewer: Browser, cast: Cas
 
 
 def test_the_encoder_is_the_part_of_the_weights_that_has_its_name(viewer: Browser, cast: Cast) -> None:
-    whole = load(viewer.get(f"/runs/{cast.id}/encoder").content)
+    weights = viewer.get(f"/runs/{cast.id}/encoder")
+    assert weights.headers["content-disposition"] == f'attachment; filename="weights-{cast.id}.safetensors"'
+    whole = load(weights.content)
     answer = viewer.get(f"/runs/{cast.id}/files/encoder.safetensors")
     encoder = load(answer.content)
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -99,3 +101,16 @@ def test_an_unexpected_error_is_a_page(viewer: Browser, cast: Cast, monkeypatch:
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "log has the details" in answer.text
     assert "/srv/store" not in answer.text
+
+
+def test_an_unexpected_error_after_a_form_is_a_page(
+    operator: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(5, "Input/output error", "/srv/store")
+
+    monkeypatch.setattr("fedssl_coordinator.dashboard.run.words.service.edit", failing)
+    monkeypatch.setattr("fedssl_coordinator.app.log", structlog.wrap_logger(structlog.ReturnLogger(), []))
+    answer = operator.send(f"/runs/{cast.id}/edit", headers={"Accept": "text/html"}, name="other")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
+    assert "log has the details" in answer.text

@@ -106,6 +106,18 @@ def test_nonsense_is_no_failure(viewer: Browser, path: str) -> None:
     assert viewer.get(path).status_code < 500
 
 
+def test_a_refusal_before_the_page_is_a_page(standing: Coordinator, operator: Browser) -> None:
+    html = {"Accept": "text/html", "Content-Type": "application/x-www-form-urlencoded"}
+    large = operator.http.post("/runs/new", content=b"x" * (2 << 20), headers=html)
+    assert (large.status_code, large.headers["content-type"]) == (413, "text/html; charset=utf-8")
+    assert "bytes are accepted: send less" in large.text
+    unknown = operator.http.post("/runs/nowhere/at/all", headers=html)
+    assert (unknown.status_code, unknown.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    by_address = operator.get("/sign-out", accept="text/html")
+    assert (by_address.status_code, by_address.headers["allow"]) == (405, "POST, OPTIONS")
+    assert "<h1>Method not allowed</h1>" in by_address.text
+
+
 def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
     tables.execute("UPDATE runs SET name = %s, reason = %s WHERE id = %s", EVIL, EVIL, cast.id)
     tables.execute("UPDATE clients SET device = %s WHERE id = 'a'", EVIL)

@@ -187,6 +187,8 @@ def test_a_form_says_none_where_the_default_is_an_object(
         ("spec.name", "<b>", "name"),
         ("spec.cohort.clients", "No Name", "should match pattern"),
         ("spec.method.uniformity_weight", '"x"', "uniformity_weight"),
+        ("spec.cohort.deadline_seconds", "true", "write a number such as 0.05 or 1e-4"),
+        ("spec.cohort.min_clients", "true", "write a whole number"),
     ],
 )
 def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value: str, word: str) -> None:
@@ -198,6 +200,13 @@ def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value:
     answer = operator.send("/runs/new", **fields)
     assert answer.status_code == 422
     assert 'aria-invalid="true"' in answer.text
+
+
+def test_a_mistake_is_explained_without_the_name_of_an_exception(operator: Browser) -> None:
+    checked = operator.send("/runs/new/check", method="ssd", **{"spec.model.projector": "null"})
+    assert 'data-text="pd distils a projector&#39;s output into its input' in checked.text
+    refused = operator.send("/runs/new", method="ssd", **{"spec.model.projector": "null"})
+    assert "Value error" not in checked.text + refused.text
 
 
 def test_a_good_spec_is_said_to_be_good(viewer: Browser) -> None:

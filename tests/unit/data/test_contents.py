@@ -72,7 +72,7 @@ def test_what_is_not_used_is_counted_with_its_reason(tmp_path: Path, caplog: pyt
         assert len(load_dataset(str(tmp_path), "train")) == 1
     record = next(record for record in caplog.records if "left out" in record.message)
     assert record.levelno == logging.WARNING
-    assert "found 1 images; left out: 5 .mha (this format is not read: convert them to PNG of 8 bits" in record.message
+    assert "found 1 image; left out: 5 .mha (this format is not read: convert them to PNG of 8 bits" in record.message
     assert "; a/0.MHA, a/1.MHA, a/2.MHA, ...)" in record.message
     assert "1 .txt (not images)" in record.message
 

@@ -93,7 +93,7 @@ def test_a_distance_that_is_no_number_is_rejected_whatever_the_action() -> None:
 
 def test_too_few_are_left() -> None:
     reasons = r"a: its update_norm 5 is beyond robustness.max_update_norm 1; b: its update_norm 6 is beyond"
-    with pytest.raises(TooFewUpdates, match=rf"2 of 2 updates were rejected, and 1 are needed\. {reasons}"):
+    with pytest.raises(TooFewUpdates, match=rf"2 of 2 updates were rejected, and 1 is needed\. {reasons}"):
         _aggregated(_context(REJECT), a=5.0, b=6.0)
     with pytest.raises(TooFewUpdates, match=r"1 of 2 updates .* 2 are needed"):
         _aggregated(_context(REJECT, cohort={"min_updates": 2}), a=0.5, b=6.0)

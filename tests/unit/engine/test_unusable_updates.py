@@ -91,7 +91,7 @@ def test_too_few_are_left_and_only_the_liar_is_named() -> None:
     with pytest.raises(TooFewUpdates) as caught:
         _aggregate(ctx, first, a=first.broadcast, b=first.broadcast, mallory=_with(first.broadcast, name, math.nan))
     message = str(caught.value)
-    assert message == "1 of 3 updates were rejected, and 3 are needed. mallory: its update_norm is not finite"
+    assert message == "1 of 3 updates was rejected, and 3 are needed. mallory: its update_norm is not finite"
     assert "learning_rate" not in message
     assert caught.value.norms.measures.keys() == {"a", "b", "mallory"}
 

@@ -217,7 +217,7 @@ def test_no_share_leaves_before_enough_survivors_confirmed_the_same_list(secure:
     forged = Confirmation("c005", confirmations[1].signature)
     for wrong, why in (
         (confirmations[: needed - 1], "3 clients confirmed this list of survivors, and 4 must"),
-        (confirmations[:1] * needed, "1 clients confirmed"),
+        (confirmations[:1] * needed, "1 client confirmed"),
         ((*confirmations[:5], forged), "c005 is not a survivor that confirmed"),
         ((*confirmations, Confirmation("c900", b"")), "c900 is not a survivor that confirmed"),
     ):

@@ -264,7 +264,7 @@ def test_a_slow_training_is_timed_by_the_steps_so_far(
     monkeypatch.setattr(trial, "MOST_SECONDS", 0.0)
     monkeypatch.setattr("fedssl.engine.local.PROGRESS_SECONDS", 0.0)
     checks = _by_name(_check(server.url, site, "--spec", _spec(site)))
-    assert checks["training"][1].startswith("1 steps, ")
+    assert checks["training"][1].startswith("1 step, ")
     assert "metrics" not in checks
 
 

@@ -216,7 +216,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "too few sharers": ("vectors", _with_fewer_sharers, "2 clients are fewer than the 3"),
     "survivors without this worker": ("confirmations", _without(CLIENT, "survivors"), "lacks this client"),
     "survivors of another list": ("confirmations", _with_another_signature, "did not sign the same list"),
-    "too few confirmations": ("reveals", _with_one_confirmation, "1 clients confirmed this list of survivors, and 3"),
+    "too few confirmations": ("reveals", _with_one_confirmation, "1 client confirmed this list of survivors, and 3"),
 }
 
 

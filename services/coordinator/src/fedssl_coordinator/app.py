@@ -25,7 +25,13 @@ from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.telemetry import SUBJECT, Telemetry
 from fedssl_coordinator.dashboard import endpoints as dashboard
-from fedssl_coordinator.dashboard.layout.page import is_for_people, static_files, unexpected_error, unknown_address
+from fedssl_coordinator.dashboard.layout.page import (
+    ProblemPages,
+    is_for_people,
+    problem_page,
+    static_files,
+    unknown_address,
+)
 from fedssl_coordinator.federation import methods_endpoints as methods
 from fedssl_coordinator.federation.clients import endpoints as clients
 from fedssl_coordinator.federation.data_reports import endpoints as data_reports
@@ -125,6 +131,7 @@ def create_app() -> FastAPI:
     # Outside of both, so that the bodies of a flood are not read.
     app.add_middleware(RateLimits, find_token=token_id_of)
     app.add_middleware(GracefulShutdown)
+    app.add_middleware(ProblemPages)  # outside of all that respond with a problem
     app.add_middleware(Telemetry)
     app.add_middleware(ProjectScope)
     app.add_exception_handler(ProblemError, _on_problem)
@@ -235,7 +242,7 @@ def _error(entry: dict[str, Any]) -> dict[str, Any]:
     loc = list(entry["loc"])
     if loc[:1] == ["body"] and len(loc) > 1:
         loc = loc[1:]
-    message = _MESSAGES.get(entry["type"], entry["msg"])
+    message = _MESSAGES.get(entry["type"], entry["msg"].removeprefix("Value error, "))
     return {"loc": [printable(str(part), 100) for part in loc], "msg": printable(message, 500)}
 
 
@@ -259,4 +266,4 @@ async def _on_crash(request: Request, error: Exception) -> Response:
     with about(**request.scope.get(SUBJECT, {})):
         log.error("request.crashed", path=request.url.path, exc_info=error)
     problem = ProblemError("internal", "an unexpected error; the coordinator's log has the details")
-    return unexpected_error(request, problem) if is_for_people(request) else problem_response(problem)
+    return problem_page(request, problem) if is_for_people(request) else problem_response(problem)

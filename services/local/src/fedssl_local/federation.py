@@ -22,6 +22,7 @@ from fedssl.files import write_private
 from fedssl.local import HOST
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.protocol.model import EncoderConfig
+from fedssl.wording import plural
 from fedssl_local.errors import LocalError, PortTakenError
 from fedssl_local.folder import Folder, Record
 from fedssl_local.postgres import Postgres
@@ -157,7 +158,7 @@ def _own_variables() -> Iterator[None]:
 
 def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> Record:
     if dealing.sources:
-        on_step(f"reading the images of {len(dealing.sources)} clients")
+        on_step(f"reading the images of {plural(len(dealing.sources), 'client')}")
         data = dealing.data or _own_shape(dealing, on_step)
         return folder.copy_sources(dealing.sources, data, dealing.data_root)
     on_step(f"partitioning {dealing.partition.dataset}, number of clients: {dealing.partition.num_clients}")

@@ -158,7 +158,8 @@ def broadcasts(
             typer.echo(f"DIFFERENT: {difference}", err=True)
         if differences:
             raise typer.Exit(EXIT_CHANGED)
-        note(f"The coordinator signed the same broadcast for both clients in all {num_shared} rounds that both have.")
+        rounds = "the only round" if num_shared == 1 else f"all {num_shared} rounds"
+        note(f"The coordinator signed the same broadcast for both clients in {rounds} that both have.")
     elif output is Format.JSON:
         show_json(own)
     else:

@@ -14,6 +14,7 @@ from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.policy import SITE_ARTIFACTS, AllowRule, PolicyNotice, SiteArtifact
 from fedssl.protocol.runs import RunSpec
+from fedssl.wording import plural
 
 _GROUPS_SHOWN = 5
 
@@ -106,7 +107,7 @@ def _limit_obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | 
         return f"{rule.artifact} may leave only inside a secure aggregation, and the run sends it without masks"
     rounds = max(spec.num_rounds, round_number)
     if rule.max_rounds is not None and rounds > rule.max_rounds:
-        return f"the run has {rounds} rounds, max_rounds allows {rule.max_rounds}"
+        return f"the run has {plural(rounds, 'round')}, max_rounds allows {rule.max_rounds}"
     return None
 
 

@@ -10,6 +10,8 @@ from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
+from fedssl.protocol.data import channels_in_words
+from fedssl.wording import plural
 
 app = typer.Typer(
     help="Show and name data owners, and revoke their access.", epilog=CONNECTION_HINT, no_args_is_help=True
@@ -91,7 +93,7 @@ def show_card(
     columns = ["client", "#images", "#groups", "#unreadable", "channels", "sizes", "histogram", "drift"]
     show_table(columns, rows)
     for each in found.moments:
-        note(f"{each.channels} channels, {each.num_images:,} images of {each.num_clients} clients:")
+        note(f"{channels_in_words(each.channels)}, {each.num_images:,} images of {plural(each.num_clients, 'client')}:")
         note(f"mean = {[round(value, 4) for value in each.mean]}")
         note(f"std = {[round(value, 4) for value in each.std]}")
 

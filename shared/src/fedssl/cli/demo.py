@@ -19,6 +19,7 @@ from fedssl.client import model_files
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import RunView
+from fedssl.wording import plural
 
 if TYPE_CHECKING:
     from fedssl.client import Client
@@ -137,7 +138,8 @@ def _train(directory: Path, spec: RunSpec, port: int, device: str, threads: int)
         screen.print(f"the coordinator is at {federation.url}; the operator's token is in {folder.operator_token}")
         with federation.client(patience_seconds=60) as client:
             run = _resume_run(client, spec) or client.create_run(spec)
-            screen.print(f"run {short(run.id)}: {run.method}, {run.num_rounds} rounds with {len(run.clients)} clients")
+            what = f"{plural(run.num_rounds, 'round')} with {plural(len(run.clients), 'client')}"
+            screen.print(f"run {short(run.id)}: {run.method}, {what}")
 
             def check() -> None:
                 federation.raise_if_failed()
@@ -158,7 +160,7 @@ def _resume_run(client: "Client", spec: RunSpec) -> RunView | None:
         run = client.run(summary.id)
         if run.spec != spec:
             continue
-        note(f"resuming run {short(run.id)} after {run.rounds_closed} rounds")
+        note(f"resuming run {short(run.id)} after {plural(run.rounds_closed, 'round')}")
         if run.state.value == "created":
             return client.start(run.id)
         return client.resume(run.id) if run.state.value == "paused" else run

@@ -19,6 +19,7 @@ from fedssl.protocol.data import KNOWN_DATASETS, PartitionConfig, Scheme
 from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.validation import first_problem
+from fedssl.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -267,7 +268,7 @@ def _introduce(federation: "Federation", output: Format) -> None:
     typer.echo(f"  {whose}: {images}{more}")
     for run in unfinished:
         typer.echo(f"  run {short(run.id)} ({printable(run.name)}): {run.state}, {run.rounds_closed} of "
-                   f"{run.num_rounds} rounds")  # fmt: skip
+                   f"{plural(run.num_rounds, 'round')}")  # fmt: skip
     if folder.root.absolute() == LOCAL_FOLDER.absolute():
         typer.echo("  from this directory `fedssl run submit SPEC --watch` finds it; in another directory, first run:")
     else:

@@ -31,6 +31,7 @@ from uuid import UUID
 from fedssl.errors import FedSSLError
 from fedssl.protocol.errors import Problem
 from fedssl.protocol.validation import describe_problems, validation_problems
+from fedssl.wording import plural
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -59,8 +60,8 @@ class RunNotFinished(ClientError):
 
     def __init__(self, run: "RunView") -> None:
         super().__init__(
-            f"run {run.id} is {run.state.value} after {run.rounds_closed} of {run.num_rounds} rounds: wait longer, or "
-            "without timeout_seconds"
+            f"run {run.id} is {run.state.value} after {run.rounds_closed} of {plural(run.num_rounds, 'round')}: "
+            "wait longer, or without timeout_seconds"
         )
         self.run = run
 

@@ -16,6 +16,7 @@ from fedssl.data.reading import AS_STORED, Reading
 from fedssl.data.trees import SUFFIXES, FolderTree
 from fedssl.data.unusual import report_unusual
 from fedssl.errors import DataError
+from fedssl.wording import plural
 
 
 def read_folder(
@@ -102,7 +103,7 @@ def report_left_out(files: ImageFiles) -> None:
     """Log what a folder holds besides the images that are listed, if there is anything."""
     if files.contents is not None and (text := files.contents.describe()):
         level = logging.INFO if files.contents.is_complete else logging.WARNING
-        log.log(level, "%s: found %s images; %s", files.title, f"{len(files):,}", text)
+        log.log(level, "%s: found %s; %s", files.title, plural(len(files), "image"), text)
 
 
 def split_folder(folder: Path, split: str) -> Path:

@@ -22,6 +22,7 @@ from fedssl.methods.api import Context, Metrics, Update
 from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, FEATURE_NORM, UPDATE_NORM
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.robustness import RobustnessConfig
+from fedssl.wording import plural
 
 _SETTINGS = {
     UPDATE_NORM: ("max_update_norm", "weights that could be compared with the broadcast"),
@@ -126,9 +127,9 @@ def _require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context)
     if num_kept >= least:
         return
     reasons = "; ".join(f"{client}: {norms.rejected[client]}" for client in sorted(norms.rejected))
-    raise TooFewUpdates(
-        f"{len(norms.rejected)} of {num_updates} updates were rejected, and {least} are needed. {reasons}", norms
-    )
+    num_rejected = len(norms.rejected)
+    rejected = f"{num_rejected} of {plural(num_updates, 'update')} {'was' if num_rejected == 1 else 'were'} rejected"
+    raise TooFewUpdates(f"{rejected}, and {least} {'is' if least == 1 else 'are'} needed. {reasons}", norms)
 
 
 def _limits(config: RobustnessConfig) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedssl.protocol.watch import WatchConfig
+from fedssl.wording import plural
 
 EFFECTIVE_RANK, FEATURE_STD, EMBEDDING_STD = "effective_rank", "feature_std", "embedding_std"
 DIVERGENCE = "divergence"
@@ -39,7 +40,7 @@ class SummedAlert:
     threshold: float
 
     def __str__(self) -> str:
-        of = f"{self.num_crossed} of {self.num_clients} clients"
+        of = f"{self.num_crossed} of {plural(self.num_clients, 'client')}"
         return f"{self.name} is {_beyond(self.name, self.threshold)} at {of}"
 
 

@@ -21,6 +21,7 @@ from fedssl.protocol.secure_aggregation import SecureAggregationConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
 from fedssl.protocol.upload import UploadConfig
 from fedssl.protocol.watch import WatchConfig
+from fedssl.wording import plural
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}$")]
 
@@ -78,7 +79,7 @@ class RunSpec(StrictModel):
         Raises ValueError if there are not more, or if the run's own rounds would have been others in a longer run.
         """
         if num_rounds <= self.num_rounds:
-            raise ValueError(f"the run has {self.num_rounds} rounds already: give more than that in total")
+            raise ValueError(f"the run has {plural(self.num_rounds, 'round')} already: give more than that in total")
         optimizer = self.training.optimizer
         if optimizer.schedule != "constant":
             raise ValueError(
@@ -101,8 +102,8 @@ class RunSpec(StrictModel):
             encoder.check_image_size(self.data.image_size)
         if (warmup := self.training.optimizer.warmup_rounds) > self.num_rounds:
             raise ValueError(
-                f"training.optimizer.warmup_rounds is {warmup:g}, more than the {self.num_rounds} rounds of the run: "
-                "the learning rate would never reach learning_rate; lower warmup_rounds"
+                f"training.optimizer.warmup_rounds is {warmup:g}, more than the {plural(self.num_rounds, 'round')} of "
+                "the run: the learning rate would never reach learning_rate; lower warmup_rounds"
             )
         self.method.check(self.model)
         self.method.check_images(self.model, self.data)

@@ -41,6 +41,7 @@ from fedssl.secure_aggregation.roster import (
     self_mask_key,
 )
 from fedssl.secure_aggregation.shamir import SHARE_BYTES, split
+from fedssl.wording import plural
 
 
 class Signer(Protocol):
@@ -312,7 +313,7 @@ class SecureClient:
                 raise Refused(f"a confirmation is wrong: {error}") from None
         confirmed, needed = len({confirmation.client for confirmation in confirmations}), self._context.quorum
         if confirmed < needed:
-            raise Refused(f"{confirmed} clients confirmed this list of survivors, and {needed} must")
+            raise Refused(f"{plural(confirmed, 'client')} confirmed this list of survivors, and {needed} must")
         among = set(clients)
         own = {owner: held.own for owner, held in self._held.items() if owner in among}
         lost = {owner: held.mask for owner, held in self._held.items() if owner not in among}

@@ -28,6 +28,7 @@ from fedssl.secure_aggregation.messages import (
 from fedssl.secure_aggregation.roster import CheckedRoster, check_keys, check_roster, with_graph
 from fedssl.secure_aggregation.shamir import SHARE_BYTES
 from fedssl.secure_aggregation.unmasking import UnmaskedSum, removed_masks
+from fedssl.wording import plural
 
 Phase = Literal["keys", "shares", "vectors", "confirmations", "reveals", "done", "failed"]
 
@@ -297,7 +298,7 @@ class SecureServer:
         try:
             check_list(self._context, self._frozen(), clients, among)
         except InvalidMessage as error:
-            raise self._failed(f"{len(clients)} clients {did}: {error}") from None
+            raise self._failed(f"{plural(len(clients), 'client')} {did}: {error}") from None
 
     def _frozen(self) -> CheckedRoster:
         if self._roster is None:

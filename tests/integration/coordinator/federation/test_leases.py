@@ -304,7 +304,7 @@ def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None
     cast.advance()
     run = cast.run
     assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
-    assert run.reason == ("round 1: too few updates after 1 attempts: a, b: the client was revoked")
+    assert run.reason == ("round 1: too few updates after 1 attempt: a, b: the client was revoked")
 
 
 def test_a_quorum_that_a_revocation_puts_out_of_reach(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:

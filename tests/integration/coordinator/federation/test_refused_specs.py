@@ -156,7 +156,7 @@ def test_a_body_beyond_a_mebibyte(
         answer = send(standing)
     assert answer.status_code == 413
     assert answer.json()["type"] == "urn:fedssl:problem:body-too-large"
-    assert answer.json()["detail"] == "at most 1048576 bytes of JSON are accepted: send less"
+    assert answer.json()["detail"] == "at most 1048576 bytes are accepted: send less"
     assert events == []  # nobody has shown a token
 
 

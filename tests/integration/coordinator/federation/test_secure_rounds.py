@@ -306,7 +306,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     [closed] = [view for view in coordinator.client.rounds(members.workers.id) if view.number == 1]
     assert closed.verdict == "skipped"
     assert closed.reason is not None
-    assert "no secure sum: 1 clients sent shares" in closed.reason
+    assert "no secure sum: 1 client sent shares" in closed.reason
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.rounds import repository
 
@@ -358,5 +358,5 @@ def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
     coordinator.advance(workers.id)
     ended = coordinator.client.run(workers.id)
     assert ended.outcome == Outcome.COMPLETED
-    assert ended.reason == "all 1 rounds are closed, 1 of them without new weights (1 failed)"
+    assert ended.reason == "the only round is closed, without new weights (1 failed)"
     assert [row.round_number for row in coordinator.client.evaluations(workers.id)] == [0, 1]

@@ -56,7 +56,7 @@ def test_a_round_of_which_nothing_is_left_ends_the_run_and_says_why(
     cast.work("a", "b", value=5.0)
     cast.advance()
     assert cast.run.outcome == "failed"
-    reason = "round 1: 2 of 2 updates were rejected, and 1 are needed. a: its update_norm 110.704 is beyond robustness."
+    reason = "round 1: 2 of 2 updates were rejected, and 1 is needed. a: its update_norm 110.704 is beyond robustness."
     assert str(cast.run.reason).startswith(reason)
 
 
@@ -134,7 +134,7 @@ def test_too_few_usable_updates_fail_or_skip_as_the_spec_decides(
     first = cast.rounds[0]
     assert first.verdict == ("skipped" if without_quorum == "skip" else "failed")
     reason = str(first.reason if without_quorum == "skip" else cast.run.reason)
-    assert "1 of 3 updates were rejected, and 3 are needed. c: its update_norm is " in reason
+    assert "1 of 3 updates was rejected, and 3 are needed. c: its update_norm is " in reason
     assert "learning_rate" not in reason
     assert "a:" not in reason
     assert "b:" not in reason

@@ -204,6 +204,15 @@ def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
         assert [http.get("/v1/runs").status_code for _ in range(3)] == [401, 401, 429]
 
 
+def test_a_person_who_mistypes_tokens_too_often_gets_a_page(make: Make) -> None:
+    coordinator = make(failed_sign_ins_per_minute=3)
+    with coordinator.bare_http(headers={"Accept": "text/html"}) as browser:
+        answers = [browser.post("/sign-in", data={"token": "mistyped"}) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
+    assert answers[-1].headers["content-type"] == "text/html; charset=utf-8"
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+
+
 @pytest.mark.full
 def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Make) -> None:
     defaults = dict.fromkeys((name.removeprefix("FEDSSL_").lower() for name in UNLIMITED), "")

@@ -166,7 +166,7 @@ def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) ->
     for path in (store().path(names[0]), coordinator.store / "incoming" / "half"):
         os.utime(path, (two_days_ago, two_days_ago))
     result = run_command("collect", "--dry-run")
-    assert "would remove 1 artifacts, 3 bytes" in result.output
+    assert "would remove 1 artifact, 3 bytes" in result.output
     assert is_stored(coordinator, names[0])
     result = run_command("collect")
     assert "removed 2 artifacts, 17 bytes" in result.output
@@ -247,7 +247,7 @@ def test_verify_store_finds_what_is_missing(
     assert result.exit_code == 1
     assert f"{update} " in result.output
     assert said in result.output
-    assert "1 faults" in result.output
+    assert "1 fault\n" in result.output
 
 
 def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Coordinator) -> None:

@@ -112,7 +112,7 @@ def test_a_folder_that_can_be_read_only_in_part_is_a_problem(home: Path) -> None
     Image.new("RGB", (20, 20)).save(home / "images" / "1.png")
     (home / "images" / "2.heic").write_bytes(b"")
     found = _checked(home / "images", code=1)
-    assert "1 images for a worker" in found["what"]
+    assert "1 image for a worker" in found["what"]
     assert "1 .heic (this format is not read: convert them to PNG, JPEG or TIFF; 2.heic)" in found["what"]
     assert "a worker would train without these" in found["todo"]
 

@@ -31,6 +31,7 @@ from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.secure_aggregation import NoSum
+from fedssl.wording import plural
 from fedssl_coordinator.aggregator import update_norms
 from fedssl_coordinator.aggregator.begun_means import take_mean
 from fedssl_coordinator.aggregator.secure_rounds import as_tensor, sent_apart, total_bits, unmasked_sum
@@ -216,7 +217,7 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     if lost := _trained_without_state(RunSpec.model_validate(run.spec), rows):
         run_rows.restart_states(session, run, current.number, lost)
     update_norms.record_norms(session, run, current.number, accepted, weights.norms)
-    reason = f"{len(used)} of {cohort_size} updates"
+    reason = f"{len(used)} of {plural(cohort_size, 'update')}"
     closing.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
     run_rows.set_next_weights(session, run, weights.digests)
     metrics = {**weights.metrics, **_mean_loss(session, run, current, used)}

@@ -117,4 +117,4 @@ def _has_credentials(scope: Scope) -> bool:
 
 
 def _too_large(limit: int) -> ProblemError:
-    return ProblemError("body-too-large", f"at most {limit} bytes of JSON are accepted: send less")
+    return ProblemError("body-too-large", f"at most {limit} bytes are accepted: send less")

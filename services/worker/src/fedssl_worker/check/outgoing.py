@@ -12,6 +12,7 @@ from fedssl.methods import METHODS
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
+from fedssl.wording import plural
 from fedssl_worker.disclosure.policy import NO_POLICY, REPORTED, Policy, PolicyEnforcer, read_policy
 from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.settings import Settings
@@ -61,10 +62,10 @@ def check_outgoing(settings: Settings, spec: RunSpec, outgoing: Outgoing | None)
     plan = METHODS[spec.method.name].bind(spec).plan
     found = OutgoingFound(update_bytes=file_bytes(plan.update), broadcast_bytes=file_bytes(plan.broadcast))
     kinds, once = Counter(tensor.kind for tensor in plan.update), frozen_bytes(plan)
-    tensors = ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()) or "nothing"
-    what = (
-        f"{spec.method.name}, {spec.num_rounds} rounds: each sends {tensors}, {size(file_bytes(plan.update))}, and "
-        f"receives {size(file_bytes(plan.broadcast))}" + (f", and once {size(once)}" if once else "")
+    tensors = ", ".join(f"{kind} ({plural(count, 'tensor')})" for kind, count in kinds.items()) or "nothing"
+    each = f"each sends {tensors}, {size(file_bytes(plan.update))}, and receives {size(file_bytes(plan.broadcast))}"
+    what = f"{spec.method.name}, {plural(spec.num_rounds, 'round')}: {each}" + (
+        f", and once {size(once)}" if once else ""
     )
     found.checks.append(_fits(settings, plan, what))
     if outgoing is not None and outgoing.notice is not None:
@@ -97,7 +98,7 @@ def _over_totals(outgoing: Outgoing, spec: RunSpec, plan: ArtifactPlan) -> str |
     most_rounds, most_bytes = outgoing.policy.max_rounds_total, outgoing.policy.max_bytes_total
     total = spec.num_rounds * sum(num_bytes(tensor.dtype, tensor.shape) for tensor in plan.update)
     if most_rounds is not None and spec.num_rounds > most_rounds:
-        return f"the run has {spec.num_rounds} rounds, max_rounds_total allows {most_rounds} in all runs"
+        return f"the run has {plural(spec.num_rounds, 'round')}, max_rounds_total allows {most_rounds} in all runs"
     if most_bytes is not None and total > most_bytes:
         return f"all rounds send {total} bytes, max_bytes_total allows {most_bytes} in all runs"
     return None

@@ -20,6 +20,7 @@ from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.wording import plural
 from fedssl_worker.check.outgoing import Outgoing
 from fedssl_worker.check.own_data import sample_images
 from fedssl_worker.data import PublicImages
@@ -156,7 +157,8 @@ def _timed(clock: StepClock, schedule: Schedule, device: torch.device, numbers: 
     held = ""
     if device.type == "cuda":
         held = f", {size(torch.cuda.max_memory_reserved(device))} of GPU memory"
-    what = f"{clock.num_steps} steps, {clock.seconds_per_step:.3g} s per step{held}; a round has {num_steps:,} steps"
+    speed = f"{clock.seconds_per_step:.3g} s per step{held}"
+    what = f"{plural(clock.num_steps, 'step')}, {speed}; a round has {plural(num_steps, 'step')}"
     return TrialFound([Check(_NAME, Found.OK, what), *numbers], num_steps * clock.seconds_per_step)
 
 

@@ -15,6 +15,7 @@ from fedssl.data.folders import list_folder
 from fedssl.data.formats import read_stored
 from fedssl.data.image_files import ImageFiles
 from fedssl.errors import DataError
+from fedssl.wording import plural
 
 NUM_SAMPLED = 200
 _NUM_NAMED = 3
@@ -54,7 +55,7 @@ def _check_arrays(path: Path) -> Check:
     stored = read_stored(path, "train")
     num, channels, height, width = stored.pixels.shape
     kind = "8 bits" if stored.pixels.dtype == np.uint8 else str(stored.pixels.dtype)
-    what = f"{num:,} images for a worker in {path}: {height} x {width} pixels, {_channels(channels)}, {kind}"
+    what = f"{plural(num, 'image')} for a worker in {path}: {height} x {width} pixels, {_channels(channels)}, {kind}"
     if height != width:
         return Check("data", Found.NOTE, what, "start the worker with --image-size, which cuts squares out of them")
     if num and stored.needs_window:
@@ -98,8 +99,8 @@ def _more_than_8_bits(sampled: Sequence[DecodedFile]) -> tuple[list[str], list[s
 
 
 def _used(path: Path, files: ImageFiles, sampled: Sequence[DecodedFile], num_decoded: int) -> str:
-    classes = f" in {len(files.class_names):,} classes" if files.class_names else ", without labels"
-    found = f"{len(files):,} images for a worker in {readable(str(path))}{classes}"
+    classes = f" in {plural(len(files.class_names), 'class', 'classes')}" if files.class_names else ", without labels"
+    found = f"{plural(len(files), 'image')} for a worker in {readable(str(path))}{classes}"
     if not sampled:
         return found
     scope = "all" if num_decoded == len(files) else f"a sample of {num_decoded:,}"

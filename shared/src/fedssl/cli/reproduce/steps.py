@@ -25,6 +25,7 @@ from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import scaled
 from fedssl.protocol.explanation import explain
 from fedssl.protocol.runs import RunSpec
+from fedssl.wording import plural
 
 LONG_SECONDS = 3600
 
@@ -176,8 +177,9 @@ def _require_time(tasks: Sequence[Task], num_seeds: int, speeds: Speeds, *, allo
 
 def _size(spec: RunSpec) -> str:
     images = spec.partition.max_images if spec.partition is not None else None
+    epochs = "1 epoch" if spec.training.num_epochs == 1 else f"{spec.training.num_epochs:g} epochs"
     return (
-        f"{spec.model.encoder.name}, {spec.num_rounds} rounds of {spec.training.num_epochs:g} epochs, "
+        f"{spec.model.encoder.name}, {plural(spec.num_rounds, 'round')} of {epochs}, "
         f"{'all' if images is None else f'{images:,}'} images"
     )
 

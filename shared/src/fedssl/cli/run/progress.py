@@ -14,6 +14,7 @@ from fedssl.cli.output import cell, duration
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.views import AssignmentView, DistillationJobView, RunView
 from fedssl.protocol.work import Progress
+from fedssl.wording import plural
 
 CLIENTS_SHOWN = 16
 MOST_LISTED = 200
@@ -105,7 +106,9 @@ class PlainDisplay:
         if run.reason and run.state.value != "finished":
             found += self._once(("reason", run.reason), cell(run.reason))
         if (job := run.distillation) is not None:
-            found += self._once((job.id,), f"{_round(job)}: the coordinator trains for {job.num_epochs} epochs")
+            found += self._once(
+                (job.id,), f"{_round(job)}: the coordinator trains for {plural(job.num_epochs, 'epoch')}"
+            )
             if job.reason:
                 found += self._once((job.id, job.reason), f"{_round(job)}: {cell(job.reason)}")
         for part in snapshot.assignments:
@@ -163,7 +166,7 @@ def picture(snapshot: Snapshot) -> Any:
     if snapshot.assignments:
         rows.append(_clients(snapshot.assignments))
     elif counts := _counts(snapshot.run):
-        rows.append(Text(f"  {sum(counts.values()):,} clients: {_in_words(counts)}"))
+        rows.append(Text(f"  {plural(sum(counts.values()), 'client')}: {_in_words(counts)}"))
     return Group(*rows)
 
 

@@ -8,6 +8,7 @@ from fedssl.artifacts.header import TensorEntry
 from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.wording import plural
 
 
 def show_state(
@@ -32,7 +33,7 @@ def show_state(
     for entry in sorted(entries, key=lambda entry: entry.name):
         parts.setdefault(entry.name.partition(".")[0], []).append(entry)
     show_table(["part", "#tensors", "#numbers", "#bytes", "shape"], [_row(name, parts[name]) for name in parts])
-    typer.echo(f"after {view.rounds_closed} of {view.num_rounds} rounds, artifact {digest}")
+    typer.echo(f"after {view.rounds_closed} of {plural(view.num_rounds, 'round')}, artifact {digest}")
 
 
 def _row(name: str, entries: list[TensorEntry]) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from fedssl.protocol.base import ClientId
 from fedssl.protocol.data_card import SIZE_BOUNDS
+from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import ClientEdit
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
@@ -85,8 +86,8 @@ def rename(client_id: ClientId, visitor: Steering, form: Form, session: DB) -> R
     try:
         request = ClientEdit(display_name=form.get("display_name", ""))
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ProblemError("invalid-request", f"Nothing was changed: {reason}.") from None
+        detail = f"Nothing was changed: {first_problem(error).message}."
+        raise ProblemError("invalid-request", detail) from None
     service.edit(session, client_id, request)
     return see_other(f"/clients/{client_id}")
 

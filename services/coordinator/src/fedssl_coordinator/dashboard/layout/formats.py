@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.wording import plural
 
 NOTHING = "–"
 _MINUS = "\u2212"
@@ -111,11 +112,6 @@ def method(name: str) -> str:
 def digest(value: str | None) -> str:
     """Return the first eight digits, four and four."""
     return NOTHING if not value else f"{value[:4]} {value[4:8]}"
-
-
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """`1 client`, `4 clients`."""
-    return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {

@@ -15,14 +15,16 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import DataError
+from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedssl.errors import StoreUnavailable
+from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
 from fedssl_coordinator.core.db import UNREACHABLE, transaction
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import PREFIX, ProblemError
 from fedssl_coordinator.dashboard.layout import formats, svg
 from fedssl_coordinator.dashboard.session import COOKIE, Visitor, visitor_of
 
@@ -96,11 +98,15 @@ def _address(request: Request) -> str:
 
 
 def _instead(request: Request, error: ProblemError) -> Response:
-    is_piece = "hx-request" in request.headers
     if error.slug == "unauthenticated" and request.method == "GET":
         where = f"/sign-in?next={quote(_address(request), safe='/')}"
+        is_piece = "hx-request" in request.headers
         return Response(status_code=204, headers={"HX-Redirect": where}) if is_piece else see_other(where)
-    template = "problem_piece.html" if is_piece else "problem.html"
+    return _reported(request, error)
+
+
+def _reported(request: Request, error: ProblemError) -> Response:
+    template = "problem_piece.html" if "hx-request" in request.headers else "problem.html"
     visitor = getattr(request.state, "visitor", None)  # signed in, if the error came after that
     response = render(template, visitor, status=error.status, problem=error.body(), slug=error.slug)
     response.headers.update(error.headers or {})
@@ -108,8 +114,8 @@ def _instead(request: Request, error: ProblemError) -> Response:
 
 
 def is_for_people(request: Request) -> bool:
-    """Return whether a browser asks for a page, and not a program for data."""
-    is_page = request.method == "GET" and not request.url.path.startswith(("/v1/", "/static/"))
+    """Return whether a browser asks for a page or sends a form, and not a program for data."""
+    is_page = request.method in ("GET", "POST") and not request.scope["path"].startswith(("/v1/", "/static/"))
     return is_page and "text/html" in request.headers.get("accept", "")
 
 
@@ -120,16 +126,48 @@ def unknown_address(request: Request) -> Response:
             request.state.visitor = visitor_of(session, request.cookies.get(COOKIE))
     except (ProblemError, *UNREACHABLE):
         pass
-    response = _instead(request, ProblemError("not-found", "there is no page at this address"))
+    return problem_page(request, ProblemError("not-found", "there is no page at this address"))
+
+
+def problem_page(request: Request, error: ProblemError) -> Response:
+    """Return the page for an error that no page reports itself."""
+    response = _reported(request, error)
     response.headers.update(_HEADERS)
     return response
 
 
-def unexpected_error(request: Request, error: ProblemError) -> Response:
-    """Return the page for an error that only the log explains."""
-    response = _instead(request, error)
-    response.headers.update(_HEADERS)
-    return response
+class ProblemPages:
+    """Replaces problem+json by a page for browsers: the middlewares inside of this one do not know the templates."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_for_people(Request(scope)):
+            await self._app(scope, receive, send)
+            return
+        replaced: Message | None = None
+
+        async def replace(message: Message) -> None:
+            nonlocal replaced
+            if message["type"] == "http.response.start":
+                is_problem = Headers(raw=message["headers"]).get("content-type") == PROBLEM_MEDIA_TYPE
+                replaced = message if is_problem else None
+            if replaced is None:
+                await send(message)
+            elif message["type"] == "http.response.body":
+                await _page_of(scope, replaced, message["body"])(scope, receive, send)
+
+        await self._app(scope, receive, replace)
+
+
+def _page_of(scope: Scope, start: Message, body: bytes) -> Response:
+    """Return the page for a problem that was about to be sent as JSON, in one piece. It keeps the other headers."""
+    sent = Headers(raw=start["headers"])
+    headers = {name: value for name, value in sent.items() if name not in ("content-type", "content-length")}
+    problem = json.loads(body)
+    slug = problem["type"].removeprefix(PREFIX)
+    return problem_page(Request(scope), ProblemError(slug, problem["detail"], headers=headers))
 
 
 class PageRoute(APIRoute):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fedssl.protocol.states import Verdict
+from fedssl.wording import plural
 from fedssl_coordinator.core.models import Round
-from fedssl_coordinator.dashboard.layout import formats
 
 _HEIGHTS = {"a": 6, "p": 11, "s": 3, "f": 16, "d": 6}
 _LETTERS = {Verdict.AGGREGATED: "a", Verdict.PARTIAL: "p", Verdict.SKIPPED: "s", Verdict.FAILED: "f"}
@@ -23,7 +23,7 @@ def ribbon(rounds: Sequence[Round]) -> tuple[str, str]:
         if row.verdict is not None:
             counts[row.verdict] = counts.get(row.verdict, 0) + 1
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none closed yet"
-    return "".join(letter(row) for row in rounds), f"last {formats.plural(len(rounds), 'round')}: {words}"
+    return "".join(letter(row) for row in rounds), f"last {plural(len(rounds), 'round')}: {words}"
 
 
 def bars(letters: str, height: int = 16) -> list[tuple[str, int, int, int]]:

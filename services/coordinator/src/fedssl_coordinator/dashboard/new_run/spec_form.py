@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.validation import validation_problems
 from fedssl_coordinator.dashboard.new_run.fields import (
     ABSENT,
     PREFIX,
@@ -126,7 +127,7 @@ def check(method: str, form: Mapping[str, str]) -> CheckedForm:
         spec = RunSpec.model_validate(given)
     except ValidationError as error:
         keys = {field.key: field for field in all_fields(fields)}
-        found = [(_key(entry["loc"], method, keys), entry["msg"]) for entry in error.errors()[:20]]
+        found = [(_key(one.location, method, keys), one.message) for one in validation_problems(error)[:20]]
         errors += [SettingError(key, text, keys[key].label if key in keys else "") for key, text in found]
         return CheckedForm(None, errors, given)
     return CheckedForm(None if errors else spec, errors, given)
@@ -218,10 +219,17 @@ def _scalar(kind: str, text: str) -> Any:
         case "number":
             return _number(text, "write a number such as 0.05 or 1e-4")
         case _:
-            return _number(text, "choose yes or no")
+            return _number_or_bool(text, "choose yes or no")
 
 
 def _number(text: str, what: str) -> Any:
+    value = _number_or_bool(text, what)
+    if isinstance(value, bool):
+        raise ValueError(what)  # else `true` would be the number 1
+    return value
+
+
+def _number_or_bool(text: str, what: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

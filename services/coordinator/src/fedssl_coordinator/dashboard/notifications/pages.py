@@ -39,7 +39,7 @@ def add(visitor: Revoking, form: Form, session: DB) -> Response:
         )
         added = service.create(session, request)
     except ValidationError as error:
-        reason = first_problem(error).message.removeprefix("Value error, ") if topics else "choose at least one topic"
+        reason = first_problem(error).message if topics else "choose at least one topic"
         return _page(visitor, session, form=form, error=reason, status=422)
     except ProblemError as error:
         return _page(visitor, session, form=form, error=error.detail, status=error.status)

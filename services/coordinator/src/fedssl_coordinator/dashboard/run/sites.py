@@ -12,6 +12,7 @@ from fedssl.protocol.evaluation import EvaluationConfig, SiteMeasure
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.views import CrossSiteCell, SiteEvaluationView, SiteRoundView
+from fedssl.wording import plural
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
@@ -196,7 +197,7 @@ def _left_out(site: SiteEvaluationView, config: EvaluationConfig) -> str:
         return ""
     hidden = len(names) - _NAMED_CLASSES
     shown = ", ".join(names[:_NAMED_CLASSES])
-    more = f" and {formats.plural(hidden, 'more class', 'more classes')}" if hidden > 0 else ""
+    more = f" and {plural(hidden, 'more class', 'more classes')}" if hidden > 0 else ""
     return f"without {shown}{more}: too few images at this site"
 
 

@@ -136,7 +136,7 @@ async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewi
             return service.model_digest(session, run_id, initial=False)
 
     response = await run_in_threadpool(artifact_response, await run_in_threadpool(find), request.headers)
-    response.headers["Content-Disposition"] = f'attachment; filename="encoder-{run_id}.safetensors"'
+    response.headers["Content-Disposition"] = f'attachment; filename="weights-{run_id}.safetensors"'
     return response
 
 

@@ -13,6 +13,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_aggregation import NOT_PROMISED
 from fedssl.protocol.states import AssignmentState, Cause, RunState
 from fedssl.protocol.views import DistillationJobView
+from fedssl.wording import plural
 from fedssl_coordinator.core.models import Event, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout import formats
@@ -264,14 +265,14 @@ def summary(spec: RunSpec) -> list[tuple[str, str]]:
     """Return the most important settings."""
     training, cohort = spec.training, spec.cohort
     needed = "all" if cohort.min_updates is None else formats.number(cohort.min_updates)
-    members = "every client" if cohort.clients is None else formats.plural(len(cohort.clients), "client")
+    members = "every client" if cohort.clients is None else plural(len(cohort.clients), "client")
     share = "" if cohort.fraction == 1 else f", {formats.percent(cohort.fraction, 0)} per round"
     optimizer = training.optimizer
     part = "" if training.epoch_fraction == 1 else f" of {formats.percent(training.epoch_fraction)} of the batches"
     return [
         ("Method", spec.method.info.title),
         ("Encoder", spec.model.encoder.name),
-        ("Local training", f"{formats.plural(training.local_epochs, 'epoch')}{part}, batch {training.batch_size}"),
+        ("Local training", f"{plural(training.local_epochs, 'epoch')}{part}, batch {training.batch_size}"),
         ("Optimiser", f"{optimizer.name}, {optimizer.learning_rate:g}, {optimizer.schedule}"),
         ("Images", f"{spec.data.channels} × {spec.data.image_size} × {spec.data.image_size}"),
         ("Cohort", f"{members}{share}"),

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
+from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import EvaluationCreate, RunEdit, SiteEvaluationsCreate
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.models import EvaluationDataset
@@ -96,5 +97,5 @@ def _evaluation_form(visitor: Viewing, session: Session, run_id: UUID, values: A
 def _explained(error: ValidationError | ProblemError) -> str:
     if isinstance(error, ProblemError):
         return error.detail
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    first = first_problem(error)
+    return f"{first.place}: {first.message}" if first.place else first.message

@@ -12,6 +12,7 @@ from uuid import UUID
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
+from fedssl.wording import plural
 from fedssl_coordinator.core.models import DistillationJob, Round, Run
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.runs.queries import Missing
@@ -87,7 +88,7 @@ def _ended(run: Run) -> RunStatus:
 
 def _distilling(job: DistillationJob) -> RunStatus:
     where = f"for round {job.round_number}" if job.round_number else "before round 1"
-    done = f"{job.epoch} of {formats.plural(job.num_epochs, 'distillation epoch')}"
+    done = f"{job.epoch} of {plural(job.num_epochs, 'distillation epoch')}"
     if job.reason:
         return RunStatus("stalled", f"distillation {where}: {job.reason}", needs_attention=True)
     if job.state == JobState.QUEUED and (datetime.now(UTC) - job.created_at).total_seconds() > _TAKEN_SECONDS:
@@ -99,9 +100,7 @@ def _distilling(job: DistillationJob) -> RunStatus:
 def _between(run: Run, num_eligible: int) -> RunStatus:
     cohort = RunSpec.model_validate(run.spec).cohort
     if num_eligible < cohort.min_clients:
-        reason = (
-            f"{num_eligible} of {formats.plural(cohort.min_clients, 'required client')} registered: start more workers"
-        )
+        reason = f"{num_eligible} of {plural(cohort.min_clients, 'required client')} registered: start more workers"
         return RunStatus("stalled", reason, needs_attention=True)
     what = "creating the initial weights" if run.broadcast is None else f"opening round {run.rounds_closed + 1}"
     return RunStatus("running", what, "preparing" if run.broadcast is None else "")
@@ -118,7 +117,7 @@ def _open(
     cohort = RunSpec.model_validate(run.spec).cohort
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     needed = min(cohort.min_updates or everybody, everybody)
-    state = f"{accepted} of {formats.plural(everybody, 'update')} received"
+    state = f"{accepted} of {plural(everybody, 'update')} received"
     then = f"deadline {formats.clock(current.deadline)[:5]} UTC, then {_after(current, accepted, needed, cohort)}"
     if declined is not None:
         is_working = any(one.state == AssignmentState.LEASED for one in absent)

@@ -79,7 +79,11 @@ function described(options, width) {
       drag: { x: true, y: false },
     },
     scales: {
-      x: { time: false, distr: options.isLogX ? 3 : 1 },
+      x: {
+        time: false,
+        distr: options.isLogX ? 3 : 1,
+        range: options.isLogX ? undefined : (_, a, b) => (options.x.length === 1 ? around(options) : [a, b]),
+      },
       y: options.isLog ? { distr: 3 } : { range: (_, a, b) => extent(y, a, b) },
     },
     axes: [
@@ -137,6 +141,9 @@ const unrepeated = (labels) => labels.map((label, i) => (i && label === labels[i
 
 const color = (line) =>
   line.band ? "transparent" : line.slot != null ? slotColor(line.slot) : token(line.color ?? "text");
+
+/* around a single value: uPlot would draw an axis of 100 rounds for one at 0 */
+const around = ({ x: [only], isWhole }) => (isWhole ? [only - 0.5, only + 0.5] : [0, 2 * only || 1]);
 
 function extent([least, most], a, b) {
   if (a == null || b == null) return [least ?? 0, most ?? 1];

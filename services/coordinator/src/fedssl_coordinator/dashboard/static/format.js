@@ -7,15 +7,16 @@ export const number = (value, places = 0) =>
         .replace("-", "\u2212");
 export const short = (value) => {
   if (value == null) return "–";
-  if (Math.abs(value) >= 100) return number(value);
-  const digits = value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : String(+value.toPrecision(3));
+  const size = Math.abs(value);
+  if (size >= 100 && size < 1e9) return number(value);
+  const digits = value !== 0 && (size < 0.001 || size >= 1e9) ? value.toExponential(1) : String(+value.toPrecision(3));
   return digits.replaceAll("-", "\u2212");
 };
 export const percent = (value, places = 1) => (value == null ? "–" : `${number(100 * value, places)}%`);
 export const bytes = (value) => {
-  const units = ["B", "kB", "MB", "GB", "TB"];
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let unit = 0;
-  while (value >= 1000 && unit < 4) {
+  while (value >= 999.5 && unit < 5) {
     value /= 1000;
     unit += 1;
   }

@@ -179,7 +179,7 @@ let heatNear = false;
 async function showHeat() {
   if ($("#heat").dataset.empty && !drawHeat) return;
   const payload = await load("heat.json?name=divergence");
-  if (!payload.clients.length || payload.high === payload.low) return;
+  if (payload.last.every((value) => value == null)) return;
   cells = decoded(payload);
   showScale(payload);
   if (drawHeat) drawHeat();

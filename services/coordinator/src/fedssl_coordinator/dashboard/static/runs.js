@@ -15,7 +15,21 @@ const show = () => {
 list.addEventListener("change", show);
 bar.addEventListener("reset", () => setTimeout(show)); /* after the reset has cleared the boxes */
 document.body.addEventListener("htmx:afterSwap", show);
-show();
+/* another group of runs is searched for the same text */
+const keepText = () => {
+  for (const link of $$(".tools .seg a")) {
+    const url = new URL(link.href);
+    if ($("#q").value) url.searchParams.set("q", $("#q").value);
+    else url.searchParams.delete("q");
+    link.href = url;
+  }
+};
+$("#q").addEventListener("input", keepText);
+/* browsers restore boxes and text after the scripts have run, if a person goes back to this page */
+addEventListener("pageshow", () => {
+  show();
+  keepText();
+});
 Object.assign(keys, {
   x: () => {
     const box = here() && $('input[name="runs"]', here());

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import JobState, RunState
 from fedssl.protocol.views import DistillationJobView
+from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import after_commit
@@ -32,7 +33,7 @@ def ensure_queued(session: Session, run: Run, round_number: int, num_epochs: int
     if repository.unfinished(session, run.id) is not None:
         return
     job = repository.add(session, run.id, round_number, num_epochs)
-    record(session, "distillation.queued", f"{num_epochs} epochs, {_when(job)}", **about(job))
+    record(session, "distillation.queued", f"{plural(num_epochs, 'epoch')}, {_when(job)}", **about(job))
     enqueue.distil(session, job.id)
     enqueue.wake_watchers(session)
 
@@ -87,7 +88,7 @@ def still_running(session: Session, job_id: UUID) -> tuple[Run, DistillationJob]
 def complete(session: Session, job: DistillationJob) -> None:
     """End a job that has done its work. The caller holds the run's lock."""
     loss = "" if job.loss is None else f", loss {job.loss:.4f}"
-    message = f"{_when(job)}: {job.num_epochs} epochs{loss}"
+    message = f"{_when(job)}: {plural(job.num_epochs, 'epoch')}{loss}"
     _end(session, job, JobState.COMPLETED, message, epoch=job.num_epochs, reason=None)
 
 

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState
 from fedssl.protocol.training import CohortConfig
+from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Assignment, Round, Run
@@ -44,11 +45,13 @@ def check_open_round(session: Session, run: Run, current: Round, spec: RunSpec, 
     awaited = missing - policies.refusals(session, run, spec, sorted(missing)).keys()
     awaited -= fitness.unfit(session, spec, run.method_version, sorted(missing)).keys()
     if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):
-        message = f"aggregating {len(accepted)} of {len(members)} updates"
+        message = f"aggregating {len(accepted)} of {plural(len(members), 'update')}"
         transition(session, current, RoundState.AGGREGATING, message)
         enqueue.wake_watchers(session)
         if num_epochs := spec.method.distillation_epochs(current.number):
-            transition(session, current, RoundState.DISTILLING, f"training for {num_epochs} epochs on the updates")
+            transition(
+                session, current, RoundState.DISTILLING, f"training for {plural(num_epochs, 'epoch')} on the updates"
+            )
             distillation.ensure_queued(session, run, current.number, num_epochs)
             return Step.WAIT
         return Step.CHECK_AGAIN
@@ -163,7 +166,7 @@ def _without_quorum(
     session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
 ) -> Step:
     """End a round that has no attempt left, or the whole run: the spec chooses."""
-    reason = f"too few updates after {current.attempt} attempts: {shortened(reasons)}"
+    reason = f"too few updates after {plural(current.attempt, 'attempt')}: {shortened(reasons)}"
     if unusual := repository.unusual_before(session, current):
         reason += f". Before it, the update of {', '.join(unusual)} was unusual: see the events update.unusual"
     closing.end_without_result(session, run, current, cohort, reason)

@@ -10,6 +10,7 @@ from sqlalchemy import exists, select
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.wording import plural
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.federation.rounds.fitness import shortened
 
@@ -29,7 +30,7 @@ def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
         elif row.state != AssignmentState.OFFERED:  # it works again, or has delivered
             by_client.pop(row.client_id, None)
     return {
-        run_id: f"{len(found)} of {len(members[run_id])} clients declined: {shortened(found)}"
+        run_id: f"{len(found)} of {plural(len(members[run_id]), 'client')} declined: {shortened(found)}"
         for run_id, found in declined.items()
         if found
     }

@@ -13,6 +13,7 @@ from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.runs import RunSpec
+from fedssl.wording import plural
 from fedssl_coordinator.core import plan_cache
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
@@ -44,9 +45,10 @@ def require_fit(session: Session, project: str, spec: RunSpec) -> None:
     found |= unfit(session, spec, spec.method.info.version, [name for name in names if name not in others])
     if not found:
         return
+    who = f"{len(found)} of the run's {plural(len(names), 'client')} (cohort.clients)"
     raise ProblemError(
         "conflict",
-        f"{len(found)} of the run's {len(names)} clients (cohort.clients) cannot take part: {shortened(found)}",
+        f"{who} cannot take part: {shortened(found)}",
         errors=[{"loc": ["spec", "cohort", "clients"], "msg": f"{name}: {why}"} for name, why in found.items()],
     )
 
@@ -83,7 +85,7 @@ def shortened(reasons: Mapping[str, str]) -> str:
         names.setdefault(reason, []).append(client)
     shown = "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in names.items())
     more = len(reasons) - _CLIENTS_SHOWN
-    return shown + (f"; and {more} more clients" if more > 0 else "")
+    return shown + (f"; and {plural(more, 'more client')}" if more > 0 else "")
 
 
 def _key_of(message: str) -> list[str]:

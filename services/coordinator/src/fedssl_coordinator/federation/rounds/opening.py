@@ -13,6 +13,7 @@ from fedssl.protocol.training import CohortConfig
 from fedssl.secure_aggregation import RoundContext
 from fedssl.secure_aggregation.round_context import round_context
 from fedssl.seeding import asked_cohort
+from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
@@ -60,7 +61,7 @@ def open_next(session: Session, run: Run, spec: RunSpec, vector: NextVector | No
     opened = repository.open_round(session, run, run.broadcast, chosen, seconds, num_wanted if more else None)
     if spec.secure_aggregation is not None and context is not None:
         secure_rounds.begin(session, opened, context, spec.secure_aggregation.phase_seconds)
-    offered = f"round {number} of {run.num_rounds} offered to {len(chosen)} clients"
+    offered = f"round {number} of {run.num_rounds} offered to {plural(len(chosen), 'client')}"
     record(
         session,
         "round.opened",

@@ -64,12 +64,14 @@ def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> 
 
 def _reason_of_completed(session: Session, run: Run) -> str:
     """Return the reason of a run whose rounds are all closed, with how many of them gave no new weights."""
-    reason = f"all {run.num_rounds} rounds are closed"
+    is_only = run.num_rounds == 1
+    reason = "the only round is closed" if is_only else f"all {run.num_rounds:,} rounds are closed"
     without = repository.num_without_weights(session, run.id)
     if not without:
         return reason
     verdicts = ", ".join(f"{number} {verdict}" for verdict, number in without.items())
-    return f"{reason}, {sum(without.values())} of them without new weights ({verdicts})"
+    which = "" if is_only else f"{sum(without.values())} of them "
+    return f"{reason}, {which}without new weights ({verdicts})"
 
 
 def _begin(session: Session, run: Run, step: Step) -> Step:

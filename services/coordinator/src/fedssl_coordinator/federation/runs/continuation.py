@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome, RunState
+from fedssl.wording import plural
 from fedssl_coordinator.core import audit, enqueue
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.problems import ProblemError
@@ -44,7 +45,7 @@ def continue_run(session: Session, run: Run, num_rounds: int) -> None:
         session,
         run,
         RunState.RUNNING,
-        f"continued after its {run.num_rounds} rounds, until it has {num_rounds}",
+        f"continued after its {plural(run.num_rounds, 'round')}, until it has {num_rounds}",
         data={audit.NUM_ROUNDS_BEFORE: run.num_rounds, "num_rounds": num_rounds},
         num_rounds=num_rounds,
         spec=spec.model_dump(mode="json"),
@@ -77,9 +78,10 @@ def _require_completed(run: Run) -> None:
     if run.outcome == Outcome.COMPLETED:
         return
     if run.outcome == Outcome.FAILED:
-        why = f"it failed after {run.rounds_closed} of {run.num_rounds} rounds: resume it first"
+        why = f"it failed after {run.rounds_closed} of {plural(run.num_rounds, 'round')}: resume it first"
     elif run.outcome == Outcome.STOPPED:
-        why = f"an operator stopped it after {run.rounds_closed} rounds: {_INSTEAD}"
+        why = f"an operator stopped it after {plural(run.rounds_closed, 'round')}: {_INSTEAD}"
     else:
-        why = f"it is {run.state}, and has closed {run.rounds_closed} of {run.num_rounds} rounds: wait until it ends"
+        closed = f"{run.rounds_closed} of {plural(run.num_rounds, 'round')}"
+        why = f"it is {run.state}, and has closed {closed}: wait until it ends"
     raise ProblemError("conflict", f"run {run.id} cannot be continued: {why}")

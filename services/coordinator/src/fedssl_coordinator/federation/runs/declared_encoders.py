@@ -9,6 +9,7 @@ from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.validation import first_problem
+from fedssl.wording import plural
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity import clients
 
@@ -56,7 +57,8 @@ def _check_known(spec: RunSpec, known: list[str]) -> None:
         names = ", ".join(missing[:_CLIENTS_SHOWN]) + " and others" * (len(missing) > _CLIENTS_SHOWN)
         why = f"{names} of cohort.clients have not registered or were revoked"
     elif len(known) < spec.cohort.min_clients:
-        why = f"{len(known)} of {spec.cohort.min_clients} clients (cohort.min_clients) have registered"
+        needed = plural(spec.cohort.min_clients, "client")
+        why = f"{len(known)} of {needed} (cohort.min_clients) {'has' if len(known) == 1 else 'have'} registered"
     else:
         return
     raise ProblemError(

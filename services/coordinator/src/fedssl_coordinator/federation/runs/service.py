@@ -11,6 +11,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState
 from fedssl.protocol.views import AssignmentView, RoundView, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.work import Progress
+from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import HAD_UPDATES, RUN_DELETED, record
 from fedssl_coordinator.core.models import Assignment, Round, Run
@@ -62,7 +63,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
         same = _existing(session, project, idempotency_key, request.spec)
         assert same is not None, "the insert conflicted with it"
         return same
-    record(session, "run.created", f"{run.name}: {run.method}, {run.num_rounds} rounds", run_id=run.id)
+    record(session, "run.created", f"{run.name}: {run.method}, {plural(run.num_rounds, 'round')}", run_id=run.id)
     if request.start:
         _start(session, run)
     return show(session, run.id)

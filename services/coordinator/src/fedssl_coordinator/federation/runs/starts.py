@@ -5,6 +5,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
+from fedssl.wording import plural
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation import run_rows
@@ -60,7 +61,9 @@ def _of_run(session: Session, project: str, spec: RunSpec, config: InitialConfig
         raise _invalid("run", f"run {run.id} is {run.state}: only a finished run that has weights can be a start")
     number = run.rounds_closed if config.round is None else config.round
     if number > run.rounds_closed:
-        raise _invalid("round", f"run {run.id} has {run.rounds_closed} rounds: there are no weights after {number}")
+        raise _invalid(
+            "round", f"run {run.id} has {plural(run.rounds_closed, 'round')}: there are no weights after {number}"
+        )
     _require_same_network(run, spec, config)
     digest = run_rows.weights_after(session, run, number)
     _require_digest(config, digest)

@@ -19,6 +19,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import SiteEvaluationState
+from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
@@ -67,7 +68,7 @@ def _offer(session: Session, run: Run, round_number: int, model: str, client_ids
     offered = repository.offer(session, run.id, round_number, model, client_ids)
     if not offered:
         return False
-    message = f"{_when(round_number)}: offered to {len(offered)} sites"
+    message = f"{_when(round_number)}: offered to {plural(len(offered), 'site')}"
     data = {"clients": list(offered)}
     record(session, "site_evaluations.offered", message, run_id=run.id, round_number=round_number, data=data)
     enqueue.wake_workers(session)
@@ -111,7 +112,7 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
     else:
         _require_usable(row, client, given.counts, config)
         counts, head = given.counts, _usable_head(row, given, config)
-        message = f"{counts.num_test} test images of {len(counts.classes)} classes"
+        message = f"{plural(counts.num_test, 'test image')} of {plural(len(counts.classes), 'class', 'classes')}"
         values = {"counts": counts.model_dump(mode="json"), "head": head, "reason": _why_no_head(given)}
         _end(session, row, SiteEvaluationState.COMPLETED, message, **values)
         if row.head_of is None and config.sites is not None and config.sites.cross_site is not None:

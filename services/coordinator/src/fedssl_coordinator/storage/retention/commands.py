@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from fedssl.wording import plural
+
 EXIT_FAULT = 1
 
 
@@ -31,7 +33,7 @@ def collect(
         raise typer.Exit(EXIT_FAULT)
     for kind in sorted(totals.counts):
         typer.echo(f"{kind:<14}{totals.counts[kind]:>8} {totals.num_bytes[kind]:>16,} bytes")
-    total = f"{totals.counts.total()} artifacts, {totals.num_bytes.total():,} bytes"
+    total = f"{plural(totals.counts.total(), 'artifact')}, {plural(totals.num_bytes.total(), 'byte')}"
     typer.echo(f"{'would remove' if dry_run else 'removed'} {total}")
 
 
@@ -49,7 +51,8 @@ def verify_store() -> None:
         if checked.fault is not None:
             num_faults += 1
             typer.echo(f"{checked.digest} {checked.fault}", err=True)
-    typer.echo(f"{num_checked} artifacts, {num_bytes:,} bytes: {num_faults or 'no'} faults")
+    faults = plural(num_faults, "fault") if num_faults else "no faults"
+    typer.echo(f"{plural(num_checked, 'artifact')}, {plural(num_bytes, 'byte')}: {faults}")
     if num_faults:
         raise typer.Exit(EXIT_FAULT)
 

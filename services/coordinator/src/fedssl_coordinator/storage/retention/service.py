@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.store import StoredFile
+from fedssl.wording import plural
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
@@ -60,7 +61,7 @@ def remove_batch(
 
 def record_removal(session: Session, run_id: UUID | None, kind: str, sizes: Sequence[int]) -> None:
     """Record an event about artifacts of one kind that were removed."""
-    message = f"{len(sizes)} artifacts ({kind}) removed from the store, {sum(sizes)} bytes"
+    message = f"{plural(len(sizes), 'artifact')} ({kind}) removed from the store, {plural(sum(sizes), 'byte')}"
     data = {"kind": kind, "count": len(sizes), "bytes": sum(sizes)}
     record(session, "artifact.collected", message, run_id=run_id, data=data)
 

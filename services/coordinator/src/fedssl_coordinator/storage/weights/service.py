@@ -5,6 +5,7 @@ from sqlalchemy.orm import Session
 from fedssl.artifacts.header import read_header
 from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
 from fedssl.protocol.views import WeightsCreate, WeightsView
+from fedssl.wording import plural
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import RegisteredWeights
 from fedssl_coordinator.core.problems import ProblemError
@@ -38,7 +39,7 @@ def register(session: Session, request: WeightsCreate, numbers: dict[str, int]) 
     row = repository.add(session, **request.model_dump(exclude={"project"}), project=project, **numbers)
     if row is None:
         return _same(session, request), False
-    message = f"weights {row.name}: {row.num_tensors} tensors, {row.num_parameters} parameters"
+    message = f"weights {row.name}: {plural(row.num_tensors, 'tensor')}, {plural(row.num_parameters, 'parameter')}"
     record(session, "weights.registered", message, data={"digest": row.digest})
     return view(row), True
 
