@@ -36,7 +36,7 @@ def test_the_time_left_counts_down_within_a_round(open_for_seconds: float, left:
     assert (status.word, status.reason) == ("running", f"{left} left")
 
 
-def test_a_completed_run_says_how_many_rounds_gave_no_weights() -> None:
+def test_a_completed_run_reports_how_many_rounds_gave_no_weights() -> None:
     started = datetime(2026, 11, 26, tzinfo=UTC)
     run = Run(
         state=RunState.FINISHED,
