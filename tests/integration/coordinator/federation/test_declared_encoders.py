@@ -148,7 +148,7 @@ def test_a_run_with_unknown_clients_is_refused(coordinator: Coordinator, tables:
     coordinator.worker_token("b")
     with pytest.raises(Conflict, match=r"b, c of cohort\.clients have not registered or were revoked"):
         coordinator.client.create_run(_spec())
-    with pytest.raises(Conflict, match=r"1 of 3 clients \(cohort\.min_clients\) have registered"):
+    with pytest.raises(Conflict, match=r"1 of 3 clients \(cohort\.min_clients\) has registered"):
         coordinator.client.create_run(_spec(cohort={"min_clients": 3}))
     assert tables.one("SELECT count(*) FROM runs") == 0
 
