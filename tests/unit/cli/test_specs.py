@@ -106,7 +106,7 @@ def test_changes_come_after_the_file_and_in_order(tmp_path: Path) -> None:
         ("[training.optimizer]\nlr = 1", "training.optimizer.lr: there is no such key; known: name, learning_rate"),
         ("[model.encoder]\nwidths = [8, 0]", "model.encoder.widths.1: should be greater than or equal to 1 (it is 0)"),
         ("training = 3", "training: must be a table of keys and values (it is 3)"),
-        ("[data]\nchannels = 1\nmean = [1, 2]", "data.mean needs 1 values, one per channel; got 2"),
+        ("[data]\nchannels = 1\nmean = [1, 2]", "data.mean needs 1 value, one per channel; got 2"),
         ("[cohort]\nclients = []", "cohort.clients is empty"),
         ('num_rounds = "many"', "num_rounds: should be a valid integer"),
         ("num_rounds = nan", "num_rounds: "),

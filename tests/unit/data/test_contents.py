@@ -165,7 +165,7 @@ def test_12_bits_stored_in_16_are_refused(tmp_path: Path, suffix: str) -> None:
         pixels = np.linspace(0, 4095 - number, 64).astype(np.uint16).reshape(8, 8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.{suffix}")
     with pytest.raises(
-        DataError, match=r"3 images are stored with 16 bits .* no value is above 4,095, so they hold 12"
+        DataError, match=r"3 images are stored with 16 bits .* no value is above 4,095, so the values have 12"
     ):
         load_dataset(str(tmp_path), "train")
 
@@ -184,7 +184,7 @@ def test_16_bits_are_accepted_if_any_image_of_the_set_uses_them(
 def test_colours_of_16_bits_with_a_low_range_are_refused(tmp_path: Path) -> None:
     """PIL reads such files as 8 bits without a word, so only the decoder knows that they had 16."""
     _write_rgb16(tmp_path / "1.png", 3000)
-    with pytest.raises(DataError, match=r"1 images are stored with 16 bits .* so they hold 12 bits"):
+    with pytest.raises(DataError, match=r"1 image is stored with 16 bits .* so the values have 12 bits"):
         load_dataset(str(tmp_path), "train")
     _write_rgb16(tmp_path / "2.png", 65_535)
     assert load_dataset(str(tmp_path), "train").images.max() == 255

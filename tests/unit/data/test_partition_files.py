@@ -77,7 +77,7 @@ def test_a_computed_partition_that_is_written_to_a_file_is_read_back(
         ([[0], 1], "client-1 must have a list of indices, and has 1"),
         ({"site-a": [0], "site-b": {}}, r"site-b must have a list of indices, and has \{\}"),
         ([[0], [1], [2]], r"has 3 clients, but partition\.num_clients is 2"),
-        ([[0]], r"has 1 clients, but partition\.num_clients is 2"),
+        ([[0]], r"has 1 client, but partition\.num_clients is 2"),
         ([], r"has 0 clients, but"),
         ({"Site A": [0], "b": [1]}, "'Site A' cannot be a client's name"),
         ('{"a": [0], "a": [1]}', "has the client 'a' twice"),

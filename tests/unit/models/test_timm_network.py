@@ -75,7 +75,7 @@ def test_names_are_read_as_people_write_them() -> None:
             SpecError,
             "cannot take images of 40 pixels: .*; change data",
         ),
-        ({**VIT, "name": "timm:xcit_nano_12_p16_224"}, SpecError, "cannot be built for 1 channels and images of 40"),
+        ({**VIT, "name": "timm:xcit_nano_12_p16_224"}, SpecError, "cannot be built for 1 channel and images of 40"),
     ],
 )
 def test_what_cannot_be_built_is_refused_before_training(

@@ -157,7 +157,7 @@ def test_a_policy_that_permits_the_run_shows_which_numbers_it_withholds(server: 
     (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
     checks = _by_name(_check(server.url, site, "--policy", site / "policy.toml", "--spec", _spec(site)))
     assert checks["policy and run"] == ("ok", "the policy permits every round; also loss")
-    assert "of a has 1 rules" in checks["policy"][1]
+    assert "of a has 1 rule" in checks["policy"][1]
     sent, withheld = checks["metrics"][1].split("; withheld: ")
     assert sent == "a round sends loss"
     assert "divergence" in withheld

@@ -18,6 +18,7 @@ from fedssl.data.decode_file import Damaged, decode_file, size_of
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.windowing import NEEDS_WINDOW, Pixels, WindowMissing, prepared_type
 from fedssl.errors import DataError
+from fedssl.wording import plural
 
 log = logging.getLogger("fedssl.data")
 
@@ -145,10 +146,12 @@ def find_unreadable(files: ImageFiles, channels: int, size: int) -> tuple[int, .
 
 def low_range(num_images: int, highest: int) -> str:
     """Return what is wrong with images of 16 bits that have no higher value than this."""
+    images = plural(num_images, "image is", "images are")
+    bits = plural(highest.bit_length(), "bit")
     return (
-        f"{num_images:,} images are stored with 16 bits per value, but no value is above {highest:,}, so they hold "
-        f"{highest.bit_length()} bits: taken for 0..65,535 they would be nearly black. "
-        f"{NEEDS_WINDOW[0].upper()}{NEEDS_WINDOW[1:]}, or convert them to 8 bits"
+        f"{images} stored with 16 bits per value, but no value is above {highest:,}, so the values have {bits}: "
+        "taken for 0..65,535 they would be nearly black. "
+        f"{NEEDS_WINDOW[0].upper()}{NEEDS_WINDOW[1:]}, or convert the images to 8 bits"
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedssl.errors import DataError
 from fedssl.protocol.base import ClientId
+from fedssl.wording import plural
 
 MAX_PARTITION_FILE_BYTES = 1 << 27
 """Enough for about nine million images with one index per indented line."""
@@ -81,8 +82,8 @@ def _named(path: Path, content: Any, names: Sequence[str]) -> dict[str, Any]:
         )
     if len(content) != len(names):
         raise DataError(
-            f"{path} has {len(content):,} clients, but partition.num_clients is {len(names):,}: set it to the number "
-            "of clients of the file"
+            f"{path} has {plural(len(content), 'client')}, but partition.num_clients is {len(names):,}: set it to the "
+            "number of clients of the file"
         )
     if isinstance(content, list):
         return dict(zip(names, content, strict=True))

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, ValidationInfo, field_validator, model_validator
 
 from fedssl.protocol.base import Digest, StrictModel
+from fedssl.wording import plural
 
 KNOWN_DATASETS = (
     "fashion-mnist",
@@ -306,7 +307,8 @@ class DataConfig(StrictModel):
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
-                raise ValueError(f"data.{name} needs {self.channels} values, one per channel; got {len(values)}")
+                needed = plural(self.channels, "value")
+                raise ValueError(f"data.{name} needs {needed}, one per channel; got {len(values)}")
         return self
 
 

@@ -43,7 +43,7 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no such optimiser": ({"training": {"optimizer": {"name": "lion"}}}, "optimizer.name", "'sgd'"),
     "no such encoder": ({"model": {"encoder": {"name": "vit"}}}, "spec.model.encoder.name", "'convnet'"),
     "seventeen channels": ({"data": {"channels": 17}}, "spec.data.channels", "16"),
-    "a mean for each of two channels": ({"data": {"channels": 1, "mean": [0.1, 0.2]}}, "spec.data", "needs 1 values"),
+    "a mean for each of two channels": ({"data": {"channels": 1, "mean": [0.1, 0.2]}}, "spec.data", "needs 1 value,"),
     "text for a number": ({"num_rounds": "many"}, "spec.num_rounds", "valid integer"),
     "half a round": ({"num_rounds": 1.5}, "spec.num_rounds", "valid integer"),
     "list for an object": ({"training": []}, "spec.training", "valid dictionary"),

@@ -123,7 +123,7 @@ def test_12_bits_stored_in_16_need_a_window(home: Path) -> None:
     found = _checked(home / "images")
     assert found["found"] == "note"
     assert "I;16 of 16 bits" in found["what"]
-    assert "no value is above 4,000, so they hold 12 bits" in found["what"]
+    assert "no value is above 4,000, so the values have 12 bits" in found["what"]
     assert "[data.window] in its spec, for example percentiles = [0.5, 99.5]" in found["todo"]
 
 

@@ -53,7 +53,7 @@ def check_policy(settings: Settings, outgoing: Outgoing) -> Check:
         return Check("policy", Found.NOTE, "none: whatever the run's method declares may leave", todo)
     policy = outgoing.policy
     num_rules = len(policy.allow)
-    what = f"{settings.policy} ({outgoing.digest[:8]}) of {policy.client} has {num_rules} rules"
+    what = f"{settings.policy} ({outgoing.digest[:8]}) of {policy.client} has {plural(num_rules, 'rule')}"
     return Check("policy", Found.OK, what)
 
 
