@@ -208,6 +208,15 @@ def test_a_client_that_is_silent_makes_the_run_stalled(viewer: Browser, cast: Ca
     tables.execute("UPDATE clients SET last_seen_at = now()")
 
 
+def test_the_page_of_a_completed_run_has_its_reason(viewer: Browser, cast: Cast, tables: Tables) -> None:
+    [before] = tables.query("SELECT state, outcome, reason, finished_at FROM runs WHERE id = %s", cast.id)
+    reason = "all 3 rounds are closed, 3 of them without new weights (3 skipped)"
+    change = "UPDATE runs SET state = %s, outcome = %s, reason = %s, finished_at = {} WHERE id = %s"
+    tables.execute(change.format("started_at + interval '10 seconds'"), "finished", "completed", reason, cast.id)
+    assert f"A{reason[1:]}; took 10 s." in viewer.get(f"/runs/{cast.id}").text
+    tables.execute(change.format("%s"), *before, cast.id)
+
+
 def test_the_downloads_are_what_they_say(viewer: Browser, cast: Cast) -> None:
     metrics = viewer.get(f"/runs/{cast.id}/metrics.csv")
     assert metrics.text.splitlines()[0] == "round,client,name,value"

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl_coordinator.core.models import Round, Run
 from fedssl_coordinator.dashboard.runs.run_status import run_status
 
@@ -34,19 +34,6 @@ def test_the_time_left_counts_down_within_a_round(open_for_seconds: float, left:
     run, rounds = _running(open_for_seconds)
     status = run_status(run, rounds, {AssignmentState.LEASED: 2}, [], None, 2)
     assert (status.word, status.reason) == ("running", f"{left} left")
-
-
-def test_a_completed_run_reports_how_many_rounds_gave_no_weights() -> None:
-    started = datetime(2026, 11, 26, tzinfo=UTC)
-    run = Run(
-        state=RunState.FINISHED,
-        outcome=Outcome.COMPLETED,
-        reason="all 5 rounds are closed, 5 of them without new weights (5 skipped)",
-        started_at=started,
-        finished_at=started + timedelta(seconds=10),
-    )
-    status = run_status(run, [], {}, [], None, 2)
-    assert (status.word, status.reason) == ("completed", f"{run.reason}; took 10 s")
 
 
 def test_declines_are_the_reason_before_the_time_left() -> None:

@@ -80,7 +80,7 @@ def run_status(
 def _ended(run: Run) -> RunStatus:
     took = formats.seconds(_seconds(run.started_at, run.finished_at))
     if run.outcome == Outcome.COMPLETED:
-        return RunStatus("completed", f"{run.reason}; took {took}" if run.reason else f"took {took}")
+        return RunStatus("completed", f"took {took}")
     if run.outcome == Outcome.STOPPED:
         return RunStatus("stopped", f"{run.reason or 'stopped'} after {took}")
     return RunStatus("failed", run.reason or f"after {took}")
