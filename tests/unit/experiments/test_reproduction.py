@@ -250,7 +250,9 @@ def test_the_report_is_a_table_with_its_settings_below() -> None:
 
     assert "## ssd-4: with and without a projector" in text
     # 81.05 published; 80 and 82 have the mean 81 and the sample deviation of the root of 2.
-    assert "| proj +DSR | cifar10-k10 | probe | 81.05 | 81.00 ± 1.41 | -0.05 | 2 | 2 min | 1 |" in text
+    # Its settings are the second: only it has a note about the projector.
+    assert "| proj +DSR | cifar10-k10 | probe | 81.05 | 81.00 ± 1.41 | -0.05 | 2 | 2 min | 2 |" in text
+    assert text.count("the paper calls it linear") == 1
     assert text.index("noproj +DSR") < text.index("| proj +DSR"), "rows are in the paper's order"
     assert "Run: 2 of 4 cells." in text
     assert render([]) == "There are no results yet.\n"
