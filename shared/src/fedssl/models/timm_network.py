@@ -11,8 +11,8 @@ from fedssl.artifacts.tensors import DTYPES
 from fedssl.errors import LibraryMissing, SpecError
 from fedssl.models.encoders import Encoder
 from fedssl.models.torchvision_guard import import_torchvision
+from fedssl.protocol.data import channels_in_words
 from fedssl.protocol.model import EncoderConfig
-from fedssl.wording import plural
 
 _DROP_PATH = "drop_prob"  # of timm's DropPath and DropBlock
 
@@ -46,7 +46,7 @@ def build_timm(config: EncoderConfig, channels: int, image_size: int | None) -> 
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, **settings)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        what = f"{plural(channels, 'channel')} and images of {image_size} pixels"
+        what = f"{channels_in_words(channels)} and images of {image_size} pixels"
         raise SpecError(f"{config} cannot be built for {what}: {error}; change data.image_size") from None
     _make_deterministic(network)
     if others := {str(each.dtype) for each in network.state_dict().values() if each.dtype not in DTYPES}:

@@ -378,7 +378,7 @@ def channels_in_words(channels: int) -> str:
     >>> channels_in_words(1), channels_in_words(5)
     ('1 channel', '5 channels')
     """
-    return "1 channel" if channels == 1 else f"{channels} channels"
+    return plural(channels, "channel")
 
 
 class PartitionConfig(StrictModel):

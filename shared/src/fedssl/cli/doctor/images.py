@@ -15,6 +15,7 @@ from fedssl.data.folders import list_folder
 from fedssl.data.formats import read_stored
 from fedssl.data.image_files import ImageFiles
 from fedssl.errors import DataError
+from fedssl.protocol.data import channels_in_words
 from fedssl.wording import plural
 
 NUM_SAMPLED = 200
@@ -55,7 +56,8 @@ def _check_arrays(path: Path) -> Check:
     stored = read_stored(path, "train")
     num, channels, height, width = stored.pixels.shape
     kind = "8 bits" if stored.pixels.dtype == np.uint8 else str(stored.pixels.dtype)
-    what = f"{plural(num, 'image')} for a worker in {path}: {height} x {width} pixels, {_channels(channels)}, {kind}"
+    shape = f"{height} x {width} pixels, {channels_in_words(channels)}"
+    what = f"{plural(num, 'image')} for a worker in {path}: {shape}, {kind}"
     if height != width:
         return Check("data", Found.NOTE, what, "start the worker with --image-size, which cuts squares out of them")
     if num and stored.needs_window:
@@ -126,7 +128,3 @@ def _sample(names: Sequence[str]) -> list[str]:
     """Return at most NUM_SAMPLED names, spread evenly."""
     step = max(1, -(-len(names) // NUM_SAMPLED))
     return list(names[::step])
-
-
-def _channels(number: int) -> str:
-    return "1 channel" if number == 1 else f"{number} channels"
