@@ -102,6 +102,11 @@ def read_contents(folder: Path) -> Contents:
     return Contents(tuple(images), by_class, reader.left_out(), tuple(reader.links_out), reader.groups)
 
 
+def list_classes(folder: Path) -> tuple[str, ...]:
+    """Return the names of the classes of :func:`read_contents`, without listing their images. Raises DataError."""
+    return tuple(_Reader(folder).entries("")[1])
+
+
 def readable(name: str) -> str:
     """Return a file's name as text, with bytes replaced that are not UTF-8 and could not be displayed or sent."""
     return os.fsencode(name).decode("utf-8", errors="replace")
