@@ -216,6 +216,37 @@ def test_colours_of_16_bits_in_planes_are_those_of_pixels(tmp_path: Path) -> Non
         _load(tmp_path, 3, None)
 
 
+@pytest.mark.parametrize("window", [None, _TWELVE])
+def test_a_stack_whose_further_pages_are_not_listed_is_refused(tmp_path: Path, window: WindowConfig | None) -> None:
+    values = np.stack([_RAMP, _RAMP.T])
+    tifffile.imwrite(tmp_path / "1.tif", values, imagej=True, truncate=True)  # as ImageJ writes more than 4 GB
+    assert Image.open(tmp_path / "1.tif").n_frames == 1
+    with pytest.raises(DataError, match=r"1\.tif: it has 2 (pages|channels)"):
+        _load(tmp_path, 1, window)
+    assert np.abs(_load(tmp_path, 2)[0].astype(int) - _expected(values)).max() <= 1
+
+
+def test_a_part_of_an_image_in_several_files_is_refused(tmp_path: Path) -> None:
+    """tifffile would give the whole image for each of its files."""
+    files = "".join(
+        f'<TiffData FirstC="{part}" IFD="0"><UUID FileName="{part}.tif">urn:uuid:{part}</UUID></TiffData>'
+        for part in range(2)
+    )
+    for part in range(2):
+        about = (
+            f'<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:{part}">'
+            '<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="float" SizeX="8" SizeY="8" '
+            f'SizeC="2" SizeZ="1" SizeT="1"><Channel ID="C:0"/><Channel ID="C:1"/>{files}</Pixels></Image></OME>'
+        )
+        options: Any = {"description": about, "metadata": None, "photometric": "minisblack"}
+        tifffile.imwrite(tmp_path / f"{part}.tif", _RAMP.astype(np.float32) + part, **options)
+    with pytest.raises(DataError, match=r"0\.tif: it is one of several files that hold one image .*1\.tif: it is one"):
+        _load(tmp_path, 2)
+    (tmp_path / "1.tif").unlink()
+    with pytest.raises(DataError, match=r"0\.tif: it is one of several files that hold one image"):
+        _load(tmp_path, 2)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_all_channels_of_compressed_planes_are_read(tmp_path: Path, dtype: type) -> None:
     """PIL reads the first as a grey image."""

@@ -25,6 +25,7 @@ from fedssl.data.rasters import (
     is_inverted,
     is_misread,
     num_bits,
+    num_pages,
     num_unread,
     open_by_pil,
     read_raster,
@@ -79,7 +80,7 @@ def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | No
 def _shape_of(files: ImageFiles, name: str, image_size: int | None, channels: int | None) -> tuple[int, int]:
     if _is_read_by_pil(files, name, channels) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as first:
-            if first.format != "TIFF" or (getattr(first, "n_frames", 1) == 1 and not is_misread(first)):
+            if first.format != "TIFF" or (num_pages(first) == 1 and not is_misread(first)):
                 grey = first.mode in (*_GREY, *SIXTEEN_BITS)
                 return channels or (1 if grey else 3), image_size or min(first.size)
     height, width, found = _raster(files, name, channels).values.shape
@@ -179,10 +180,7 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
         with opened as image:
             size, mode, depth = image.size, image.mode, num_bits(image)
             if image.format != "TIFF" or not (
-                getattr(image, "n_frames", 1) > 1
-                or mode in ("I", "F")
-                or (depth > 8 and is_inverted(image))
-                or is_misread(image)
+                num_pages(image) > 1 or mode in ("I", "F") or (depth > 8 and is_inverted(image)) or is_misread(image)
             ):
                 _, highest = _upright(files, name, image, "RGB")
                 return DecodedFile(size, mode, depth, highest)
@@ -318,8 +316,8 @@ def _refuse_partial(image: Image.Image, depth: int) -> None:
     refuse_animation(image)
     if image.format != "TIFF":
         return
-    if (num_pages := getattr(image, "n_frames", 1)) > 1:
-        raise ValueError(f"it has {num_pages} pages, and only the first would be read; save each page as a file")
+    if (num := num_pages(image)) > 1:
+        raise ValueError(f"it has {num} pages, and only the first would be read; save each page as a file")
     if depth > 8 and is_inverted(image):
         raise NeedsWindow(f"it stores inverted values (WhiteIsZero) with 16 bits: {NEEDS_WINDOW}")
     if has_signed_bytes(image):

@@ -1,6 +1,7 @@
 """Read image files of any depth and number of channels as values, without mapping them to 8 bits."""
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -36,6 +37,7 @@ _NUMPY = b"\x93NUMPY"
 _UNCOMPRESSED, _DEFLATE = 1, (8, 32946)  # TIFF's codes; tifffile needs another package for all others but LZMA
 _SIGNED = 2  # of TIFF's sample formats
 _APART = 2  # of TIFF's planar configurations
+_STACK_OF_IMAGEJ = re.compile(r"ImageJ=.*\nimages=(\d{1,9})\n")
 _MOST_INFLATED = 1032  # Deflate's largest ratio
 _EIGHT_BITS = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB",
                "YCbCr": "RGB", "LAB": "RGB"}  # fmt: skip
@@ -141,6 +143,12 @@ def is_inverted(image: Image.Image) -> bool:
     return bool(_tags(image).get(ExifTags.Base.PhotometricInterpretation) == 0)
 
 
+def num_pages(image: Image.Image) -> int:
+    """Return the number of a TIFF file's pages. ImageJ lists only the first of a large stack, and states how many."""
+    found = _STACK_OF_IMAGEJ.match(str(_tags(image).get(ExifTags.Base.ImageDescription)))
+    return max(getattr(image, "n_frames", 1), int(found[1]) if found else 1)
+
+
 def is_misread(image: Image.Image) -> bool:
     """Return whether PIL would read the values of a TIFF file's first page wrongly or in part."""
     return has_signed_bytes(image) or has_planes_of_16_bits(image) or num_unread(image) > 0
@@ -175,7 +183,7 @@ def _tags(image: Image.Image) -> Any:
 
 def _is_exact(image: Image.Image, channels: int | None) -> bool:
     """Return whether PIL gives all values of a file, in its own range."""
-    if image.format == "TIFF" and (getattr(image, "n_frames", 1) > 1 or is_misread(image)):
+    if image.format == "TIFF" and (num_pages(image) > 1 or is_misread(image)):
         return False
     if image.mode in SIXTEEN_BITS:
         return True
@@ -246,6 +254,8 @@ def _read_series(file: Any, channels: int | None) -> Raster:
     if len(file.series) != 1:
         raise ValueError(f"it holds {len(file.series)} images of different shapes; save each as a file")
     [series], page = file.series, file.pages.first
+    if series.is_multifile or None in series.pages:  # tifffile reads the others, or zeros in place of missing ones
+        raise ValueError("it is one of several files that hold one image (OME-TIFF); save the image as one file")
     if series.nbytes > MAX_BYTES:
         width, height = page.imagewidth, page.imagelength
         require_size(width, height, -(-series.nbytes // (width * height)))
