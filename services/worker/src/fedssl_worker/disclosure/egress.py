@@ -19,7 +19,8 @@ from fedssl.engine.unusual_updates import NUM_EXAMPLES
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.evaluation.monitoring import CLIPPED, crossed_name
 from fedssl.evaluation.site import SiteEvaluation
-from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
+from fedssl.methods.objectives.ridge_probe import GRAM, HELD_OUT, MOMENT
+from fedssl.methods.site_data import wants_site_labels
 from fedssl.protocol.data_card import DataReport
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast
 from fedssl.protocol.plan import ArtifactPlan
@@ -192,6 +193,7 @@ class Egress:
         self._enforcer.require_permitted(item)
         if (num_images := num_summed(update, item.plan)) is not None:
             self._enforcer.require_enough_images(item, num_images)
+        self._enforcer.require_enough_held_out(item, num_held_out(update, item))
         return header
 
     def send_masked(
@@ -382,6 +384,16 @@ def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
         return None
     tensors = load_tensors(path)
     return int(tensors[GRAM][-1, -1]) if bool(tensors[GRAM].any() | tensors[MOMENT].any()) else None
+
+
+def num_held_out(path: Path, item: WorkItem) -> int:
+    """Return the number of images in an update's counts of right predictions, or 0 if it has none."""
+    if HELD_OUT not in {tensor.name for tensor in item.plan.update if tensor.kind == "probe-sums"}:
+        return 0
+    tensors = load_tensors(path)
+    config = wants_site_labels(item.spec)
+    per_image = tensors[MOMENT].shape[1] if config is not None and config.multi_label else 1
+    return int(tensors[HELD_OUT]) // per_image
 
 
 def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:
