@@ -49,6 +49,8 @@ log = structlog.get_logger()
 SUMMED = sorted((NUM_EXAMPLES, CLIPPED, *MEANS, *map(crossed_name, WATCHED)))
 """The names of the numbers that are words of a masked vector, in addition to those of the update."""
 
+_RESTORED = "the worker's folder `secure` was deleted, or restored from a copy"
+
 
 class Egress:
     """Sends only what the method's plan declares and the data owner's policy permits."""
@@ -213,6 +215,8 @@ class Egress:
         with self._refusals(item, message.update):
             header = self._require_may_leave(item, finished.update, finished.digest)
             self._require_within_totals(item, masked.stat().st_size, message.update)
+            if self._ledger.totals().has_other_update(item, message.update):
+                raise NotPermitted(f"another masked vector of round {item.round_number} has left before: {_RESTORED}")
         about = {**_work_fields(item), "digest": message.update, "bytes": masked.stat().st_size}
         fields = {**_update_fields(item, header, {}), "reported": [], "summed": SUMMED, **sum_of}
         if apart := item.spec.sent_apart(item.plan):
@@ -224,9 +228,13 @@ class Egress:
 
     def send_secure(self, item: WorkItem, message: SecureMessage, sum_of: Mapping[str, Any] | None = None) -> None:
         """Send a message of secure aggregation. What it reveals is recorded in the ledger before. Raises ClientError,
-        and LedgerError before the first byte has left."""
+        and LedgerError and NotPermitted before the first byte has left."""
         if isinstance(message, SecureReveals):
             revealed = {"own_masks": sorted(message.self_shares), "mask_keys": sorted(message.mask_shares)}
+            if self._ledger.totals().has_other_shares(item, **revealed):
+                raise self.refuse_secure(
+                    item, f"other shares were revealed in round {item.round_number} before: {_RESTORED}"
+                )
             self._ledger.append("revealed", **_work_fields(item), **revealed, **(sum_of or {}))
         self._client.send_secure(item.assignment_id, message)
 
