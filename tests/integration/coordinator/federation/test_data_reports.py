@@ -92,7 +92,8 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     enforcer = PolicyEnforcer(policy, coordinator.url)
     ledger = Ledger(tmp_path / "ledger", policy=enforcer.digest, rules=enforcer.ledger)
     egress = Egress(coordinator.worker("a"), ledger, enforcer)
-    reporter = DataReporter(egress, enforcer, images, None)
+    record = tmp_path / "data-reports.json"
+    reporter = DataReporter(egress, enforcer, images, None, record)
     reporter.send()
     reporter.send()  # nothing new
     [site] = coordinator.client.data_card().sites
@@ -107,7 +108,7 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     sent = [body["artifact"] for body in bodies if body["kind"] == "intent"]
     assert sent == [["statistics", "channel-sums"], ["channel-sums"]]
     assert ledger.totals().num_rounds == 0
-    none = DataReporter(egress, PolicyEnforcer(None, coordinator.url), images, None)
+    none = DataReporter(egress, PolicyEnforcer(None, coordinator.url), images, None, record)
     none.send()  # without a policy: only the number of unreadable files, as any metric
     [site] = coordinator.client.data_card().sites
     assert (site.card, site.num_unreadable) == (None, 0)
