@@ -317,7 +317,7 @@ def test_loose_images_are_unlabelled(tmp_path: Path) -> None:
     assert data.labels is None
     assert data.class_names == ()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="both images and sub-folders"):
+    with pytest.raises(DataError, match=r"both images \(1.jpg\) and sub-folders \(folder\): move"):
         load_dataset(str(tmp_path), "train")
 
 

@@ -113,7 +113,8 @@ MISTAKES = {
     HEAD.replace("schema = 1", "schema = 2"): "schema: Input should be 1",
     HEAD.replace('client = "hospital-a"\n', ""): "client: is missing",
     HEAD.replace(f'coordinator = "{URL}"\n', ""): "coordinator: is missing",
-    HEAD + '[[allow]]\nartifact = "images"\nmethods = ["*"]\n': "allow.0.artifact",
+    HEAD
+    + '[[allow]]\nartifact = "images"\nmethods = ["*"]\n': "allow.0.artifact: Input should be 'weights', 'centers'",
     HEAD + '[[allow]]\nartifact = "weights"\n': "allow.0.methods: is missing",
     HEAD + '[[allow]]\nartifact = "weights"\nmethods = []\n': "allow.0.methods",
     HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["fedbyoll"]\n': "there is no method fedbyoll",

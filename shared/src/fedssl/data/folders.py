@@ -66,7 +66,8 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
     found = read_contents(tree.path)
     if found.loose and found.by_class:
         raise DataError(
-            f"{tree.path} holds both images and sub-folders: move the images into a class, or remove the folders"
+            f"{tree.path} holds both images ({_first(found.loose)}) and sub-folders "
+            f"({_first(tuple(found.by_class))}): move the images into a sub-folder, or remove either"
         )
     names = found.loose or tuple(name for images in found.by_class.values() for name in images)
     if not names:
@@ -118,6 +119,10 @@ def split_folder(folder: Path, split: str) -> Path:
     if split == "test":
         raise DataError(f"{folder} has no test images: give it two sub-folders, train and test")
     return folder
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(map(readable, names[:3])) + ", ..." * (len(names) > 3)
 
 
 def _no_images(path: Path, found: Contents) -> str:
