@@ -206,13 +206,7 @@ def revoke(
 def _usage_error(error: "InvalidRequest", client: str) -> UsageError:
     first = error.problems[0]
     name = {"client_id": client, "project": "--project"}.get(str(first.location[-1]), "--label")
-    is_spelling = first.place == "client_id" and first.kind == "string_pattern_mismatch"
-    message = (
-        "use lower-case letters, digits and hyphens, at most 63, and no hyphen at an end"
-        if is_spelling
-        else first.message
-    )
-    return UsageError(f"{name}: {message}")
+    return UsageError(f"{name}: {first.message}")
 
 
 def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:
