@@ -1,5 +1,6 @@
 """Using the page: by keyboard, live, without scripts, without motion."""
 
+import itertools
 import re
 import time
 from uuid import UUID
@@ -23,6 +24,12 @@ _CHART = """async () => {
   const shown = chart(place, { x: [0, 5, 9], series: series([0.1, 0.5, 0.6]), y: [0, 1] });
   await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   shown.set({ x: [0, 10, 20], series: series([0.1, 0.8, 0.9]) });
+}"""
+
+_ANNOUNCED = """() => {
+  const status = document.querySelector(".top .live");
+  window.said = [status.textContent.trim()];
+  new MutationObserver(() => said.push(status.textContent.trim())).observe(status, { childList: true, subtree: true });
 }"""
 
 _SINGLE = """async () => {
@@ -224,6 +231,58 @@ def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, cl
     expect(page.locator("#state")).to_contain_text("Stopped", timeout=20_000)
 
 
+def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced_once(
+    look: Open, client: Client, run: UUID
+) -> None:
+    waits = client.create_run(_spec("slow", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
+    watched, held = look(), list[Route]()
+    event = 'retry: 100\nid: 1\ndata: {"kind": "round.closed"}\n\n'  # and the browser connects again at once
+    watched.page.route("**/stream?*", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
+    watched.page.route("**/curves.json", lambda route: held.append(route))
+    page = watched.open(f"/runs/{waits}")
+    page.evaluate(_ANNOUNCED)
+    for _ in range(4):
+        with page.expect_response("**/live?*"):
+            pass
+    assert len(held) == 1
+    said = page.evaluate("said")
+    assert all(one != other for one, other in itertools.pairwise(said)), said
+    with page.expect_request("**/curves.json"):  # what was asked for meanwhile
+        held[0].continue_()
+    client.stop(waits)
+
+
+def test_a_selection_of_runs_survives_a_filter(look: Open, client: Client, run: UUID) -> None:
+    for name in ("picked", "left"):
+        client.create_run(_spec(name), start=False)
+    page = look().open("/runs")
+    page.get_by_label("Select picked").check()
+    page.fill("#q", "left")
+    expect(page.locator("#list tbody tr")).to_have_count(1)
+    expect(page.locator("#compare output")).to_have_text("1")
+    page.get_by_label("Select left").check()
+    page.click("#compare button.pri")
+    expect(page.locator("h1")).to_have_text("Compare 2 runs")
+
+
+def test_a_narrow_page_has_every_column_with_its_heading(look: Open, run: UUID) -> None:
+    page = look("phone").open(f"/runs/{run}/jobs")
+    row = page.locator("tbody tr").first
+    expect(row.locator('td[data-label="kNN"]')).to_be_visible()
+    expect(row.locator('td[data-label="Uniformity"]')).to_be_visible()
+    heading = "cell => getComputedStyle(cell, '::before').content"
+    assert row.locator('td[data-label="kNN"]').evaluate(heading) == '"kNN"'
+    expect(page.get_by_role("link", name="Compare")).to_be_visible()
+
+
+def test_a_page_is_printed_in_the_light_theme(look: Open, run: UUID) -> None:
+    page = look("wide", "dark").open(f"/runs/{run}")
+    page.evaluate("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme })")
+    page.pdf()
+    assert page.evaluate("printed") == "light"
+    assert page.evaluate("document.documentElement.dataset.theme") is None
+
+
 def test_a_chart_that_goes_on_tells_what_it_shows_now(look: Open, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     page.evaluate(_CHART)
@@ -354,6 +413,13 @@ def test_the_map_follows_its_slider_by_keyboard(look: Open, client: Client, run:
     page.locator("#embedding-play").press("Enter")
     expect(says).to_have_text("Round 8", timeout=10_000)
     expect(page.locator("#embedding-play")).to_have_attribute("aria-pressed", "false")
+
+
+def test_without_scripts_charts_refer_to_their_tables(look: Open, run: UUID) -> None:
+    page = look(java_script_enabled=False).open(f"/runs/{run}")
+    expect(page.locator("#accuracy")).to_be_hidden()
+    page.locator("section", has_text="Local loss").get_by_role("link", name="Rounds").first.click()
+    page.wait_for_url("**/rounds")
 
 
 def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UUID) -> None:

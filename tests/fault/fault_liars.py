@@ -84,6 +84,14 @@ def _huge(liar: Liar, item: WorkItem) -> bool:
     return True
 
 
+def _negative_variance(liar: Liar, item: WorkItem) -> bool:
+    update = liar.base(item)
+    chosen = update[liar.rng.choice(sorted(name for name in update if name.endswith(".running_var")))]
+    chosen[liar.rng.randrange(len(chosen))] = liar.rng.choice([-0.5, -1e3])
+    liar.submit(item, update)
+    return True
+
+
 def _undeclared(liar: Liar, item: WorkItem) -> bool:
     with pytest.raises(Rejected):
         upload(liar.worker, item, {**liar.base(item), "more": torch.ones(3)}, liar.folder)
@@ -131,6 +139,7 @@ def _other_numbers_afterwards(liar: Liar, item: WorkItem) -> bool:
 LIES = (
     _not_finite,
     _huge,
+    _negative_variance,
     _undeclared,
     _too_many_images,
     _images_of_another_type,

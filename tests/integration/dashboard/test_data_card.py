@@ -1,6 +1,7 @@
 """The page of a client shows its data card, with suppressed numbers and the alarm."""
 
 from fedssl.protocol.data_card import DataCard, DataReport
+from fedssl.protocol.work import Register
 from support.coordinator import Coordinator
 from support.pages import Browser
 
@@ -22,7 +23,11 @@ def test_a_clients_page_shows_its_card(standing: Coordinator, viewer: Browser) -
     assert "Data card" not in viewer.get("/clients/a").text
     cards = {"a": _card(1.0, num_groups=56), "b": _card(0.0, num_groups=None), "c": _card(0.0, num_groups=None)}
     for name, card in cards.items():
-        standing.worker(name, register=False).report_data(DataReport(card=card, num_unreadable=7))
+        worker = standing.worker(name, register=False)
+        worker.register(
+            Register(worker_version="1", methods={}, device="cpu", num_images=card.num_images, channels=1, image_size=8)
+        )
+        worker.report_data(DataReport(card=card, num_unreadable=7))
     text = " ".join(viewer.get("/clients/a").text.split())
     assert "Data card" in text
     assert "<dd>1,234</dd>" in text

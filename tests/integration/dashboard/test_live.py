@@ -91,7 +91,7 @@ def test_speed_memory_and_newest_events_of_each_client_are_shown(
         return text.partition(f'href="/clients/{client}"')[2].partition("</tr>")[0]
 
     item = fresh.claim("x")
-    training = Progress(phase="training", epoch=0, num_epochs=2, step=3, num_steps=12, images_per_second=310)
+    training = Progress(phase="training", epoch=1, num_epochs=2, step=3, num_steps=12, images_per_second=310)
     held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_040_000_000, gpu_utilisation=0.874)
     fresh.workers["x"].heartbeat(item.assignment_id, training, resources=held)
     live = "training, epoch 1 of 2, 25%, 310 images/s, 1.50 GB memory, 3.04 GB GPU memory, GPU 87% busy"

@@ -101,6 +101,21 @@ def test_a_session_ends_with_its_token(standing: Coordinator) -> None:
         assert browser.get("/runs").status_code == 303
 
 
+def test_a_form_outlives_its_session(standing: Coordinator) -> None:
+    """As long as the same person signs in again: what was typed is not lost."""
+    token, other = standing.client.create_token("operator"), standing.client.create_token("operator")
+    with Browser(standing, token.secret) as before:
+        typed = {"csrf": before.csrf, "method": "ssd", "start": "later"}
+        before.http.cookies.clear()
+        answer = before.http.post("/runs/new", data=typed)
+        assert answer.status_code == 401
+        assert "reload this page to send the form again" in answer.text
+    with Browser(standing, other.secret) as somebody_else:
+        assert somebody_else.http.post("/runs/new", data=typed).status_code == 403
+    with Browser(standing, token.secret) as again:
+        assert again.http.post("/runs/new", data=typed).status_code == 303
+
+
 def test_signing_out_takes_the_cookie_away(standing: Coordinator) -> None:
     with Browser(standing, standing.operator_token) as browser:
         assert browser.http.post("/sign-out").status_code == 403  # without the form's secret

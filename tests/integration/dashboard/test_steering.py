@@ -185,7 +185,7 @@ def test_a_form_says_none_where_the_default_is_an_object(
         ("spec.model.encoder.widths", "8, wide", "write numbers with commas"),
         ("spec.training.optimizer.learning_rate", "-1", "learning_rate"),
         ("spec.name", "<b>", "name"),
-        ("spec.cohort.clients", "No Name", "should match pattern"),
+        ("spec.cohort.clients", "No Name", "at most 63 lower-case letters, digits and hyphens"),
         ("spec.method.uniformity_weight", '"x"', "uniformity_weight"),
         ("spec.cohort.deadline_seconds", "true", "write a number such as 0.05 or 1e-4"),
         ("spec.cohort.min_clients", "true", "write a whole number"),

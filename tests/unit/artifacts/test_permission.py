@@ -126,6 +126,15 @@ def test_centroids_leave_next_to_a_secure_sum_only_if_a_rule_lets_them_leave_wit
     assert "weights may leave only inside a secure aggregation" in (refusal(allowed, plain, plan) or "")
 
 
+def test_the_number_of_images_stays_in_runs_that_send_nothing_else() -> None:
+    """An update without tensors has it too, and a coordinator could ask for one at any time."""
+    spec = method_spec("single")
+    assert plan_of(spec).update == ()
+    why = refusal(notice(rule("weights", secure="required")), spec, plan_of(spec))
+    assert why == "the number of images may leave only inside a secure aggregation, and the run sends it without masks"
+    assert refusal(notice(rule("weights")), spec, plan_of(spec)) is None
+
+
 def test_an_evaluation_needs_a_rule_of_its_own() -> None:
     spec = method_spec("fedbyol")
     allowed = notice(rule(), rule("evaluation", ("fedbyol",), min_count=3))

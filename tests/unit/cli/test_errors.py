@@ -52,6 +52,7 @@ def test_every_code_is_documented() -> None:
         (SpecError("x"), 2),
         (DataError("x"), 2),
         (errors.UsageError("x"), 2),
+        (errors.NoToken("x"), 4),
         (Unreachable("x"), 3),
         (problem("no run"), 5),
         (errors.NoSuchRun("x"), 5),

@@ -106,6 +106,15 @@ def test_loops_of_links_end_and_links_are_counted(tmp_path: Path) -> None:
     assert "1 link that leads out of the folder, followed" in found.describe()
 
 
+def test_a_link_to_a_folder_that_is_read_itself_gives_no_second_class(tmp_path: Path) -> None:
+    for name in ("2023/1.png", "2024/1.png", ".kept/1.png"):
+        _write(tmp_path / name)
+    for name, target in (("1-before", "2024"), ("later", "2024"), ("hidden", ".kept")):
+        (tmp_path / name).symlink_to(target)
+    assert list(read_contents(tmp_path).by_class) == ["2023", "2024", "hidden"]
+    assert _left_out(tmp_path)["links"] == 2
+
+
 def test_a_folder_without_readable_images_names_what_it_holds(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.nrrd").write_bytes(b"")

@@ -288,6 +288,18 @@ def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
     assert load_dataset(str(tmp_path), "test").images[0, 0, 0, 0] == 20
 
 
+def test_class_that_one_split_of_a_folder_lacks_changes_no_number(tmp_path: Path) -> None:
+    for name, value in (("train/a", 10), ("train/b", 20), ("train/d", 30), ("val/b", 20), ("val/c", 40), ("val/d", 30)):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("L", (8, 8), value).save(tmp_path / name / "1.png")
+    train, test = (load_dataset(str(tmp_path), split) for split in ("train", "test"))
+    numbers = [dict(zip(each.images[:, 0, 0, 0].tolist(), each.labels.tolist(), strict=True)) for each in (train, test)]
+    assert numbers == [{10: 0, 20: 1, 30: 2}, {20: 1, 30: 2, 40: 3}]
+    assert train.class_names == ("a", "b", "d")
+    assert test.class_names == ("a", "b", "d", "c")
+    assert load_labels(str(tmp_path), "test")[1] == test.class_names
+
+
 def test_classes_whose_folders_are_not_named_in_utf_8(tmp_path: Path) -> None:
     for name in (b"M\xfcller", b"Zebra"):
         folder = tmp_path / os.fsdecode(name)
@@ -305,7 +317,7 @@ def test_loose_images_are_unlabelled(tmp_path: Path) -> None:
     assert data.labels is None
     assert data.class_names == ()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="both images and sub-folders"):
+    with pytest.raises(DataError, match=r"both images \(1.jpg\) and sub-folders \(folder\): move"):
         load_dataset(str(tmp_path), "train")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pydicom import dcmread
-from pydicom.uid import RLELossless
+from pydicom.uid import ImplicitVRLittleEndian, RLELossless
 
 from fedssl.classification.labelled import label_images
 from fedssl.data import dicom, format_packages, load_conformed, load_dataset
@@ -82,6 +82,11 @@ def test_the_files_own_windows(tmp_path: Path) -> None:
     assert _is(found[1], (values - 40) / 400 + 0.5)
     assert _is(found[2], 1 / (1 + np.exp(-4 * (values - 40) / 400)))
     assert _is(found[3], table[_TWELVE] / 4095)
+    lut[0].add_new("LUTDescriptor", "SS", [4096, -1024, 12])
+    implicit = dataset(_TWELVE, **rescaled, VOILUTSequence=lut)  # has no types, so the sign of -1,024 is not declared
+    implicit.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
+    implicit.save_as(tmp_path / "4.dcm", enforce_file_format=True)
+    assert _is(_load(tmp_path, voi=True)[3], table[_TWELVE] / 4095)
     write_dicom(tmp_path / "5.dcm", _TWELVE, bits=12)
     with pytest.raises(DataError, match=r"5\.dcm: it has no VOI LUT or window of its own, which data\.window\.voi"):
         _load(tmp_path, voi=True)
@@ -133,6 +138,16 @@ def test_a_palette_becomes_colours(tmp_path: Path) -> None:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     write_dicom(tmp_path / "1.dcm", pixels, PhotometricInterpretation="PALETTE COLOR", **palette)
     assert np.array_equal(_load(tmp_path, 3)[0], tables[:, pixels])
+    for colour, table in zip(("Red", "Green", "Blue"), tables, strict=True):
+        palette[f"{colour}PaletteColorLookupTableData"] = table.astype(np.uint16).tobytes()  # as some devices write it
+    write_dicom(tmp_path / "1.dcm", pixels, PhotometricInterpretation="PALETTE COLOR", **palette)
+    assert np.array_equal(_load(tmp_path, 3)[0], tables[:, pixels])
+
+
+def test_colours_of_12_bits_declare_12_bits(tmp_path: Path) -> None:
+    values = np.stack([_TWELVE, _TWELVE[::-1], _TWELVE.T], axis=-1)
+    write_dicom(tmp_path / "1.dcm", values, bits=12)
+    assert _is(_load(tmp_path, 3, stored=True)[0], values.transpose(2, 0, 1) / 4095)
 
 
 def test_frames_are_images_with_their_own_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +193,10 @@ def test_compressed_frames(tmp_path: Path, kind: str) -> None:
         assert np.abs(image.astype(int) - frame).max() <= (3 if kind == "JPEG" else 0)
 
 
-@pytest.mark.parametrize("name", ["JPEGLosslessProcess14_1", "JPEGLSLossless", "JPEG2000Lossless", "RLELossless"])
-def test_12_bits_without_loss_keep_every_value(tmp_path: Path, name: str) -> None:
-    """As archives of radiographs store them; compressed by gdcm."""
-    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
-    path = write_dicom(tmp_path / "1.dcm", values, bits=12, RescaleSlope=1, RescaleIntercept=-1024)
+_WITHOUT_LOSS = ["JPEGLosslessProcess14_1", "JPEGLSLossless", "JPEG2000Lossless", "RLELossless"]
+
+
+def _compress(path: Path, name: str) -> None:
     reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
     reader.SetFileName(str(path))
     assert reader.Read()
@@ -193,9 +207,31 @@ def test_12_bits_without_loss_keep_every_value(tmp_path: Path, name: str) -> Non
     writer.SetFile(reader.GetFile())
     writer.SetImage(change.GetOutput())
     assert writer.Write()
+
+
+@pytest.mark.parametrize("name", _WITHOUT_LOSS)
+def test_12_bits_without_loss_keep_every_value(tmp_path: Path, name: str) -> None:
+    """As archives of radiographs store them; compressed by gdcm."""
+    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    path = write_dicom(tmp_path / "1.dcm", values, bits=12, RescaleSlope=1, RescaleIntercept=-1024)
+    _compress(path, name)
     found = dicom.read_frame(path, None)
     assert np.array_equal(found.values[:, :, 0], values.astype(int) - 1024)
     assert (found.declared, found.bits) == ((-1024, 3071), 12)
+
+
+@pytest.mark.parametrize("name", _WITHOUT_LOSS)
+def test_compressed_values_keep_their_sign_if_the_unused_bits_are_0(tmp_path: Path, name: str) -> None:
+    """12 signed bits in 16, compressed as 16 bits: -1 is 4,095 before its sign is known."""
+    values = np.arange(-2048, 2048, dtype=np.int16).reshape(64, 64)
+    path = write_dicom(tmp_path / "1.dcm", values.view(np.uint16) & np.uint16(0xFFF))
+    _compress(path, name)
+    header = dcmread(path)
+    header.BitsStored, header.HighBit, header.PixelRepresentation = 12, 11, 1
+    header.save_as(path)
+    found = dicom.read_frame(path, None)
+    assert np.array_equal(found.values[:, :, 0], values)
+    assert found.declared == (-2048, 2047)
 
 
 def test_a_compressed_frame_that_is_larger_than_declared_is_not_decoded(tmp_path: Path) -> None:

@@ -122,6 +122,21 @@ def test_truncated_shards_and_what_is_not_images(folder: Path, tmp_path: Path) -
         load_conformed(str(other), "train", _DATA)
 
 
+def test_a_shard_that_ends_at_a_damaged_header_or_without_its_mark_stops(tmp_path: Path) -> None:
+    """Images that may be missing are not known. tarfile stops there without an error."""
+    shard = tmp_path / "1.tar"
+    _write_tar(shard, {f"{number}.{kind}": b"5" for number in range(3) for kind in ("cls", "png")})
+    whole = shard.read_bytes()
+    assert len(read_contents(tmp_path).loose) == 3
+    damaged, hole = bytearray(whole), bytearray(whole)
+    damaged[4 * 512 + 150] ^= 4  # in the checksum of the third file
+    hole[4 * 512 : 8 * 512] = bytes(4 * 512)
+    for content in (damaged, hole, whole + whole, whole[: 4 * 512], whole[: 4 * 512 + 100]):
+        shard.write_bytes(content)
+        with pytest.raises(DataError, match=r"1\.tar: .*(its end is not marked|more after its marked end)"):
+            read_contents(tmp_path)
+
+
 def test_without_the_extra_parquet_is_left_out_with_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"image": [_png(1)]}), folder / "1.parquet")
     monkeypatch.setattr(format_packages, "is_installed", lambda package: False)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedssl.data import ImageData, load_conformed, load_dataset, save_npz
 from fedssl.data.datasets import count_images, file_shape, load_labels
-from fedssl.data.decode_file import examine, thumbnail
+from fedssl.data.decode_file import decode_file, examine, thumbnail
 from fedssl.data.folders import list_folder
 from fedssl.data.rasters import MAX_BYTES, read_raster
 from fedssl.errors import DataError
@@ -182,6 +182,84 @@ def test_every_orientation_is_turned_as_pil_turns_it(tmp_path: Path, orientation
     by_pil = read_raster(tmp_path / "pil.tif", "pil.tif", 1).values[:, :, 0]
     by_tifffile = read_raster(tmp_path / "two.tif", "two.tif", 2).values[:, :, 0]
     assert np.array_equal(by_pil, by_tifffile)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_images_that_are_not_square_are_turned(tmp_path: Path, orientation: int, dtype: type) -> None:
+    """PIL scrambles those that it maps into memory and turns by a right angle."""
+    values = np.arange(96, dtype=dtype).reshape(8, 12)
+    Image.fromarray(values).save(tmp_path / "1.tif", tiffinfo={274: orientation})
+    Image.fromarray(values).save(tmp_path / "2.tif", tiffinfo={274: orientation}, compression="tiff_lzw")
+    files = list_folder(tmp_path, "train")
+    uncompressed, compressed = (read_raster(tmp_path / name, name, 1).values for name in files.names)
+    assert compressed.shape == ((12, 8, 1) if orientation > 4 else (8, 12, 1))
+    assert np.array_equal(uncompressed, compressed)
+    if dtype is np.uint8:
+        one, two = (decode_file(files, name, 1, 8)[0] for name in files.names)
+        assert np.array_equal(one, two)
+
+
+def test_colours_of_16_bits_in_planes_are_those_of_pixels(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 65_536, (8, 8, 3), np.uint16)
+    tifffile.imwrite(tmp_path / "1.tif", values, photometric="rgb")
+    tifffile.imwrite(tmp_path / "2.tif", np.moveaxis(values, -1, 0), photometric="rgb", planarconfig="separate")
+    found = _load(tmp_path, 3, WindowConfig(stored=True))
+    assert np.abs(found[0].astype(int) - np.rint(np.moveaxis(values, -1, 0) / 65_535 * 32_767)).max() <= 1
+    assert np.array_equal(found[0], found[1])
+    files = list_folder(tmp_path, "train")
+    assert examine(files, "2.tif").needs_window
+    assert thumbnail(files, "2.tif", 8).size == (8, 8)
+    with pytest.raises(
+        DataError, match=r"2\.tif: its colours of 16 bits are stored one after the other: .*data\.window"
+    ):
+        _load(tmp_path, 3, None)
+
+
+@pytest.mark.parametrize("window", [None, _TWELVE])
+def test_a_stack_whose_further_pages_are_not_listed_is_refused(tmp_path: Path, window: WindowConfig | None) -> None:
+    values = np.stack([_RAMP, _RAMP.T])
+    tifffile.imwrite(tmp_path / "1.tif", values, imagej=True, truncate=True)  # as ImageJ writes more than 4 GB
+    assert Image.open(tmp_path / "1.tif").n_frames == 1
+    with pytest.raises(DataError, match=r"1\.tif: it has 2 (pages|channels)"):
+        _load(tmp_path, 1, window)
+    assert np.abs(_load(tmp_path, 2)[0].astype(int) - _expected(values)).max() <= 1
+
+
+def test_a_part_of_an_image_in_several_files_is_refused(tmp_path: Path) -> None:
+    """tifffile would give the whole image for each of its files."""
+    files = "".join(
+        f'<TiffData FirstC="{part}" IFD="0"><UUID FileName="{part}.tif">urn:uuid:{part}</UUID></TiffData>'
+        for part in range(2)
+    )
+    for part in range(2):
+        about = (
+            f'<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:{part}">'
+            '<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="float" SizeX="8" SizeY="8" '
+            f'SizeC="2" SizeZ="1" SizeT="1"><Channel ID="C:0"/><Channel ID="C:1"/>{files}</Pixels></Image></OME>'
+        )
+        options: Any = {"description": about, "metadata": None, "photometric": "minisblack"}
+        tifffile.imwrite(tmp_path / f"{part}.tif", _RAMP.astype(np.float32) + part, **options)
+    with pytest.raises(DataError, match=r"0\.tif: it is one of several files that hold one image .*1\.tif: it is one"):
+        _load(tmp_path, 2)
+    (tmp_path / "1.tif").unlink()
+    with pytest.raises(DataError, match=r"0\.tif: it is one of several files that hold one image"):
+        _load(tmp_path, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_all_channels_of_compressed_planes_are_read(tmp_path: Path, dtype: type) -> None:
+    """PIL reads the first as a grey image."""
+    values = np.random.default_rng(0).integers(0, 256, (5, 8, 8)).astype(dtype)
+    options: Any = {"photometric": "minisblack", "planarconfig": "separate", "compression": "zlib"}
+    tifffile.imwrite(tmp_path / "1.tif", values, **options)
+    window = WindowConfig(values=(0, 255))
+    assert file_shape(str(tmp_path), "train") == (5, 8)
+    assert np.array_equal(_load(tmp_path, 5, window)[0], np.rint(values / 255 * 32_767))
+    assert examine(list_folder(tmp_path, "train"), "1.tif").mode == f"{np.dtype(dtype)} with 5 channels"
+    for chosen, reason in ((window, "the run needs 1"), (None, "only the first would be read: ask for 5 channels")):
+        with pytest.raises(DataError, match=rf"1\.tif: it has 5 channels, and {reason}"):
+            _load(tmp_path, 1, chosen)
 
 
 @pytest.mark.parametrize("kind", ["bmp", "npy", "tif"])

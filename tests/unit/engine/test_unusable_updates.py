@@ -11,7 +11,7 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation, run_local_round, start_run
-from fedssl.engine.aggregation import ServerResult
+from fedssl.engine.aggregation import ServerResult, published
 from fedssl.engine.norm_bounding import TooFewUpdates
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS, Method
@@ -62,6 +62,32 @@ def test_one_number_of_one_client_is_left_out_with_its_update(value: float) -> N
     assert all(math.isfinite(number) for found in result.norms.measures.values() for number in found.values())
     expected = "its update_norm is 3e+38" if abs(value) == 3e38 else "its update_norm is not finite"
     assert result.norms.rejected["mallory"] == expected
+
+
+@pytest.mark.parametrize("method", ["fedbyol", "fedu2", "ldawa"])
+def test_a_negative_variance_of_a_batch_norm_is_left_out_with_its_update(method: str) -> None:
+    """It is finite and no farther than others, and the encoder embedded every image as NaN, with no client named."""
+    ctx = context(method_spec(method), 1)
+    first = start_run(METHODS[method], context(method_spec(method), 0))
+    name = next(name for name in sorted(first.broadcast) if name.endswith(".running_var"))
+    honest = {"a": _moved(first.broadcast, 0.1), "b": _moved(first.broadcast, 0.2)}
+    without = _aggregate(ctx, first, **honest)
+    for least in (-0.5, -9.0):  # the mean is negative too only with the second
+        result = _aggregate(ctx, first, **honest, mallory=_with(first.broadcast, name, least))
+        assert result.norms.rejected == {"mallory": f"a variance of its BatchNorms is {least:g}"}
+        assert all(torch.equal(result.broadcast[name], without.broadcast[name]) for name in without.broadcast)
+    rounded = _aggregate(ctx, first, **honest, c=_with(first.broadcast, name, -1e-8))
+    assert rounded.norms.rejected == {}
+
+
+def test_negative_variances_are_never_published() -> None:
+    """The updates of a secure sum are not seen: only its result can be checked."""
+    ctx = _ctx()
+    first = _first(ctx)
+    name = next(name for name in sorted(first.broadcast) if name.endswith(".running_var"))
+    bound = METHODS["fedsimclr"].bind(ctx.spec)
+    with pytest.raises(MethodError, match=rf"negative variances \({name}\): nothing of it is published"):
+        published(bound, _with(first.state, name, -1.0), {}, {}, ctx)
 
 
 def test_a_whole_update_of_3e38_is_named_with_its_norm() -> None:

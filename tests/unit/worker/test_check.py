@@ -235,6 +235,10 @@ def test_a_run_that_trains_on_labels_or_groups_which_the_site_lacks_is_a_problem
     names = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(30)]
     (site / "l.csv").write_text("path,label,group\n" + "".join(f"{name},x,{name}\n" for name in names))
     assert "groups" not in _by_name(_check(server.url, site, "--labels", site / "l.csv", "--spec", spec))
+    (site / "l.csv").write_text("path,cat\n" + "".join(f"{name},1\n" for name in names))
+    spec = _spec(site, method={"name": "ridge-probe", "classes": ["cat", "owl"], "multi_label": True})
+    found = _by_name(_check(server.url, site, "--labels", site / "l.csv", "--spec", spec, code=1))
+    assert "no column of owl" in found["labels"][1]
 
 
 def test_a_shape_that_the_worker_does_not_serve_is_a_problem(server: Answers, site: Path) -> None:

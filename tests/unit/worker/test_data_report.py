@@ -25,28 +25,95 @@ artifact = "statistics"
 methods = ["*"]
 min_count = 2
 """
+_SUMS = _POLICY.replace("statistics", "channel-sums")
+
+
+class Site:
+    """A folder of images of 16 x 16 pixels, whose groups are patients with two images each."""
+
+    def __init__(self, folder: Path, policy: str = _POLICY, *, num_images: int = 4) -> None:
+        self.folder, self.images = folder, folder / "images"
+        self.images.mkdir()
+        self.sent: list[DataReport] = []
+        (folder / "policy.toml").write_text(policy)
+        for number in range(num_images):
+            self.add(number)
+
+    def add(self, number: int) -> None:
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16), np.uint8)).save(
+            self.images / f"{number}.png"
+        )
+
+    def reporter(self, *, with_groups: bool = False) -> DataReporter:
+        """Return the reporter of a worker that has been started with the images that there are now."""
+        images, labels = load_images(str(self.images), torch.device("cpu")), None
+        if with_groups:
+            lines = [f"{path.name},x,patient {int(path.stem) // 2}" for path in sorted(self.images.iterdir())]
+            (self.folder / "labels.csv").write_text("\n".join(["path,label,group", *lines]))
+            labels = load_own_labels(str(self.images), str(self.folder / "labels.csv"), None, images.num_listed)
+        egress: Any = SimpleNamespace(send_report=self.sent.append)
+        enforcer = PolicyEnforcer(self.folder / "policy.toml", "https://x")
+        return DataReporter(cast(Egress, egress), enforcer, images, labels, self.folder / "data-reports.json")
 
 
 @pytest.mark.parametrize("change", ["added", "removed"])
 def test_files_that_came_or_went_since_the_registration_have_no_statistics(tmp_path: Path, change: str) -> None:
     """The groups of the labels belong to the images by their positions."""
-    folder, lines = tmp_path / "images", ["path,label,group"]
-    folder.mkdir()
-    for number in range(4):
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16), np.uint8)).save(
-            folder / f"{number}.png"
-        )
-        lines.append(f"{number}.png,x,patient {number // 2}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines))
-    (tmp_path / "policy.toml").write_text(_POLICY)
-    images = load_images(str(folder), torch.device("cpu"))
-    labels = load_own_labels(str(folder), str(tmp_path / "labels.csv"), None, images.num_listed)
-    sent: list[DataReport] = []
-    egress: Any = SimpleNamespace(send_report=sent.append)
-    enforcer = PolicyEnforcer(tmp_path / "policy.toml", "https://x")
+    site = Site(tmp_path)
+    reporter = site.reporter(with_groups=True)
     if change == "added":
-        (folder / "4.png").write_bytes((folder / "0.png").read_bytes())
+        site.add(4)
     else:
-        (folder / "0.png").unlink()
-    DataReporter(cast(Egress, egress), enforcer, images, labels).send()
-    assert not sent
+        (site.images / "0.png").unlink()
+    reporter.send()
+    assert not site.sent
+
+
+def test_the_difference_of_two_reports_is_of_no_fewer_images_than_a_number_in_them(tmp_path: Path) -> None:
+    """Two sums, of the images with and without one, would give the mean of this one's pixels."""
+    site = Site(tmp_path, _SUMS)
+    site.reporter().send()
+    site.reporter().send()  # the same images again say nothing new
+    site.add(4)
+    site.reporter().send()
+    assert [report.sums.num_images for report in site.sent if report.sums] == [4, 4]
+    (site.images / "0.png").unlink()
+    site.reporter().send()  # as many images as before, and two of them differ
+    assert len(site.sent) == 2
+    for number in (0, 5):
+        site.add(number)
+    site.reporter().send()
+    assert [report.sums.num_images for report in site.sent if report.sums] == [4, 4, 6]
+    (site.images / "0.png").unlink()
+    site.reporter().send()
+    assert len(site.sent) == 3
+
+
+def test_the_difference_of_two_reports_is_of_no_fewer_patients(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.reporter(with_groups=True).send()
+    for number in (4, 5):
+        site.add(number)
+    site.reporter(with_groups=True).send()
+    assert len(site.sent) == 1
+    for number in (6, 7):
+        site.add(number)
+    site.reporter(with_groups=True).send()
+    assert [report.card.num_groups for report in site.sent if report.card] == [2, 4]
+
+
+def test_what_a_policy_no_longer_allows_is_forgotten_although_few_images_have_changed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.reporter().send()
+    site.add(4)
+    (tmp_path / "policy.toml").write_text(_SUMS)
+    site.reporter().send()
+    assert [(report.card is None, report.sums is None) for report in site.sent] == [(False, True), (True, True)]
+
+
+def test_without_the_record_of_earlier_reports_there_are_no_statistics(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.reporter().send()
+    (tmp_path / "data-reports.json").write_text("{")
+    site.reporter().send()
+    assert len(site.sent) == 1

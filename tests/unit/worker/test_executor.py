@@ -395,3 +395,20 @@ def test_an_update_reports_how_many_files_were_left_out(setting: Setting, tmp_pa
     finished = setting.executor().execute(setting.item(spec, 1), silent)
     assert finished.metrics["unreadable_images"] == 1
     assert finished.num_examples == 8
+
+
+def test_a_site_without_a_folder_of_a_class_does_not_train_it_under_another_number(
+    setting: Setting, tmp_path: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    for name in ("dog", "owl"):
+        _random_files(tmp_path / "own" / name, 4)
+    spec = make_spec({"name": "supervised", "num_classes": 3})
+    setting.images = load_images(str(tmp_path / "own"), CPU)
+    with pytest.raises(DataError, match="add an empty folder for each class that this client lacks"):
+        setting.executor().execute(setting.item(spec, 1), silent)
+    (tmp_path / "own" / "cat").mkdir()
+    setting.images = load_images(str(tmp_path / "own"), CPU)
+    assert setting.images.data.labels is not None
+    assert setting.images.data.labels.tolist() == [1] * 4 + [2] * 4
+    assert setting.executor().execute(setting.item(spec, 1), silent).num_examples == 8

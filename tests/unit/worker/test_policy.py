@@ -113,7 +113,8 @@ MISTAKES = {
     HEAD.replace("schema = 1", "schema = 2"): "schema: Input should be 1",
     HEAD.replace('client = "hospital-a"\n', ""): "client: is missing",
     HEAD.replace(f'coordinator = "{URL}"\n', ""): "coordinator: is missing",
-    HEAD + '[[allow]]\nartifact = "images"\nmethods = ["*"]\n': "allow.0.artifact",
+    HEAD
+    + '[[allow]]\nartifact = "images"\nmethods = ["*"]\n': "allow.0.artifact: Input should be 'weights', 'centers'",
     HEAD + '[[allow]]\nartifact = "weights"\n': "allow.0.methods: is missing",
     HEAD + '[[allow]]\nartifact = "weights"\nmethods = []\n': "allow.0.methods",
     HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["fedbyoll"]\n': "there is no method fedbyoll",
@@ -308,6 +309,25 @@ def test_progress_contains_only_permitted_metrics(tmp_path: Path, allow: str, ke
     told = enforcer.permitted_progress(make_item(make_spec(), 1), progress)
     assert {name for name in ("loss", "images_per_second") if getattr(told, name) is None} == kept
     assert (told.step, told.num_steps) == (1, 2)
+
+
+def test_progress_in_a_secure_round_is_the_same_for_any_number_of_steps(tmp_path: Path) -> None:
+    """Per cent of few steps would give their number, and with the batch size the number of images."""
+    enforcer = PolicyEnforcer(written(tmp_path, HEAD + WEIGHTS), URL)
+    item = make_item(make_spec(aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3}), 1)
+
+    def reports(steps_per_epoch: int) -> list[Progress]:
+        """Return what leaves, each report once: heartbeats take the newest every few seconds."""
+        found: list[Progress] = []
+        for step in range(1, 4 * steps_per_epoch + 1):
+            epoch = -(-step // steps_per_epoch)
+            whole = Progress(phase="training", epoch=epoch, num_epochs=4, step=step, num_steps=4 * steps_per_epoch)
+            told = enforcer.permitted_progress(item, whole)
+            found += [told] if told not in found else []
+        return found
+
+    assert reports(3) == reports(7) == reports(100)
+    assert [(each.step, each.num_steps) for each in reports(3)] == [(0, 100), (25, 100), (50, 100), (75, 100)]
 
 
 def test_an_unknown_field_is_refused() -> None:

@@ -1,17 +1,19 @@
 """Sums over a site's labelled images leave only if its policy has a rule for them, and only over enough images."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.site_labels import SiteLabels
 from fedssl.engine import run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
-from fedssl.methods.objectives.ridge_probe import CROSS_ENTROPY, GRAM, HELD_OUT, MOMENT, RIGHT
+from fedssl.methods.objectives.ridge_probe import CROSS_ENTROPY, GRAM, HELD_OUT, MOMENT, PENALTIES, RIGHT, SOLUTIONS
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Cause
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
@@ -158,3 +160,22 @@ def test_the_coordinator_learns_of_the_rule(setting: Setting) -> None:
     others = PolicyEnforcer(setting.write_policy(*RULE), setting.coordinator.url).notice
     assert others is not None
     assert "min_images" not in others.model_dump_json()  # a coordinator of before knows no such key
+
+
+def _unequal(setting: Setting) -> OwnLabels:
+    """Return labels whose share of 3 % is one image."""
+    found = own_labels(setting.folder)
+    return OwnLabels(replace(found.labels, labels=(np.arange(32) >= 20).astype(np.int64)), {})
+
+
+def test_counts_of_few_held_out_images_stay(setting: Setting) -> None:
+    """The coordinator chooses the ten classifiers: each would give it one number of an only image's representation."""
+    first = start_run(METHODS["ridge-probe"], Context(spec=_spec(test_share=0.03), round_number=0))
+    crafted = {**first.broadcast, PENALTIES: torch.ones(10, dtype=torch.float64)}
+    crafted[SOLUTIONS] = torch.zeros_like(first.broadcast[SOLUTIONS])
+    for place in range(WIDTH):
+        crafted[SOLUTIONS][place, place, 0] = 1.0
+    setting.offer(_spec(test_share=0.03), 2, crafted)
+    setting.restart(setting.write_policy(*RULE), _unequal(setting)).step()
+    assert "its counts are of 1 held-out images, and 10 is the fewest" in _declined(setting)
+    assert setting.kinds()[-1] == "refused"

@@ -1,6 +1,7 @@
 """A worker in secure rounds of a dishonest coordinator: it refuses, records why, and sends nothing more."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -59,9 +60,15 @@ class Cohort:
 
     url = "http://coordinator"
 
-    def __init__(self, folder: Path, *, names: tuple[str, ...] = (CLIENT, *OTHERS)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        names: tuple[str, ...] = (CLIENT, *OTHERS),
+        identities: dict[str, Ed25519PrivateKey] | None = None,
+    ) -> None:
         self.folder = folder
-        self.identities = {name: Ed25519PrivateKey.generate() for name in names}
+        self.identities = identities or {name: Ed25519PrivateKey.generate() for name in names}
         members = [
             SecureMember(client=name, identity=key.public_key().public_bytes_raw().hex())
             for name, key in self.identities.items()
@@ -322,6 +329,31 @@ def test_no_second_vector_leaves_if_the_update_was_trained_again_with_other_bits
     with pytest.raises(NotPermitted, match="trained again with other bits"):
         cohort.take_part(words=other)
     assert cohort.kinds_sent() == ["keys", "shares", "vectors"]
+
+
+def test_no_second_vector_leaves_if_the_file_of_the_run_was_deleted_or_is_an_older_one(tmp_path: Path) -> None:
+    """The difference of two sums of one round, of other survivors, could be one update. The ledger has the first."""
+    cohort = Cohort(tmp_path)
+    cohort.take_part()
+    shutil.rmtree(tmp_path / "secure")
+    again = Cohort(tmp_path, identities=cohort.identities)
+    with pytest.raises(NotPermitted, match="another masked vector of round 3 has left before"):
+        again.take_part()
+    assert again.kinds_sent() == ["keys", "shares"]
+    assert cohort.ledger()[-1]["kind"] == "refused"
+
+
+def test_no_other_shares_are_revealed_if_the_file_of_the_run_is_an_older_one(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    cohort.take_part()
+    [*_, revealed] = cohort.sent
+    cohort.worker()
+    cohort.egress.send_secure(cohort.item, revealed)  # the same again
+    lost = {name: share for name, share in revealed.self_shares.items() if name == "hospital-d"}
+    survived = {name: share for name, share in revealed.self_shares.items() if name not in lost}
+    with pytest.raises(NotPermitted, match="other shares were revealed in round 3 before"):
+        cohort.egress.send_secure(cohort.item, SecureReveals(self_shares=survived, mask_shares=lost))
+    assert cohort.sent[-2:] == [revealed, revealed]
 
 
 def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) -> None:

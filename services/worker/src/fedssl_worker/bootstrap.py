@@ -77,7 +77,7 @@ def run_worker(settings: Settings) -> int:
         with client_of(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
-                reporter = DataReporter(egress, enforcer, images, labels)
+                reporter = DataReporter(egress, enforcer, images, labels, folder / "data-reports.json")
                 _work(settings, folder, client, egress, reporter, images, labels, devices)
             except Refused as error:
                 log.error("worker.refused", reason=str(error))

@@ -97,6 +97,7 @@ class OwnImages:
         num_listed: the number of images, including those that cannot be read.
         num_unreadable: the number of images that cannot be read.
         has_labels: whether the images come with labels of their own.
+        num_class_folders: the number of folders by which classes are numbered, or None if there are none.
         stamp: a text that changes when a file of the images is added, removed or changed.
     """
 
@@ -131,6 +132,7 @@ class OwnImages:
         self.serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
         self.num_listed, self.num_unreadable = registered.num_listed, registered.num_unreadable
         self.has_labels = registered.has_labels
+        self.num_class_folders = None if files is None or files.labels is None else len(files.class_names)
         self._config = DataConfig(
             channels=self.channels, image_size=self.image_size, window=window, max_unreadable=max_unreadable
         )

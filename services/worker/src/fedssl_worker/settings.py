@@ -29,10 +29,12 @@ class Settings(BaseSettings):
         description="The images: a folder (with one sub-folder per class, or without), an .npz file, or the name of a "
         "known data set."
     )
-    labels: Annotated[str | None, WhenUnset("none, and evaluations at the sites are refused")] = Field(
+    labels: Annotated[str | None, WhenUnset("none, and work that needs labels is declined")] = Field(
         default=None,
-        description="The labels of the images, for evaluations at the sites: a CSV file (path,label[,group]), or own "
-        "for those of the folders or of the file. Only counts per class are sent.",
+        description="The labels of the images, for evaluations at the sites and the methods ridge-probe and "
+        "classifier: a CSV file (path,label[,group]), or own for those of the folders or of the file. They stay here. "
+        "Only what is computed from them leaves, as the policy allows: counts per class, and in some runs sums over "
+        "images or a classifier.",
     )
     label_names: Path | None = Field(
         default=None, description="CSV file (own,federation) with a run's names for the classes of --labels."

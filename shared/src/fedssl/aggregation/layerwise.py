@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedssl.aggregation.mean import check_like, check_names, chunks, streamed_mean
 
-BATCH_NORM_BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+_VARIANCE = "running_var"
+BATCH_NORM_BUFFERS = frozenset({"running_mean", _VARIANCE, "num_batches_tracked"})
 
 
 def is_batch_norm_buffer(name: str) -> bool:
@@ -19,6 +20,11 @@ def is_batch_norm_buffer(name: str) -> bool:
         (True, False)
     """
     return name.rpartition(".")[2] in BATCH_NORM_BUFFERS
+
+
+def is_variance(name: str) -> bool:
+    """Return whether a tensor's name is that of a BatchNorm's variances."""
+    return name.rpartition(".")[2] == _VARIANCE
 
 
 def layerwise_divergence_aware(

@@ -37,6 +37,8 @@ def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_numbe
         limit = policy.allow[index].max_bytes
         if limit is not None and size > limit:
             return f"one update holds {size} bytes of {policy.allow[index].artifact}, max_bytes allows {limit}"
+    if policy.keeps_num_images and spec.secure_aggregation is None:  # also an update without tensors has the number
+        return "the number of images may leave only inside a secure aggregation, and the run sends it without masks"
     return None
 
 

@@ -2,6 +2,7 @@
 
 FedSSLError
 ├── UsageError               the command cannot be carried out as it was given
+│   └── NoToken              nothing names a token for the coordinator
 ├── NoSuchRun                no run, or more than one, has an id with this prefix
 ├── NoSuchJob                the run has no job that the command could act on
 ├── RunNotCompleted          the run ended without completing
@@ -17,6 +18,10 @@ from fedssl.errors import FedSSLError
 
 class UsageError(FedSSLError):
     """The command cannot be carried out as it was given."""
+
+
+class NoToken(UsageError):
+    """Nothing names a token for the coordinator."""
 
 
 class NoSuchRun(FedSSLError):

@@ -5,7 +5,7 @@ INTERRUPTED = 130
 
 EXIT_CODES = {
     OK: "success",
-    FAILED: "a run, or a process of `up`, failed; `doctor` found a problem; or a bug",
+    FAILED: "a run, an evaluation or a process of `up` failed; a check found a problem; or a bug",
     USAGE: "wrong usage: an option, a spec or a data set that cannot be used",
     UNREACHABLE: "the coordinator does not answer",
     NOT_ALLOWED: "the token is missing, invalid, or not allowed to do this",

@@ -79,8 +79,8 @@ def add(
             created = client.create_notification_destination(kind, target, topics or list(Topic), label, project)
         except InvalidRequest as error:
             first = error.problems[0]
-            name = {"label": "--label", "project": "--project"}.get(str(first.location[-1]), "TARGET")
-            raise UsageError(f"{name}: {first.message.removeprefix('Value error, ')}") from None
+            name = {"label": "--label", "project": "--project"}.get(first.place, "TARGET")
+            raise UsageError(f"{name}: {first.message}") from None
     if out is not None and created.secret is not None:
         from fedssl.files import write_private
 

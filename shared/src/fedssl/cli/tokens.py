@@ -206,7 +206,13 @@ def revoke(
 def _usage_error(error: "InvalidRequest", client: str) -> UsageError:
     first = error.problems[0]
     name = {"client_id": client, "project": "--project"}.get(str(first.location[-1]), "--label")
-    return UsageError(f"{name}: {first.message}")
+    is_spelling = first.place == "client_id" and first.kind == "string_pattern_mismatch"
+    message = (
+        "use lower-case letters, digits and hyphens, at most 63, and no hyphen at an end"
+        if is_spelling
+        else first.message
+    )
+    return UsageError(f"{name}: {message}")
 
 
 def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:

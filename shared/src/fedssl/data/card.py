@@ -1,5 +1,6 @@
 """The statistics of a data card (`fedssl.protocol.data_card`), from all images of a data set."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,17 @@ class ImageStatistics:
     means: NDArray[np.float64] | None
     squares: NDArray[np.float64] | None
     groups: NDArray[np.int64] | None
+
+    @property
+    def num_units(self) -> int:
+        """Return how many groups, or without groups how many images, there are."""
+        return _num_units(self, np.ones(len(self.sizes), bool))
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of the values, in which the order of the images does not matter."""
+        rows = np.column_stack([self.sizes, self.channels, self.shares])
+        return hashlib.sha256(b"".join(sorted(row.tobytes() for row in rows))).hexdigest()
 
 
 def measure(name_or_path: str, channels: int, groups: NDArray[np.int64] | None = None) -> ImageStatistics:
@@ -73,8 +85,7 @@ def measure(name_or_path: str, channels: int, groups: NDArray[np.int64] | None =
 def card_of(found: ImageStatistics, min_count: int) -> DataCard | None:
     """Return the card, or None if there are fewer images, or groups, than `min_count`."""
     num_images = len(found.sizes)
-    everything = np.ones(num_images, bool)
-    if _num_units(found, everything) < min_count:
+    if found.num_units < min_count:
         return None
     num_groups = None if found.groups is None else len(np.unique(found.groups))
     has_value = [_num_units(found, found.shares[:, each] > 0) for each in range(NUM_BINS)]
@@ -96,7 +107,7 @@ def sums_of(found: ImageStatistics, min_count: int) -> ChannelSums | None:
     """Return the sums, or None if there are fewer images or groups, or if an image has more than 8 bits."""
     if found.means is None or found.squares is None:
         return None
-    if _num_units(found, np.ones(len(found.sizes), bool)) < min_count:
+    if found.num_units < min_count:
         return None
     return ChannelSums(
         num_images=len(found.means),

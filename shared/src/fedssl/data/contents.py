@@ -93,13 +93,18 @@ class Contents:
 def read_contents(folder: Path) -> Contents:
     """List a folder: the classes in the order of their names, and in each folder its images before its sub-folders.
 
-    Links are followed, except to a folder that was read before, so loops end. Raises DataError if a folder cannot be
-    listed.
+    Links are followed, except to a folder that is read at another place, so loops end. Raises DataError if a folder
+    cannot be listed.
     """
     reader = _Reader(folder)
     images, folders = reader.entries("")
     by_class = {name: tuple(reader.below(name)) for name in folders}
     return Contents(tuple(images), by_class, reader.left_out(), tuple(reader.links_out), reader.groups)
+
+
+def list_classes(folder: Path) -> tuple[str, ...]:
+    """Return the names of the classes of :func:`read_contents`, without listing their images. Raises DataError."""
+    return tuple(_Reader(folder).entries("")[1])
 
 
 def readable(name: str) -> str:
@@ -235,11 +240,16 @@ class _Reader:
         if not entry.is_symlink():
             return False
         status = entry.stat()
-        if (status.st_dev, status.st_ino) in self._read:
+        if (status.st_dev, status.st_ino) in self._read or self._is_listed_itself(entry):
             self._leave("links", "to folders that are read already", name, may_be_images=False)
             return True
         self._note_link(entry, name)
         return False
+
+    def _is_listed_itself(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether a link leads to a folder that is read at its own place, earlier or later than the link."""
+        target, root = (Path(os.path.realpath(path)) for path in (entry.path, self.root))
+        return target.is_relative_to(root) and not any(part.startswith(".") for part in target.relative_to(root).parts)
 
     def _note_link(self, entry: os.DirEntry[str], name: str) -> None:
         if entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(os.path.realpath(self.root)):

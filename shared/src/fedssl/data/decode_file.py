@@ -17,13 +17,17 @@ from fedssl.data import dicom, nifti
 from fedssl.data.contents import readable
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.rasters import (
-    FORMATS,
     IMAGE_ERRORS,
     SIXTEEN_BITS,
     Raster,
+    has_planes_of_16_bits,
     has_signed_bytes,
     is_inverted,
+    is_misread,
     num_bits,
+    num_pages,
+    num_unread,
+    open_by_pil,
     read_raster,
     refuse_animation,
     require_size,
@@ -76,7 +80,7 @@ def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | No
 def _shape_of(files: ImageFiles, name: str, image_size: int | None, channels: int | None) -> tuple[int, int]:
     if _is_read_by_pil(files, name, channels) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as first:
-            if first.format != "TIFF" or getattr(first, "n_frames", 1) == 1:
+            if first.format != "TIFF" or (num_pages(first) == 1 and not is_misread(first)):
                 grey = first.mode in (*_GREY, *SIXTEEN_BITS)
                 return channels or (1 if grey else 3), image_size or min(first.size)
     height, width, found = _raster(files, name, channels).values.shape
@@ -176,10 +180,7 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
         with opened as image:
             size, mode, depth = image.size, image.mode, num_bits(image)
             if image.format != "TIFF" or not (
-                getattr(image, "n_frames", 1) > 1
-                or mode in ("I", "F")
-                or (depth > 8 and is_inverted(image))
-                or has_signed_bytes(image)
+                num_pages(image) > 1 or mode in ("I", "F") or (depth > 8 and is_inverted(image)) or is_misread(image)
             ):
                 _, highest = _upright(files, name, image, "RGB")
                 return DecodedFile(size, mode, depth, highest)
@@ -206,7 +207,7 @@ def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
     """
     if _is_read_by_pil(files, name, None) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as image:
-            if num_bits(image) == 8 and image.mode not in ("I", "F") and not has_signed_bytes(image):
+            if num_bits(image) == 8 and image.mode not in ("I", "F") and not is_misread(image):
                 upright, _ = _upright(files, name, image, "RGB")
                 upright.thumbnail((side, side))
                 return upright
@@ -235,7 +236,7 @@ def draw(raster: Raster, window: WindowConfig | None, side: int) -> Image.Image:
 def open_image(files: ImageFiles, name: str) -> Image.Image:
     """Open an image file by PIL, which reads its header. Raises Damaged."""
     try:
-        image = Image.open(files.tree.open(name), formats=FORMATS)
+        image = open_by_pil(files.tree.open(name))
         require_size(*image.size, 3)
     except IMAGE_ERRORS as error:
         raise Damaged(files.tree.path / name, _reason(error)) from error
@@ -315,9 +316,16 @@ def _refuse_partial(image: Image.Image, depth: int) -> None:
     refuse_animation(image)
     if image.format != "TIFF":
         return
-    if (num_pages := getattr(image, "n_frames", 1)) > 1:
-        raise ValueError(f"it has {num_pages} pages, and only the first would be read; save each page as a file")
+    if (num := num_pages(image)) > 1:
+        raise ValueError(f"it has {num} pages, and only the first would be read; save each page as a file")
     if depth > 8 and is_inverted(image):
         raise NeedsWindow(f"it stores inverted values (WhiteIsZero) with 16 bits: {NEEDS_WINDOW}")
     if has_signed_bytes(image):
         raise NeedsWindow(f"its values are signed: {NEEDS_WINDOW}")
+    if has_planes_of_16_bits(image):
+        raise NeedsWindow(f"its colours of 16 bits are stored one after the other: {NEEDS_WINDOW}")
+    if (unread := num_unread(image)) > 0:
+        raise ValueError(
+            f"it has {unread + 1} channels, and only the first would be read: ask for {unread + 1} channels (worker: "
+            "--channels, spec: data.channels), or save each as a file"
+        )

@@ -164,10 +164,23 @@ def _read_frame(path: Path, number: int | None) -> Raster:
         from pydicom.pixels.processing import apply_color_lut
 
         values = apply_color_lut(values, header)
+        if int(header.RedPaletteColorLookupTableDescriptor[2]) == 8 and values.max(initial=0) < 256:
+            values = values.astype(np.uint8)  # some files have each byte of a palette in two (PS3.3 C.7.9.2)
         return Raster(values, range_of(values.dtype), bits=8 * values.dtype.itemsize)
     if values.ndim == 3:
-        return Raster(values, range_of(values.dtype), bits=int(header.BitsStored))
+        return Raster(values, _stored_range(values, header), bits=int(header.BitsStored))
+    if syntax.is_encapsulated:
+        values = _with_sign(values, header)
     return _grey(values, header, index)
+
+
+def _with_sign(values: NDArray[Any], header: Any) -> NDArray[Any]:
+    """Return signed values with their sign in all bits above those that are stored, which a file may leave at 0.
+
+    pydicom does so for values that are not compressed.
+    """
+    unused = 8 * values.dtype.itemsize - int(header.BitsStored)
+    return (values << unused) >> unused if values.dtype.kind == "i" and unused > 0 else values
 
 
 def _require_lowest_bits(header: Any) -> None:
@@ -261,8 +274,11 @@ class _Voi:
         if self.center is None or self.width is None:
             from pydicom.pixels.processing import apply_voi
 
-            bits = int(self.item.VOILUTSequence[0].LUTDescriptor[2])
-            found = apply_voi(np.rint(values).astype(np.int32), self.item)
+            _, first, bits = map(int, self.item.VOILUTSequence[0].LUTDescriptor)
+            whole = np.rint(values).astype(np.int32)
+            if first >= 1 << 15 and whole.min() < 0:
+                whole += 1 << 16  # its first value is negative, and a file with implicit types does not declare signs
+            found = apply_voi(whole, self.item)
             return (found / ((1 << bits) - 1)).astype(np.float32)
         if self.function == "LINEAR":
             return window(values, self.center, self.width).astype(np.float32)

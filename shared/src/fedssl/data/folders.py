@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data.contents import Contents, read_contents, readable
+from fedssl.data.contents import Contents, list_classes, read_contents, readable
 from fedssl.data.decode_file import shape_of_first
 from fedssl.data.decoding import decode_to_memory, log
 from fedssl.data.image_files import ImageFiles
@@ -56,7 +56,8 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
     The classes are the sub-folders in the order of their names. Their images may lie at any depth: those of a folder
     come in the order of their names, before those of its sub-folders. Images in the folder itself are unlabelled. A
     folder with sub-folders `train` and `test` (or `val` if there is no `test`) holds both splits; any other folder is a
-    training split.
+    training split. A class has one number in both splits, also if one of them has no folder of it: the training
+    split's classes come first, and then those that only the test split has.
 
     Raises:
         DataError: there are no images, or the folder cannot be read.
@@ -65,7 +66,8 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
     found = read_contents(tree.path)
     if found.loose and found.by_class:
         raise DataError(
-            f"{tree.path} holds both images and sub-folders: move the images into a class, or remove the folders"
+            f"{tree.path} holds both images ({_first(found.loose)}) and sub-folders "
+            f"({_first(tuple(found.by_class))}): move the images into a sub-folder, or remove either"
         )
     names = found.loose or tuple(name for images in found.by_class.values() for name in images)
     if not names:
@@ -73,9 +75,12 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
     groups = _group_numbers(names, found)
     if found.loose:
         return ImageFiles(str(folder), tree, names, contents=found, groups=groups)
+    trained = list_classes(split_folder(folder, "train")) if split == "test" else ()
+    classes = tuple(dict.fromkeys((*trained, *found.by_class)))
+    number_of = {name: number for number, name in enumerate(classes)}
     sizes = [len(images) for images in found.by_class.values()]
-    labels = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
-    return ImageFiles(str(folder), tree, names, labels, tuple(map(readable, found.by_class)), found, groups=groups)
+    labels = np.repeat(np.array([number_of[name] for name in found.by_class], np.int64), sizes)
+    return ImageFiles(str(folder), tree, names, labels, tuple(map(readable, classes)), found, groups=groups)
 
 
 def _group_numbers(names: tuple[str, ...], found: Contents) -> NDArray[np.int64] | None:
@@ -114,6 +119,10 @@ def split_folder(folder: Path, split: str) -> Path:
     if split == "test":
         raise DataError(f"{folder} has no test images: give it two sub-folders, train and test")
     return folder
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(map(readable, names[:3])) + ", ..." * (len(names) > 3)
 
 
 def _no_images(path: Path, found: Contents) -> str:

@@ -27,6 +27,7 @@ MAX_MEMBER_BYTES = 256 << 20
 _MEMBERS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
 _MOST_IMAGES = 1_000_000
+_READ_AT_ONCE = 1 << 20
 _LOADING = threading.Lock()  # several threads read images of one file, which is opened once
 
 
@@ -105,10 +106,25 @@ def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
             is_hidden = member.name.rpartition("/")[2].startswith(".")  # such as `._1.png`, which macOS adds
             if member.isfile() and member.name.lower().endswith(_MEMBERS) and not is_hidden:
                 found.append(_Member(member.offset_data, member.size))
+        _require_end(path, archive.offset)
     last = max((member.offset + member.size for member in found), default=0)
     if last > path.stat().st_size or len(found) > _MOST_IMAGES:
         raise ValueError("it ends before its last image: it is truncated")
     return tuple(found)
+
+
+def _require_end(path: Path, offset: int) -> None:
+    """Raise ValueError unless a tar archive's end is marked at `offset`, where tarfile has stopped.
+
+    tarfile stops without an error at a header that is damaged or cut short.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise ValueError("its end is not marked: it is truncated or damaged, so it may have had more images")
+        while part := file.read(_READ_AT_ONCE):
+            if any(part):
+                raise ValueError("it has more after its marked end: it is damaged, or several archives in one file")
 
 
 def _member_of(path: Path, stamp: str, number: int) -> io.BytesIO:

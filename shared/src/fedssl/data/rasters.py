@@ -1,6 +1,7 @@
 """Read image files of any depth and number of channels as values, without mapping them to 8 bits."""
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -35,6 +36,8 @@ SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
 _NUMPY = b"\x93NUMPY"
 _UNCOMPRESSED, _DEFLATE = 1, (8, 32946)  # TIFF's codes; tifffile needs another package for all others but LZMA
 _SIGNED = 2  # of TIFF's sample formats
+_APART = 2  # of TIFF's planar configurations
+_STACK_OF_IMAGEJ = re.compile(r"ImageJ=.*\nimages=(\d{1,9})\n")
 _MOST_INFLATED = 1032  # Deflate's largest ratio
 _EIGHT_BITS = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB",
                "YCbCr": "RGB", "LAB": "RGB"}  # fmt: skip
@@ -91,7 +94,7 @@ def read_raster(source: Path | io.BytesIO, name: str, channels: int | None) -> R
     if is_array(name):
         return _read_array(source, channels)
     try:
-        with Image.open(source, formats=FORMATS) as image:
+        with open_by_pil(source) as image:
             if _is_exact(image, channels):
                 return _read_by_pil(image)
             if image.format != "TIFF":
@@ -107,6 +110,13 @@ def read_raster(source: Path | io.BytesIO, name: str, channels: int | None) -> R
     if isinstance(source, io.BytesIO):
         source.seek(0)
     return _read_tiff(source, channels)
+
+
+def open_by_pil(source: Path | io.BytesIO) -> Image.Image:
+    """Open an image file by PIL, which reads its header. Raises one of IMAGE_ERRORS."""
+    image = Image.open(source, formats=FORMATS)
+    image.filename = ""  # PIL would map some TIFF files into memory, and scramble those that it turns by a right angle
+    return image
 
 
 def require_size(width: int, height: int, value_bytes: int) -> None:
@@ -125,22 +135,55 @@ def num_bits(image: Image.Image) -> int:
     raw_modes = str([tile[3] for tile in getattr(image, "tile", ())])
     if "I;12" in raw_modes:
         return 12
-    return 16 if ";16" in raw_modes or image.mode in SIXTEEN_BITS else 8
+    return 16 if ";16" in raw_modes or image.mode in SIXTEEN_BITS or has_planes_of_16_bits(image) else 8
 
 
 def is_inverted(image: Image.Image) -> bool:
     """Return whether a TIFF file declares that 0 is white."""
-    return getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == 0
+    return bool(_tags(image).get(ExifTags.Base.PhotometricInterpretation) == 0)
+
+
+def num_pages(image: Image.Image) -> int:
+    """Return the number of a TIFF file's pages. ImageJ lists only the first of a large stack, and states how many."""
+    found = _STACK_OF_IMAGEJ.match(str(_tags(image).get(ExifTags.Base.ImageDescription)))
+    return max(getattr(image, "n_frames", 1), int(found[1]) if found else 1)
+
+
+def is_misread(image: Image.Image) -> bool:
+    """Return whether PIL would read the values of a TIFF file's first page wrongly or in part."""
+    return has_signed_bytes(image) or has_planes_of_16_bits(image) or num_unread(image) > 0
 
 
 def has_signed_bytes(image: Image.Image) -> bool:
     """Return whether a TIFF file has signed values of 8 bits, which PIL takes for unsigned ones."""
-    return image.mode == "L" and _SIGNED in getattr(image, "tag_v2", {}).get(ExifTags.Base.SampleFormat, ())
+    return image.mode == "L" and _SIGNED in _tags(image).get(ExifTags.Base.SampleFormat, ())
+
+
+def has_planes_of_16_bits(image: Image.Image) -> bool:
+    """Return whether a TIFF file has 16 bits per colour in a plane for each, which PIL reads as 8. Before it is loaded.
+
+    PIL reads them rightly if they are compressed.
+    """
+    is_apart = len(image.getbands()) > 1 and _tags(image).get(ExifTags.Base.PlanarConfiguration) == _APART
+    is_uncompressed = all(tile[0] == "raw" for tile in getattr(image, "tile", ()))
+    most_bits: int = max(_tags(image).get(ExifTags.Base.BitsPerSample, (1,)))
+    return is_apart and is_uncompressed and most_bits > 8
+
+
+def num_unread(image: Image.Image) -> int:
+    """Return how many channels of a TIFF file PIL leaves out, because it takes the first for a grey image."""
+    is_grey = image.mode in ("1", "L", *SIXTEEN_BITS)
+    return int(_tags(image).get(ExifTags.Base.SamplesPerPixel, 1)) - 1 if is_grey else 0
+
+
+def _tags(image: Image.Image) -> Any:
+    """Return the tags of a TIFF file; none for other formats."""
+    return getattr(image, "tag_v2", {})
 
 
 def _is_exact(image: Image.Image, channels: int | None) -> bool:
     """Return whether PIL gives all values of a file, in its own range."""
-    if image.format == "TIFF" and (getattr(image, "n_frames", 1) > 1 or has_signed_bytes(image)):
+    if image.format == "TIFF" and (num_pages(image) > 1 or is_misread(image)):
         return False
     if image.mode in SIXTEEN_BITS:
         return True
@@ -211,6 +254,8 @@ def _read_series(file: Any, channels: int | None) -> Raster:
     if len(file.series) != 1:
         raise ValueError(f"it holds {len(file.series)} images of different shapes; save each as a file")
     [series], page = file.series, file.pages.first
+    if series.is_multifile or None in series.pages:  # tifffile reads the others, or zeros in place of missing ones
+        raise ValueError("it is one of several files that hold one image (OME-TIFF); save the image as one file")
     if series.nbytes > MAX_BYTES:
         width, height = page.imagewidth, page.imagelength
         require_size(width, height, -(-series.nbytes // (width * height)))

@@ -117,7 +117,8 @@ def with_run_classes(
 ) -> SiteLabels:
     """Return the labels as numbers of the classes that a run's spec lists.
 
-    Classes of the run that the site does not have are legal. Two of the site's names may mean one class.
+    Classes of the run that the site does not have are legal, and have no place (""). Two of the site's names may mean
+    one class.
 
     Args:
         classes: the names in the spec, in its order.
@@ -149,6 +150,22 @@ def with_run_classes(
     )
     found = _renumbered(labels, numbers, len(classes))
     return replace(labels, labels=found, class_names=tuple(classes), places=places)
+
+
+def require_columns(labels: SiteLabels) -> None:
+    """Raise DataError if a table of several labels has no column of a class.
+
+    Whether images have that class is not known then, and a classifier must not learn that none has it.
+
+    Args:
+        labels: as :func:`with_run_classes` returns them.
+    """
+    missing = [name for name, place in zip(labels.class_names, labels.places, strict=True) if not place]
+    if labels.is_multi_label and missing:
+        raise DataError(
+            f"this site's table of labels has no column of {_listed(missing)}, and a missing label is not known to be "
+            "absent: add a column of each class of the run, of zeros if no image has it"
+        )
 
 
 def _used(labels: SiteLabels) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fedssl.aggregation import AggregationError, OutOfRange
+from fedssl.aggregation.layerwise import is_variance
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine import encoder_average, narrow_words, server_optimizer
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
@@ -16,7 +17,7 @@ from fedssl.engine.encoder_average import averaged_encoder, first_average, next_
 from fedssl.engine.narrow_words import TotalledMeans
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
 from fedssl.engine.server_optimizer import first_optimizer_state, server_step
-from fedssl.engine.update_measures import Layout, Step, measure_all, recorded, why_unusable
+from fedssl.engine.update_measures import Layout, Step, is_negative, measure_all, recorded, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
@@ -217,7 +218,7 @@ def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Dis
 def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Metrics, ctx: Context) -> ServerResult:
     """Return the result of a round. `kept`: the engine's own part of the state, besides the method's.
 
-    Raises MethodError if a tensor is not finite.
+    Raises MethodError if a tensor is not finite, or a variance of a BatchNorm is negative.
     """
     broadcast, frozen = bound.server.broadcast(state, ctx), bound.server.frozen(state, ctx)
     check_tensors(broadcast, bound.plan.broadcast, "broadcast")
@@ -228,6 +229,8 @@ def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Me
                 "the cause, so lower training.optimizer.learning_rate, or the step of the reducer or of "
                 "aggregation.server_optimizer"
             )
+        if is_variance(name) and is_negative(float(tensor.min())):
+            raise MethodError(f"the aggregation's result has negative variances ({name}): nothing of it is published")
     broadcast, others = in_name_order(broadcast), {**frozen, **averaged_encoder(kept)}
     model = in_name_order({**broadcast, **others}) if others else broadcast
     return ServerResult(in_name_order({**state, **kept}), broadcast, metrics, frozen, model)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedssl.aggregation.layerwise import is_variance
 from fedssl.aggregation.mean import CHUNK, chunks
 from fedssl.artifacts.dtypes import FLOATS
 from fedssl.artifacts.tensors import FileTensors, Tensors
@@ -26,17 +27,21 @@ larger weights overflow in float32, so that no client could train from their mea
 _DIFFERENCES: Mapping[Kind, str] = {"weights": UPDATE_NORM, "centers": CENTER_NORM}
 _FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "dictionary")
 _OTHER = "other"
+_LEAST_VARIANCE = "least_variance"
+_ROUNDING = 1e-6  # of a mean in fixed-point arithmetic, which can be below the least of its values
 _ROWS = 4096
 _NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in each thread
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names of an update's floating-point tensors, in name order, by the norm that they belong to."""
+    """The names of an update's floating-point tensors, in name order, by the norm that they belong to. `variances` are
+    BatchNorm's, which have a norm too."""
 
     differences: Mapping[str, tuple[str, ...]]
     sums: Mapping[str, tuple[str, ...]]
     features: tuple[str, ...]
+    variances: tuple[str, ...]
 
     @classmethod
     def of(cls, plan: ArtifactPlan) -> "Layout":
@@ -54,7 +59,8 @@ class Layout:
                 differences.setdefault(_DIFFERENCES[spec.kind], []).append(spec.name)
             else:
                 sums.setdefault(CONTROL_NORM if spec.kind == "control" else _OTHER, []).append(spec.name)
-        return cls(_frozen(differences), _frozen(sums), tuple(features))
+        variances = tuple(name for name in differences.get(UPDATE_NORM, ()) if is_variance(name))
+        return cls(_frozen(differences), _frozen(sums), tuple(features), variances)
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -132,6 +138,8 @@ def measure_together(
         own = {name: _length(tensors, names) for name, names in layout.sums.items()}
         if layout.features:
             own[FEATURE_NORM] = max(_longest_row(tensors[name]) for name in layout.features)
+        if layout.variances:
+            own[_LEAST_VARIANCE] = min(float(tensors[name].min()) for name in layout.variances)
         found.append(own)
     for metric, names in layout.differences.items():
         along = step if metric == UPDATE_NORM else None
@@ -148,11 +156,19 @@ def why_unusable(norms: Mapping[str, float]) -> str | None:
     >>> why_unusable({"update_norm": 2.5}), why_unusable({"update_norm": 1e20})
     (None, 'its update_norm is 1e+20')
     """
-    for name in sorted(norms):
-        if name != COSINE and not norms[name] <= LARGEST:
+    for name in sorted(norms.keys() - {COSINE, _LEAST_VARIANCE}):
+        if not norms[name] <= LARGEST:
             subject = "one of its tensors" if name == _OTHER else f"its {name}"
             return f"{subject} is {norms[name]:.6g}" if math.isfinite(norms[name]) else f"{subject} is not finite"
+    if is_negative(least := norms.get(_LEAST_VARIANCE, 0.0)):
+        return f"a variance of its BatchNorms is {least:.6g}"
     return None
+
+
+def is_negative(variance: float) -> bool:
+    """Return whether a variance of BatchNorm is so far below 0 that no rounding has made it so. An encoder with such a
+    variance embeds every image as NaN."""
+    return variance < -_ROUNDING
 
 
 def recorded(measured: Mapping[str, float]) -> Metrics:

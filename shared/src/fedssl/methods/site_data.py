@@ -5,7 +5,7 @@ import torch
 from fedssl.data import ImageData
 from fedssl.data.image_batches import Images
 from fedssl.data.image_cache.build import CachedData
-from fedssl.data.site_labels import SiteLabels, own_labels, split_labels, with_run_classes
+from fedssl.data.site_labels import SiteLabels, own_labels, require_columns, split_labels, with_run_classes
 from fedssl.methods.api import ClientData
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.runs import RunSpec
@@ -38,7 +38,10 @@ def with_site_labels(images: Images, labels: SiteLabels, spec: RunSpec, client_i
         images: uint8 or int16 (N, C, size, size), or in a cache.
         labels: of these images, as numbers of the run's classes; -1 for an image without a label.
         client_id: the client, whose name draws its split.
+
+    Raises DataError as :func:`fedssl.data.site_labels.require_columns`.
     """
+    require_columns(labels)
     config = wants_site_labels(spec)
     assert config is not None, "only for such methods"
     split = split_labels(labels, config.test_share, derive_seed(spec.seed, 0, client_id, "site labels"))

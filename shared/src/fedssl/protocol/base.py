@@ -5,13 +5,28 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from pydantic_core import PydanticSerializationError
 
+from fedssl.protocol.validation import explained
+
 PROTOCOL_VERSION = 1
 """Raised when a worker and a coordinator that differ in it could misunderstand each other."""
 
-ClientId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
+ClientId = Annotated[
+    str,
+    explained(
+        r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$",
+        "a client's name has at most 63 lower-case letters, digits and hyphens, and no hyphen at its ends",
+    ),
+]
 """A data owner's name: at most 63 lower-case letters, digits and hyphens. Seeds derive from it, so it never changes."""
 
-RegisteredName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$", max_length=63)]
+RegisteredName = Annotated[
+    str,
+    explained(
+        r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$",
+        "a data set's name has lower-case letters and digits, with single dots, hyphens and underscores between",
+        max_length=63,
+    ),
+]
 """A registered data set's name: lower-case letters and digits, with single dots, hyphens and underscores between."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -33,7 +33,7 @@ ABOUT_IMAGES = ("statistics", "channel-sums")
 class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
-    artifact: Kind | Literal["metrics", "statistics", "channel-sums"] | SiteArtifact = Field(
+    artifact: Literal[Kind, "metrics", "statistics", "channel-sums", SiteArtifact] = Field(
         description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
         "evaluation on the site's own labelled images; `cross-evaluation` for those of another site's classifier; "
         "`site-head` for a classifier of the site's own, which other sites receive; `statistics` for the data card, "

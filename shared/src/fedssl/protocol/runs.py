@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from fedssl.protocol.aggregation import AggregationConfig
 from fedssl.protocol.base import StrictModel
@@ -20,10 +20,18 @@ from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.secure_aggregation import SecureAggregationConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
 from fedssl.protocol.upload import UploadConfig
+from fedssl.protocol.validation import explained
 from fedssl.protocol.watch import WatchConfig
 from fedssl.wording import plural
 
-RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}$")]
+RunName = Annotated[
+    str,
+    explained(
+        r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}$",
+        "a run's name has at most 100 letters from A to Z, digits, spaces, and the characters . _ + -, and begins with "
+        "a letter or a digit",
+    ),
+]
 
 
 class RunSpec(StrictModel):

@@ -1,11 +1,26 @@
 """The wording of the problems that pydantic finds. Leaves out the values, which may be secrets."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
 Location = tuple[int | str, ...]
+
+_EXPLAINED: dict[str, str] = {}
+
+
+def explained(pattern: str, words: str, max_length: int | None = None) -> StringConstraints:
+    """Return the constraint of a text whose problem is reported as `words`, and not as the regular expression."""
+    _EXPLAINED[pattern] = words
+    return StringConstraints(pattern=pattern, max_length=max_length)
+
+
+def message_of(problem: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's problems, which must have its context."""
+    message: str = problem["msg"]
+    pattern = problem.get("ctx", {}).get("pattern", "")
+    return _EXPLAINED.get(pattern, message.removeprefix("Value error, "))
 
 
 class ValidationProblem(NamedTuple):
@@ -23,8 +38,8 @@ class ValidationProblem(NamedTuple):
 
 def validation_problems(error: ValidationError) -> list[ValidationProblem]:
     """Return all problems, in pydantic's order."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return [ValidationProblem(each["loc"], each["type"], each["msg"].removeprefix("Value error, ")) for each in found]
+    found = error.errors(include_url=False, include_input=False)
+    return [ValidationProblem(each["loc"], each["type"], message_of(each)) for each in found]
 
 
 def first_problem(error: ValidationError) -> ValidationProblem:

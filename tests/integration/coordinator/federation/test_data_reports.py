@@ -69,6 +69,21 @@ def test_cards_are_compared_and_drift_is_an_alarm_once(coordinator: Coordinator,
     assert len(coordinator.client.data_card().sites) == 5
 
 
+def test_a_report_that_would_count_for_several_sites_is_refused(coordinator: Coordinator, tables: Tables) -> None:
+    """The mean and the deviation of all images were those of one client, and the others' images an alarm."""
+    workers = {name: coordinator.worker(name) for name in "abc"}
+    for name in "ab":
+        workers[name].report_data(DataReport(card=_card(5)))
+    shares = _card(5).model_copy(update={"histogram": (1.0,) * 10})
+    with pytest.raises(Rejected, match="shares of its histogram add up to more than 1"):
+        workers["c"].report_data(DataReport(card=shares))
+    sums = ChannelSums(num_images=10**9, means=(1e9,), squares=(1e9,))
+    with pytest.raises(Rejected, match="about 1000000000 images, and 1000 is registered"):
+        workers["c"].report_data(DataReport(sums=sums))
+    assert not _drifts(tables)
+    assert [site.client_id for site in coordinator.client.data_card().sites] == ["a", "b"]
+
+
 def test_moments_need_two_sites_with_equal_channels(coordinator: Coordinator) -> None:
     a, b, c = (coordinator.worker(name) for name in "abc")
     a.report_data(DataReport(sums=ChannelSums(num_images=2, means=(1.0,), squares=(1.0,))))
@@ -92,7 +107,8 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     enforcer = PolicyEnforcer(policy, coordinator.url)
     ledger = Ledger(tmp_path / "ledger", policy=enforcer.digest, rules=enforcer.ledger)
     egress = Egress(coordinator.worker("a"), ledger, enforcer)
-    reporter = DataReporter(egress, enforcer, images, None)
+    record = tmp_path / "data-reports.json"
+    reporter = DataReporter(egress, enforcer, images, None, record)
     reporter.send()
     reporter.send()  # nothing new
     [site] = coordinator.client.data_card().sites
@@ -107,7 +123,7 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     sent = [body["artifact"] for body in bodies if body["kind"] == "intent"]
     assert sent == [["statistics", "channel-sums"], ["channel-sums"]]
     assert ledger.totals().num_rounds == 0
-    none = DataReporter(egress, PolicyEnforcer(None, coordinator.url), images, None)
+    none = DataReporter(egress, PolicyEnforcer(None, coordinator.url), images, None, record)
     none.send()  # without a policy: only the number of unreadable files, as any metric
     [site] = coordinator.client.data_card().sites
     assert (site.card, site.num_unreadable) == (None, 0)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from fedssl.client import Conflict, DuplicateUpdate, Gone, LeaseLost, NotFound, Rejected, WorkerClient
+from fedssl.protocol.policy import AllowRule, PolicyNotice
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
@@ -19,6 +20,7 @@ from support.tables import Onlooker, Tables
 from support.uploads import digest, file_of
 
 OTHER = "0" * 64
+_SECURE = AllowRule(artifact="weights", methods=("*",), secure="required")
 
 
 @pytest.fixture
@@ -105,6 +107,22 @@ def test_more_images_than_were_registered(coordinator: Coordinator, watching: On
     with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
         worker.submit(_submit(item, update, 1001))
     assert worker.submit(_submit(item, update, 1000)).state == AssignmentState.ACCEPTED
+
+
+def test_a_registration_without_a_number_of_images_is_not_a_weight_without_a_limit(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
+    """A client that takes its number back in the middle of a round once replaced the model, with 10^12 images."""
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    coordinator.worker("a", policy=PolicyNotice(digest=OTHER, allow=(_SECURE,)))
+    message = "num_examples is 1000000000000, and a keeps its number of images"
+    with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
+        worker.submit(_submit(item, update, 10**12))
+    other = tmp_path / "other"
+    other.write_bytes(file_of(tensors_for(item.plan.update, 2.0)))
+    with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
+        worker.deliver(_submit(item, digest(other.read_bytes()), 10**12), other)
 
 
 def test_another_number_of_images_is_an_event(coordinator: Coordinator, watching: Onlooker) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fedssl.client import Conflict, NotFound, Rejected, WorkerClient
 from fedssl.protocol.evaluation import JudgingConfig
+from fedssl.protocol.policy import AllowRule, PolicyNotice
 from fedssl.protocol.site_work import ANSWER_BYTES, SiteAnswer, SiteEvaluationItem
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.work import AcceptedUpdate
@@ -184,6 +185,20 @@ def test_counts_that_cannot_be_right_are_refused(coordinator: Coordinator, watch
     [event] = events
     assert (event.kind, event.client_id, event.round_number) == ("site_evaluation.answer_refused", "a", 0)
     workers["a"].answer_site_evaluation(_answer(item))  # it may still be answered
+
+
+def test_a_client_that_keeps_its_number_of_images_counts_none(coordinator: Coordinator, watching: Onlooker) -> None:
+    """Its counts had no limit, and 10^12 images were the pooled results."""
+    _, workers = _prepared(coordinator)
+    item = _claimed(workers["a"])
+    rule = AllowRule(artifact="weights", methods=("*",), secure="required")
+    coordinator.worker("a", policy=PolicyNotice(digest="0" * 64, allow=(rule,)))
+    with (
+        watching.nothing_changes() as events,
+        pytest.raises(Rejected, match=r"a counts \d+ images, and keeps their number"),
+    ):
+        workers["a"].answer_site_evaluation(_answer(item, num_train=10**9))
+    assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
 
 
 def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watching: Onlooker) -> None:

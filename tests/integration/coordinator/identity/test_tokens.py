@@ -104,7 +104,7 @@ def test_a_revoked_token_opens_nothing(standing: Coordinator, onlooker: Onlooker
         standing.client.revoke_token(token.id)  # twice is no error
         with onlooker.nothing_changes() as events:
             for operation in GUARDED:
-                _assert_problem(_call(standing, operation, headers), 401, "unauthenticated", "may have been revoked")
+                _assert_problem(_call(standing, operation, headers), 401, "unauthenticated", "expired or revoked")
         assert events == []
 
 
@@ -118,7 +118,7 @@ def test_a_revoked_client_opens_nothing(standing: Coordinator, onlooker: Onlooke
     assert [event.kind for event in onlooker.tables.events_after(last)] == ["client.revoked"]
     for mine in (headers, other):
         for operation in GUARDED:
-            _assert_problem(_call(standing, operation, mine), 401, "unauthenticated", "may have been revoked")
+            _assert_problem(_call(standing, operation, mine), 401, "unauthenticated", "expired or revoked")
     with pytest.raises(Conflict, match="is revoked; enrol the data owner under a new name"):
         standing.worker_token("leaver")
 

@@ -10,7 +10,9 @@ import pytest
 
 from fedssl.cli.connection.connect import find_run
 from fedssl.cli.connection.target import find_target
-from fedssl.cli.errors import NoSuchRun, UsageError
+from fedssl.cli.error_codes import exit_code
+from fedssl.cli.errors import NoSuchRun, NoToken, UsageError
+from fedssl.cli.exit_codes import NOT_ALLOWED
 from fedssl.client import Client
 from fedssl.client.environment import Target
 
@@ -52,8 +54,9 @@ def test_options_come_before_the_environment_and_that_before_the_folder(folder: 
 
 def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
     assert find_target(f"{URL}/", None, environment=NOTHING, folder=folder).token == "local-secret"
-    with pytest.raises(UsageError, match="no token for http://elsewhere"):
+    with pytest.raises(NoToken, match="no token for http://elsewhere") as caught:
         find_target(OTHER, None, environment=NOTHING, folder=folder)
+    assert exit_code(caught.value) == NOT_ALLOWED
 
 
 def test_a_federation_that_is_still_starting_is_named(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
 from fedssl.data import ImageData
-from fedssl.data.site_labels import SiteLabels
+from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.engine import run_local_round, start_run
 from fedssl.errors import DataError, SpecError
 from fedssl.evaluation import extract_features
@@ -209,6 +209,16 @@ def test_several_labels_per_image_are_binary() -> None:
     error = (0.5 - presence) / presence.size  # every probability is 1/2
     assert np.allclose(found[WEIGHT].numpy(), -RATE * error.T @ h, rtol=1e-4, atol=1e-6)
     assert np.allclose(found[BIAS].numpy(), -RATE * error.sum(axis=0), rtol=1e-4, atol=1e-7)
+
+
+def test_a_class_without_a_column_is_not_trained_as_absent_from_all_images() -> None:
+    spec = _spec(multi_label=True, classes=["odd", "large"])
+    images = shards(spec)["client-0"]
+    assert images.labels is not None
+    odd = SiteLabels(images.labels[:, None] % 2, ("odd",), ("labels.csv, line 1",))
+    own = with_run_classes(odd, ("odd", "large"), multi_label=True)
+    with pytest.raises(DataError, match="table of labels has no column of large"):
+        with_site_labels(torch.from_numpy(images.images), own, spec, "client-0")
 
 
 def test_a_classifier_of_other_classes_is_never_taken(probe: Path) -> None:

@@ -80,7 +80,9 @@ def visitor_of(session: Session, cookie: str | None) -> Visitor:
     token = session.get(Token, UUID(token_id)) if int(until) > time.time() else None
     if token is None or not tokens.is_valid(session, token.id):
         raise _signed_out()
-    csrf = hmac.new(derived_key(session, f"{_PURPOSE}csrf"), cookie.encode(), "sha256").hexdigest()
+    # The same in a later session of this person, so that a form typed before the session's end can still be sent.
+    person = token.subject or str(token.id)
+    csrf = hmac.new(derived_key(session, f"{_PURPOSE}csrf"), person.encode(), "sha256").hexdigest()
     return Visitor(caller_with(token), token.label, csrf, token.memberships or {})
 
 
@@ -106,7 +108,7 @@ def require_same_origin(request: Request) -> None:
 
 
 def require_csrf(visitor: Visitor, form: dict[str, str]) -> None:
-    """Raise ProblemError for a form that is not of this session's pages."""
+    """Raise ProblemError for a form that is not of this person's pages."""
     if not hmac.compare_digest(visitor.csrf.encode(), form.get("csrf", "").encode()):
         raise ProblemError("forbidden", "this form is not from your session: go back, reload the page and try again")
 
@@ -157,18 +159,31 @@ def _checked(request: Request, visitor: Viewing, form: Form) -> Visitor:
     return visitor
 
 
-def _steering(visitor: Annotated[Visitor, Depends(_checked, scope="function")]) -> Visitor:
+Signed = Annotated[Visitor, Depends(_checked, scope="function")]
+
+
+def _may_steer(visitor: Viewing) -> Visitor:
     if not visitor.may_steer:
         raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
     return visitor
 
 
-def _revoking(visitor: Annotated[Visitor, Depends(_checked, scope="function")]) -> Visitor:
+def _may_revoke(visitor: Viewing) -> Visitor:
     if not visitor.may_revoke:
         raise ProblemError("forbidden", f"this needs an admin's token; you are signed in as {visitor.caller.role}")
     return visitor
 
 
-Signed = Annotated[Visitor, Depends(_checked, scope="function")]
+def _steering(visitor: Signed) -> Visitor:
+    return _may_steer(visitor)
+
+
+def _revoking(visitor: Signed) -> Visitor:
+    return _may_revoke(visitor)
+
+
+# For pages with a form that only such people may send.
+MaySteer = Annotated[Visitor, Depends(_may_steer, scope="function")]
+MayRevoke = Annotated[Visitor, Depends(_may_revoke, scope="function")]
 Steering = Annotated[Visitor, Depends(_steering, scope="function")]
 Revoking = Annotated[Visitor, Depends(_revoking, scope="function")]

@@ -96,7 +96,7 @@ def token_id_of(secret: str) -> UUID | None:
 def _unauthenticated() -> ProblemError:
     return ProblemError(
         "unauthenticated",
-        "send a valid token as `Authorization: Bearer ...`; this one may have expired, or may have been revoked",
+        "the token is missing, mistyped, expired or revoked: send a valid token as `Authorization: Bearer ...`",
         headers={"WWW-Authenticate": "Bearer"},
     )
 

@@ -16,7 +16,7 @@ from fedssl.data import ImageData, conform, load_dataset
 from fedssl.data.datasets import count_images, find_path, list_files, list_images
 from fedssl.data.decoding import decode_to_memory
 from fedssl.data.reading import Reading
-from fedssl.data.site_labels import SiteLabels, with_run_classes
+from fedssl.data.site_labels import SiteLabels, require_columns, with_run_classes
 from fedssl.errors import DataError
 from fedssl.evaluation.site import evaluated_images
 from fedssl.methods.site_data import wants_site_labels
@@ -95,7 +95,8 @@ def check_labels(
         if own is not None:
             yield Check("labels", Found.OK, _described(own.labels))
             if trained is not None:
-                with_run_classes(own.labels, trained.classes, multi_label=trained.multi_label, renamed=own.renamed)
+                several, renamed = trained.multi_label, own.renamed
+                require_columns(with_run_classes(own.labels, trained.classes, multi_label=several, renamed=renamed))
         if own is not None and spec is not None and config is not None:
             yield _evaluation(own, spec, config, outgoing)
             yield from _cross_site(spec, config, outgoing)

@@ -19,7 +19,8 @@ from fedssl.engine.unusual_updates import NUM_EXAMPLES
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.evaluation.monitoring import CLIPPED, crossed_name
 from fedssl.evaluation.site import SiteEvaluation
-from fedssl.methods.objectives.ridge_probe import GRAM, MOMENT
+from fedssl.methods.objectives.ridge_probe import GRAM, HELD_OUT, MOMENT
+from fedssl.methods.site_data import wants_site_labels
 from fedssl.protocol.data_card import DataReport
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast
 from fedssl.protocol.plan import ArtifactPlan
@@ -47,6 +48,8 @@ log = structlog.get_logger()
 
 SUMMED = sorted((NUM_EXAMPLES, CLIPPED, *MEANS, *map(crossed_name, WATCHED)))
 """The names of the numbers that are words of a masked vector, in addition to those of the update."""
+
+_RESTORED = "the worker's folder `secure` was deleted, or restored from a copy"
 
 
 class Egress:
@@ -192,6 +195,7 @@ class Egress:
         self._enforcer.require_permitted(item)
         if (num_images := num_summed(update, item.plan)) is not None:
             self._enforcer.require_enough_images(item, num_images)
+        self._enforcer.require_enough_held_out(item, num_held_out(update, item))
         return header
 
     def send_masked(
@@ -211,6 +215,8 @@ class Egress:
         with self._refusals(item, message.update):
             header = self._require_may_leave(item, finished.update, finished.digest)
             self._require_within_totals(item, masked.stat().st_size, message.update)
+            if self._ledger.totals().has_other_update(item, message.update):
+                raise NotPermitted(f"another masked vector of round {item.round_number} has left before: {_RESTORED}")
         about = {**_work_fields(item), "digest": message.update, "bytes": masked.stat().st_size}
         fields = {**_update_fields(item, header, {}), "reported": [], "summed": SUMMED, **sum_of}
         if apart := item.spec.sent_apart(item.plan):
@@ -222,9 +228,13 @@ class Egress:
 
     def send_secure(self, item: WorkItem, message: SecureMessage, sum_of: Mapping[str, Any] | None = None) -> None:
         """Send a message of secure aggregation. What it reveals is recorded in the ledger before. Raises ClientError,
-        and LedgerError before the first byte has left."""
+        and LedgerError and NotPermitted before the first byte has left."""
         if isinstance(message, SecureReveals):
             revealed = {"own_masks": sorted(message.self_shares), "mask_keys": sorted(message.mask_shares)}
+            if self._ledger.totals().has_other_shares(item, **revealed):
+                raise self.refuse_secure(
+                    item, f"other shares were revealed in round {item.round_number} before: {_RESTORED}"
+                )
             self._ledger.append("revealed", **_work_fields(item), **revealed, **(sum_of or {}))
         self._client.send_secure(item.assignment_id, message)
 
@@ -382,6 +392,16 @@ def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
         return None
     tensors = load_tensors(path)
     return int(tensors[GRAM][-1, -1]) if bool(tensors[GRAM].any() | tensors[MOMENT].any()) else None
+
+
+def num_held_out(path: Path, item: WorkItem) -> int:
+    """Return the number of images in an update's counts of right predictions, or 0 if it has none."""
+    if HELD_OUT not in {tensor.name for tensor in item.plan.update if tensor.kind == "probe-sums"}:
+        return 0
+    tensors = load_tensors(path)
+    config = wants_site_labels(item.spec)
+    per_image = tensors[MOMENT].shape[1] if config is not None and config.multi_label else 1
+    return int(tensors[HELD_OUT]) // per_image
 
 
 def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:

@@ -223,6 +223,23 @@ class PolicyEnforcer:
                 f"{of} images, and min_images is {least}"
             )
 
+    def require_enough_held_out(self, item: WorkItem, num_images: int) -> None:
+        """Raise NotPermitted unless counts and cross-entropies of this number of held-out images may leave.
+
+        The coordinator chooses the classifiers and the share that is held out, so the sums over one image would be
+        numbers of its representation.
+        """
+        if self.notice is None or num_images == 0:
+            return
+        least = fewest_images(self.notice, item.spec, item.plan, item.round_number)
+        least = DEFAULT_MIN_COUNT if least is None else min(least, DEFAULT_MIN_COUNT)
+        if num_images < least:
+            of = "fewer" if item.spec.secure_aggregation is not None else f"{num_images}"
+            raise NotPermitted(
+                f"the data owner's policy ({self.digest[:8]}) does not permit this update: its counts are of "
+                f"{of} held-out images, and {least} is the fewest; raise method.test_share"
+            )
+
     def evaluation_min_count(self, item: SiteEvaluationItem, num_bytes: int = 0) -> int:
         """Return the fewest images that a class needs to be counted in an evaluation.
 
@@ -300,10 +317,10 @@ class PolicyEnforcer:
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the loss and the speed, unless metrics of these names may leave.
 
-        In a secure round it has per cent instead of steps, because their number discloses the number of images.
+        In a secure round it has per cent of complete epochs, because the number of steps discloses that of images.
         """
         if item.spec.secure_aggregation is not None and progress.num_steps:
-            share = 100 * progress.step // progress.num_steps
+            share = 100 * max(0, progress.epoch - 1) // max(1, progress.num_epochs)
             progress = progress.model_copy(update={"step": share, "num_steps": 100})
         removed = [name for name in PROGRESS_METRICS if not self._permits_metric(item, name)]
         return progress.model_copy(update=dict.fromkeys(removed)) if removed else progress

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedssl.cli.connection.choice import LOCAL_FOLDER
 from fedssl.cli.connection.file import NamedConnection, connections_path, read_connections
-from fedssl.cli.errors import UsageError
+from fedssl.cli.errors import NoToken, UsageError
 from fedssl.cli.output import note
 from fedssl.client.environment import Target
 from fedssl.client.environment import read_token as read
@@ -28,7 +28,8 @@ def find_target(
     """Choose by the options first, then the environment, the local federation in `folder`, the chosen connection.
 
     Raises:
-        UsageError: if nothing names a coordinator, or a token for it.
+        UsageError: if nothing names a coordinator.
+        NoToken: if nothing names a token for it.
     """
     local = FederationFolder(folder)
     local_url = local.url()
@@ -53,10 +54,10 @@ def find_target(
     if local_url is not None and chosen.rstrip("/") == local_url:
         if local.operator_token.exists():
             return Target(chosen, read_token(local.operator_token))
-        raise UsageError(
+        raise NoToken(
             f"the federation in {folder} has no token yet: wait until `fedssl up` reports that it is up, or restart it"
         )
-    raise UsageError(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
+    raise NoToken(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
 
 
 def read_token(path: Path) -> str:

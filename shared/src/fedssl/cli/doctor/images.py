@@ -40,7 +40,7 @@ def check_images(path: Path) -> Check:
             return _check_arrays(path)
         files = list_folder(path, "train")
     except DataError as error:
-        return Check("data", Found.WRONG, str(error), "put images there that can be read")
+        return Check("data", Found.WRONG, str(error), "correct the folder, or give another one")
     names = _sample(files.names)
     sampled: list[DecodedFile] = []
     damaged: list[tuple[str, DataError]] = []

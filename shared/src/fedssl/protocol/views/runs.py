@@ -4,17 +4,25 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedssl.protocol.base import ClientId, Digest
 from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName, WantedProject
 from fedssl.protocol.runs import RunName, RunSpec
 from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.validation import explained
 from fedssl.protocol.views.base import View
 from fedssl.protocol.views.distillation import DistillationJobView
 from fedssl.protocol.views.rounds import RoundView
 
-Tag = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
+Tag = Annotated[
+    str,
+    explained(
+        r"^[a-z0-9][a-z0-9._-]{0,31}$",
+        "a tag has at most 32 lower-case letters from a to z, digits, and the characters . _ -, and begins with a letter "
+        "or a digit",
+    ),
+]
 
 
 class RunCreate(BaseModel):

@@ -16,7 +16,7 @@ from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import member_queries
-from fedssl_coordinator.dashboard.session import Form, Revoking, Steering, Viewing
+from fedssl_coordinator.dashboard.session import Form, MayRevoke, Revoking, Steering, Viewing
 from fedssl_coordinator.federation.clients import service
 from fedssl_coordinator.federation.data_reports import service as data_reports
 from fedssl_coordinator.federation.ledger_anchors import repository as anchors
@@ -93,7 +93,7 @@ def rename(client_id: ClientId, visitor: Steering, form: Form, session: DB) -> R
 
 
 @router.get("/clients/{client_id}/revoke/confirm")
-def ask(client_id: ClientId, visitor: Viewing, session: DB) -> Response:
+def ask(client_id: ClientId, visitor: MayRevoke, session: DB) -> Response:
     """Show the dialog's question as a page of its own."""
     live = member_queries.live_parts(session, client_id)
     return render("confirm_revoke.html", visitor, client=service.show(session, client_id), live=live)

@@ -102,6 +102,9 @@ def _instead(request: Request, error: ProblemError) -> Response:
         where = f"/sign-in?next={quote(_address(request), safe='/')}"
         is_piece = "hx-request" in request.headers
         return Response(status_code=204, headers={"HX-Redirect": where}) if is_piece else see_other(where)
+    if error.slug == "unauthenticated" and "hx-request" not in request.headers:
+        how = "sign in again in another tab, then reload this page to send the form again"
+        error = ProblemError("unauthenticated", f"Nothing was changed: the session has ended. To keep the form, {how}.")
     return _reported(request, error)
 
 

@@ -21,7 +21,7 @@ from fedssl_coordinator.dashboard.new_run.fields import PREFIX, split
 from fedssl_coordinator.dashboard.new_run.spec_form import CheckedForm, SettingError
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
-from fedssl_coordinator.dashboard.session import Form, Signed, Steering, Viewing
+from fedssl_coordinator.dashboard.session import Form, MaySteer, Signed, Steering, Viewing
 from fedssl_coordinator.federation.estimates import service as estimates
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.projects import service as projects
@@ -40,11 +40,9 @@ From = Annotated[UUID | None, Query(alias="from")]
 
 @router.get("/runs/new")
 def show_form(
-    visitor: Viewing, session: DB, method: Method = "", template: Template = "", copied: From = None
+    visitor: MaySteer, session: DB, method: Method = "", template: Template = "", copied: From = None
 ) -> Response:
     """Show the form: empty, with the settings of a template, or with those of another run."""
-    if not visitor.may_steer:
-        raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
     spec: Mapping[str, Any] = {}
     project = {}
     if copied is not None:

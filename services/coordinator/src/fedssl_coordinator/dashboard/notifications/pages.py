@@ -13,17 +13,15 @@ from fedssl.protocol.views import DestinationCreate, DestinationCreated
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
-from fedssl_coordinator.dashboard.session import Form, Revoking, Viewing, Visitor
+from fedssl_coordinator.dashboard.session import Form, MayRevoke, Revoking, Visitor
 from fedssl_coordinator.notifications import repository, service
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/notifications")
-def show_notifications(visitor: Viewing, session: DB) -> Response:
+def show_notifications(visitor: MayRevoke, session: DB) -> Response:
     """Show the destinations, their last deliveries, and the form that adds one."""
-    if not visitor.may_revoke:
-        raise ProblemError("forbidden", f"this needs an admin's token; you are signed in as {visitor.caller.role}")
     return _page(visitor, session)
 
 

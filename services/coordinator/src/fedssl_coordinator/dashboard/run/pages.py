@@ -17,7 +17,7 @@ from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, se
 from fedssl_coordinator.dashboard.run import charts as run_charts
 from fedssl_coordinator.dashboard.run import sites as run_sites
 from fedssl_coordinator.dashboard.run import view as run_view
-from fedssl_coordinator.dashboard.session import PlacedViewing, Steering, Viewing
+from fedssl_coordinator.dashboard.session import MaySteer, PlacedViewing, Steering, Viewing
 from fedssl_coordinator.federation.evaluations import maps
 from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.runs import service
@@ -113,7 +113,7 @@ async def _unnamed(request: Request, run_id: UUID, last_id: int, caller: Caller)
 
 
 @router.get("/runs/{run_id}/{verb}/confirm")
-def ask(run_id: UUID, verb: Verb, visitor: Viewing, session: DB) -> Response:
+def ask(run_id: UUID, verb: Verb, visitor: MaySteer, session: DB) -> Response:
     """Show the dialog's question as a page of its own."""
     return render("confirm.html", visitor, page=run_view.run_page(session, run_id), verb=verb)
 

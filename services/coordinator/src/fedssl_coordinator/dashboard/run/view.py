@@ -209,7 +209,7 @@ def _training(attempt: Attempt) -> tuple[str, str]:
         return "running", f"has claimed round {attempt.round_number}"
     steps = progress.get("num_steps") or 0
     share = f", {formats.percent(progress.get('step', 0) / steps, 0)}" if steps else ""
-    epoch = f", epoch {min(progress.get('epoch', 0) + 1, progress['num_epochs'])} of {progress['num_epochs']}"
+    epoch = f", epoch {max(1, progress.get('epoch', 0))} of {progress['num_epochs']}"
     is_training = progress.get("phase") == "training" and progress.get("num_epochs")
     speed = progress.get("images_per_second") if is_training else None
     pace = f", {formats.number(speed)} images/s" if speed else ""

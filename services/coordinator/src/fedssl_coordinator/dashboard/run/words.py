@@ -15,7 +15,7 @@ from fedssl_coordinator.core.models import EvaluationDataset
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
 from fedssl_coordinator.dashboard.run import view as run_view
-from fedssl_coordinator.dashboard.session import Form, Steering, Viewing
+from fedssl_coordinator.dashboard.session import Form, MaySteer, Steering, Viewing
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.federation.site_evaluations import service as site_evaluations
@@ -28,7 +28,7 @@ _MEASURES = ("probe", "knn", "geometry")
 
 
 @router.get("/runs/{run_id}/evaluate")
-def ask_for_evaluation(run_id: UUID, visitor: Viewing, session: DB, draw: Literal["", "pca", "tsne"] = "") -> Response:
+def ask_for_evaluation(run_id: UUID, visitor: MaySteer, session: DB, draw: Literal["", "pca", "tsne"] = "") -> Response:
     """Show the form that requests an evaluation, and if `draw` names a method, a map of the embeddings."""
     values = {**dict.fromkeys(_MEASURES, "on"), "embedding_map": draw}
     return _evaluation_form(visitor, session, run_id, values)
@@ -64,7 +64,7 @@ def _request_at_sites(visitor: Steering, session: Session, run_id: UUID, form: F
 
 
 @router.get("/runs/{run_id}/edit")
-def show_words(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+def show_words(run_id: UUID, visitor: MaySteer, session: DB) -> Response:
     """Show the form that changes the run's name, tags and notes."""
     run = run_view.get(session, run_id)
     values = {"name": run.name, "tags": ", ".join(run.tags), "notes": run.notes}
@@ -81,7 +81,11 @@ def edit(run_id: UUID, visitor: Steering, form: Form, session: DB) -> Response:
     except ValidationError as error:
         page = run_view.run_page(session, run_id)
         values = {name: form.get(name, "") for name in words}
-        return render("edit_run.html", visitor, status=422, page=page, values=values, wrong=_explained(error))
+        wrong = _explained(error)
+        match first_problem(error).location:
+            case ("tags", int(index)):
+                wrong = wrong.replace(f"tags.{index}", f"tags: {tags[index]}", 1)
+        return render("edit_run.html", visitor, status=422, page=page, values=values, wrong=wrong)
     return see_other(f"/runs/{run_id}")
 
 

@@ -107,7 +107,7 @@ export function embedding(load) {
     shown = kept.get(id);
     slider.value = index;
     slider.setAttribute("aria-valuetext", when(round));
-    caption.textContent = when(round);
+    if (caption.textContent !== when(round)) caption.textContent = when(round); /* screen readers announce a change */
     element.setAttribute(
       "aria-label",
       `Map of ${number(shown.points.length)} test images of ${list.dataset}, coloured by class: ` +

@@ -53,6 +53,33 @@ if (themeButton) {
   themeButton.addEventListener("click", nextTheme);
 }
 
+/* paper is white */
+let onScreen;
+addEventListener("beforeprint", () => {
+  onScreen = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+  repaint();
+});
+addEventListener("afterprint", () => {
+  if (onScreen) document.documentElement.dataset.theme = onScreen;
+  else delete document.documentElement.dataset.theme;
+  repaint();
+});
+
+/* on narrow pages a table's rows are cards, in which each cell has its column's heading */
+const labelCells = () => {
+  for (const table of $$("table.cards, table.byrun, table.ledger")) {
+    const heads = $$("thead th", table).map((head) => head.textContent);
+    for (const row of $$("tbody tr", table))
+      if (row.cells.length === heads.length)
+        [...row.cells].forEach((cell, i) => {
+          if (cell.matches(".opt, .num") && !/^\s*–?\s*$/.test(cell.textContent)) cell.dataset.label = heads[i];
+        });
+  }
+};
+labelCells();
+document.body.addEventListener("htmx:afterSwap", labelCells);
+
 /* keyboard: single letters, which users can switch off (WCAG 2.1.4) */
 export const keys = { "?": () => $("#keys")?.showModal(), t: nextTheme, "/": () => ($("#q") ?? $("#find"))?.focus() };
 let prefix = "";

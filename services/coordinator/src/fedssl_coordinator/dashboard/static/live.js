@@ -18,7 +18,8 @@ export function live(root, url, onChange) {
   const showStatus = (text, isOff) => {
     sign.hidden = false;
     sign.classList.toggle("off", isOff);
-    $("span", sign).textContent = text;
+    const words = $("span", sign);
+    if (words.textContent !== text) words.textContent = text; /* screen readers announce each change */
   };
   const change = (kind) => {
     kinds.add(kind);

@@ -10,8 +10,10 @@ import { live } from "./live.js";
 
 const root = $("#run");
 const url = `/runs/${root.dataset.run}`;
+const PATIENCE = 60_000; /* milliseconds until a request counts as lost */
 const load = async (path) => {
-  const answer = await fetch(`${url}/${path}`, { headers: { Accept: "application/json" } });
+  const signal = AbortSignal.timeout(PATIENCE);
+  const answer = await fetch(`${url}/${path}`, { headers: { Accept: "application/json" }, signal });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 };
@@ -159,6 +161,7 @@ function clientChart(selector, buttons) {
     const button = event.target.closest("button");
     if (!button) return;
     name = button.dataset.name;
+    press();
     quietly(show);
   });
   return show;
@@ -193,8 +196,20 @@ keys["["] = () => timeline.move(-1);
 keys["]"] = () => timeline.move(1);
 keys.p = () => $("#pause")?.click();
 
-const quietly = (work) =>
-  work().catch((error) => console.info(error.message)); /* the page shows "No connection" itself */
+/* Work that is asked for while it still loads is repeated once afterwards, so that requests do not pile up on a slow
+   connection. An error is only logged: the page shows "No connection" itself. */
+const loading = new Map();
+async function quietly(work) {
+  if (loading.has(work)) {
+    loading.set(work, true);
+    return;
+  }
+  do {
+    loading.set(work, false);
+    await work().catch((error) => console.info(error.message));
+  } while (loading.get(work));
+  loading.delete(work);
+}
 /* load what is below the fold only when it is about to be scrolled into view */
 const near = (element, work) =>
   new IntersectionObserver(

@@ -5,16 +5,32 @@ import { here } from "./row_keys.js";
 const bar = $("#compare");
 const list = $("#list");
 const boxes = () => $$('input[name="runs"]', list);
+const chosen = new Set(); /* with those that the filter hides */
 const show = () => {
-  const chosen = boxes().filter((box) => box.checked);
-  for (const box of boxes()) box.closest("tr").classList.toggle("sel", box.checked);
-  bar.hidden = chosen.length === 0;
-  $("output", bar).textContent = chosen.length;
-  $("button.pri", bar).disabled = chosen.length < 2;
+  const shown = boxes();
+  for (const box of shown) {
+    box.closest("tr").classList.toggle("sel", box.checked);
+    if (box.checked) chosen.add(box.value);
+    else chosen.delete(box.value);
+  }
+  const hidden = new Set(chosen);
+  for (const box of shown) hidden.delete(box.value);
+  const fields = [...hidden].map((value) => Object.assign(document.createElement("input"), { name: "runs", value }));
+  for (const field of fields) field.type = "hidden";
+  $("#chosen", bar).replaceChildren(...fields);
+  bar.hidden = chosen.size === 0;
+  $("output", bar).textContent = chosen.size;
+  $("button.pri", bar).disabled = chosen.size < 2;
 };
 list.addEventListener("change", show);
-bar.addEventListener("reset", () => setTimeout(show)); /* after the reset has cleared the boxes */
-document.body.addEventListener("htmx:afterSwap", show);
+bar.addEventListener("reset", () => {
+  chosen.clear();
+  setTimeout(show); /* after the reset has cleared the boxes */
+});
+document.body.addEventListener("htmx:afterSwap", () => {
+  for (const box of boxes()) box.checked = chosen.has(box.value);
+  show();
+});
 /* another group of runs is searched for the same text */
 const keepText = () => {
   for (const link of $$(".tools .seg a")) {
@@ -39,6 +55,6 @@ Object.assign(keys, {
     }
   },
   c: () => {
-    if (boxes().filter((box) => box.checked).length > 1) bar.requestSubmit();
+    if (chosen.size > 1) bar.requestSubmit();
   },
 });

@@ -5,13 +5,22 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.data_card import DRIFT_ALARM, DataReport, drift, mean_histogram, moments_of
 from fedssl.protocol.views import FederationCardView, SiteCardView
 from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import Client
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation.data_reports import repository
 from fedssl_coordinator.identity import clients
 
+_ROUNDING = 1e-4  # of ten shares, each rounded to six digits
+
 
 def receive(session: Session, client_id: str, report: DataReport) -> None:
-    """Store a report in place of the client's last one. Record an event if its images now differ from the others'."""
-    project = clients.locked(session, client_id).project
+    """Store a report in place of the client's last one. Record an event if its images now differ from the others'.
+
+    Raises ProblemError if it cannot be about the client's images.
+    """
+    client = clients.locked(session, client_id)
+    project = client.project
+    _require_possible(client, report)
     if report.card is None:
         repository.put(session, client_id, report)
         return
@@ -24,6 +33,19 @@ def receive(session: Session, client_id: str, report: DataReport) -> None:
                 f"histogram to the mean is {site.drift:.2f}, {DRIFT_ALARM} or more"
             )
             record(session, "client.data_drift", message, client_id=site.client_id, data={"drift": site.drift})
+
+
+def _require_possible(client: Client, report: DataReport) -> None:
+    """Raise ProblemError if a report would count for more than the client's images in what it is compared with."""
+    num_images = max((part.num_images for part in (report.card, report.sums) if part is not None), default=0)
+    if num_images > (client.num_images or 0):
+        why = f"it is about {num_images} images, and {client.num_images or 'no number of them'} is registered"
+    elif report.card is not None and sum(share or 0.0 for share in report.card.histogram) > 1 + _ROUNDING:
+        why = "the shares of its histogram add up to more than 1"
+    else:
+        return
+    detail = f"{client.id}: the report about the images cannot be right: {why}"
+    raise ProblemError("invalid-request", detail, audit_event=AuditEvent("client.refused", detail, client_id=client.id))
 
 
 def show(session: Session, project: str) -> FederationCardView:

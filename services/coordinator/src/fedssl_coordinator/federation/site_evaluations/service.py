@@ -217,10 +217,10 @@ def _require_usable(row: SiteEvaluation, client: Client, counts: SiteCounts, con
     if (why := unusable_counts(counts, config.sites, measures)) is not None:
         raise _refusal(row, "invalid-request", f"{row.client_id}: {why}")
     num_images = counts.num_train + counts.num_test
-    if client.num_images is not None and num_images > client.num_images:
+    if client.num_images is None or num_images > client.num_images:
+        registered = "keeps their number" if client.num_images is None else f"registered {client.num_images}"
         detail = (
-            f"{row.client_id} counts {num_images} images, and registered {client.num_images}: register again if there "
-            "are more images now"
+            f"{row.client_id} counts {num_images} images, and {registered}: register again, with the number of images"
         )
         raise _refusal(row, "invalid-request", detail)
 

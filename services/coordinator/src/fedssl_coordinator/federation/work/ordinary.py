@@ -66,7 +66,9 @@ def heartbeat(secret_hash: str, request: Heartbeat) -> SeenWorker | None:
 def permit(secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit] | None:
     """Return the worker and what it may send, if the assignment awaits this update's bytes. Needs no transaction."""
     awaited = repository.awaited(secret_hash, request.assignment_id, request.update, MAX_UPLOADS)
-    if awaited is None or not _has_own_numbers(request, awaited.num_images):
+    if awaited is None or not _has_own_metrics(request):
+        return None
+    if awaited.num_images is None or request.num_examples > awaited.num_images:
         return None
     client_id = awaited.worker.client_id
     say_about(client=client_id, run=str(awaited.run_id), round=awaited.round_number)
@@ -88,7 +90,7 @@ class Accepted(NamedTuple):
 
 def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) -> Accepted | None:
     """Accept an update that has arrived and is in the store. Raises ProblemError if it was removed meanwhile."""
-    if not _has_own_numbers(request, None):
+    if not _has_own_metrics(request):
         return None
     accepted = repository.accept(session, secret_hash, request, num_bytes, MAX_UPLOADS)
     if accepted is None:
@@ -138,9 +140,9 @@ def advance_or_begin(run_id: UUID, round_id: UUID, session: Session) -> None:
         enqueue.begin_mean(session, run_id)
 
 
-def _has_own_numbers(request: Submit, num_images: int | None) -> bool:
-    """Return whether the client reports nothing that only the coordinator measures, and at most so many images."""
-    return not request.metrics.keys() & set(MEASURES) and (num_images is None or request.num_examples <= num_images)
+def _has_own_metrics(request: Submit) -> bool:
+    """Return whether the client reports nothing that only the coordinator measures."""
+    return not request.metrics.keys() & set(MEASURES)
 
 
 def _work_item(client_id: str, offer: Offer) -> WorkItem | None:

@@ -21,7 +21,6 @@ from sqlalchemy import (
     cast,
     func,
     literal,
-    or_,
     select,
     true,
     update,
@@ -281,7 +280,7 @@ def _accept() -> Any:
             *_leased,
             _r.num_wanted.is_(None),
             _a.attempt == 1,
-            or_(_client.num_images.is_(None), _client.num_images >= examples),
+            _client.num_images >= examples,
             _num_uploads < bindparam("most"),
         )
         .with_for_update(of=_assignments, key_share=True)

@@ -270,10 +270,11 @@ def _accepted_before(session: Session, assignment: Assignment, request: Submit) 
 def _require_own_numbers(subject: Assignment | UpdatePermit, num_images: int | None, request: Submit) -> None:
     """Raise ProblemError if the client claims more images than it registered, or reports what only the coordinator
     measures."""
-    if num_images is not None and request.num_examples > num_images:
+    if num_images is None or request.num_examples > num_images:
+        registered = "keeps its number of images" if num_images is None else f"registered {num_images} images"
         detail = (
-            f"num_examples is {request.num_examples}, and {subject.client_id} registered {num_images} images: an "
-            "update weighs at most as much. Register again if there are more images now"
+            f"num_examples is {request.num_examples}, and {subject.client_id} {registered}: an update weighs at most "
+            "as much as was registered. Register again, with the number of images"
         )
         data = {"num_examples": request.num_examples, "num_images": num_images}
         raise ProblemError(

@@ -24,6 +24,7 @@ class Totals:
     _rounds_before: int = 0
     _rounds: set[tuple[str, int]] = field(default_factory=set)
     _updates: set[tuple[str, int, str]] = field(default_factory=set)
+    _revealed: dict[tuple[str, int], tuple[list[str], list[str]]] = field(default_factory=dict)
 
     @property
     def num_rounds(self) -> int:
@@ -45,6 +46,19 @@ class Totals:
             if (update := (*at, str(body.get("digest")))) not in self._updates:
                 self._updates.add(update)
                 self.num_bytes += int(body.get("bytes", 0))
+
+        elif entry.kind == "revealed":
+            self._revealed[str(body["run"]), int(body["round"])] = body["own_masks"], body["mask_keys"]
+
+    def has_other_update(self, item: WorkItem, digest: str) -> bool:
+        """Return whether an update of this round has left, or may have, and not the one with this digest."""
+        at = (str(item.run_id), item.round_number)
+        return at in self._rounds and (*at, digest) not in self._updates
+
+    def has_other_shares(self, item: WorkItem, own_masks: list[str], mask_keys: list[str]) -> bool:
+        """Return whether shares about other clients were revealed in this round, or may have been."""
+        revealed = own_masks, mask_keys
+        return self._revealed.get((str(item.run_id), item.round_number), revealed) != revealed
 
     def require_within(self, limits: TotalLimits, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
         """Raise NotPermitted if this update would lead beyond a limit. An update that was counted may be sent again.
