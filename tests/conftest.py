@@ -183,6 +183,13 @@ def database_url(servers: Servers) -> Iterator[str]:
 
 
 @pytest.fixture
+def empty_url(servers: Servers) -> Iterator[str]:
+    """Yield the address of a database without tables."""
+    with servers.database(empty=True) as url:
+        yield url
+
+
+@pytest.fixture
 def coordinator(servers: Servers, database_url: str, tmp_path: Path) -> Iterator[Coordinator]:
     """Yield the API under uvicorn in this process. Only `coordinator.advance` aggregates."""
     with Coordinator(database_url, servers.redis_url, tmp_path / "store") as running:

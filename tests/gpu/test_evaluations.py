@@ -1,13 +1,11 @@
 """On a GPU, encoders are judged as on the CPU, and the coordinator's training gives the CPU's network."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fedssl.artifacts.checkpoint import FileCheckpoint
 from fedssl.data import ImageData, load_dataset
 from fedssl.data.site_labels import SiteLabels
 from fedssl.engine import DistillationProgress, run_aggregation
@@ -25,7 +23,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from support.methods import context, method_spec
 from support.one_client import draw_on_the_cpu
-from support.rounds import local_round, start
+from support.rounds import MemoryCheckpoint, local_round, start
 
 DEVICE = "cuda"
 DATA = DataConfig(channels=1, image_size=16)
@@ -161,11 +159,11 @@ def test_flesds_distillation_gives_the_cpus_network(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lars"])
 def test_a_distillation_on_the_gpu_continues_from_its_checkpoint(
-    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     spec, update = _distilling(optimizer)
-    state, checkpoint = start(spec).state, FileCheckpoint(tmp_path / "distillation.safetensors")
+    state, checkpoint = start(spec).state, MemoryCheckpoint()
 
     def kill(progress: DistillationProgress) -> None:
         if progress.epoch == 3:

@@ -1,7 +1,5 @@
 """Properties of the aggregation that hold for every cohort."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -25,14 +23,6 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 weight = st.one_of(st.integers(1, 100_000), st.floats(1e-6, 1e6))
 numbers = st.floats(-1e4, 1e4, width=32)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @st.composite

@@ -1,8 +1,5 @@
 """Properties of the losses that hold for every batch."""
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,14 +19,6 @@ from fedssl.losses import (
 )
 
 quick = settings(max_examples=60, deadline=None)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @st.composite

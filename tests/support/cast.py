@@ -1,5 +1,6 @@
 """A run and its clients, moved by hand: claims, deliveries, leases that run out, and the passing of time."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,6 @@ class Cast:
 
         with transaction() as session:
             return self.id in repository.needing_attention(session)
+
+
+MakeCast = Callable[..., Cast]

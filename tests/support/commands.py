@@ -16,11 +16,15 @@ def fedssl(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def done(*arguments: object) -> Any:
-    """Return what a command prints as JSON. It must succeed."""
-    result = fedssl(*arguments, "--format", "json")
+def document(result: Result) -> Any:
+    """Return the JSON document on standard output of a command, which must have succeeded."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def done(*arguments: object) -> Any:
+    """Return what a command prints as JSON. It must succeed."""
+    return document(fedssl(*arguments, "--format", "json"))
 
 
 def refused(*arguments: object) -> str:

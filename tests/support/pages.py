@@ -16,6 +16,13 @@ def page_routes() -> list[tuple[str, str]]:
     return sorted((method, route.path) for route in routes for method in route.methods)
 
 
+def shape_of(text: str) -> str:
+    """Return the shape of a page's live part, which its script sends to learn whether it has changed."""
+    found = re.search(r'id="shape" name="shape" value="([0-9a-f]+)"', text)
+    assert found
+    return found[1]
+
+
 class Browser:
     """One session, which signs in with the form and sends forms with the CSRF token of its pages."""
 

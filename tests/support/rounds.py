@@ -17,6 +17,19 @@ from fedssl.protocol.runs import RunSpec
 from support.methods import context, shards
 
 
+@dataclass
+class MemoryCheckpoint:
+    """A distillation's checkpoint without a file."""
+
+    saved: Tensors | None = None
+
+    def load(self) -> Tensors | None:
+        return self.saved
+
+    def save(self, tensors: Tensors) -> None:
+        self.saved = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+
+
 def client_data(spec: RunSpec, client: str) -> ClientData:
     """Return a client's images, on the CPU."""
     return site_data.client_data(shards(spec)[client], spec, client)

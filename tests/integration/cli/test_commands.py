@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import zipfile
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -21,12 +20,11 @@ from fedssl.cli.specs import read_spec
 from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import Register
+from support.commands import Fedssl, document
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 
 pytestmark = pytest.mark.integration
-
-Fedssl = Callable[..., Result]
 
 
 @pytest.fixture
@@ -49,12 +47,6 @@ def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def spec() -> str:
     """Return the JSON of a spec for one round and at least one client, without its partition."""
     return tiny_spec(name="tiny", num_rounds=1, cohort={"min_clients": 1}).model_dump_json(exclude={"partition"})
-
-
-def document(result: Result) -> Any:
-    """Return the JSON document on standard output of a command that succeeded."""
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def train(coordinator: Coordinator, run: dict[str, Any], folder: Path) -> None:

@@ -1,26 +1,19 @@
 """`fedssl public-dataset` and `fedssl evaluation-dataset` against a real coordinator."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import Result
 
 from fedssl.artifacts.store import digest_of
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.data.dataset_files import read_labelled, read_public
-from support.commands import Fedssl
+from support.commands import Fedssl, document
 from support.coordinator import Coordinator
 from support.data_sets import digits_file
 
 pytestmark = pytest.mark.integration
-
-
-def _document(result: Result) -> Any:
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def _stored(coordinator: Coordinator, view: dict[str, Any]) -> Path:
@@ -41,12 +34,12 @@ def scans(tmp_path: Path) -> Path:
 
 def test_public_images_from_a_known_data_set(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
     arguments = ("public-dataset", "add", "digits", "digits", "--split", "test", "--format", "json")
-    first = _document(fedssl(*arguments))
+    first = document(fedssl(*arguments))
     assert first["digest"] == digest_of(digits_file(tmp_path, "test"))
     assert (first["num_images"], first["split"], first["image_size"]) == (360, "test", 16)
-    assert _document(fedssl(*arguments)) == first  # again: nothing to do
-    assert _document(fedssl("public-dataset", "ls", "--format", "json")) == [first]
-    assert _document(fedssl("public-dataset", "show", "digits", "--format", "json")) == first
+    assert document(fedssl(*arguments)) == first  # again: nothing to do
+    assert document(fedssl("public-dataset", "ls", "--format", "json")) == [first]
+    assert document(fedssl("public-dataset", "show", "digits", "--format", "json")) == first
     table = fedssl("public-dataset", "ls").stdout
     assert first["digest"][:12] in table
     assert "360" in table
@@ -58,7 +51,7 @@ def test_public_images_from_a_known_data_set(coordinator: Coordinator, fedssl: F
 
 def test_some_images_of_a_file_in_another_shape(coordinator: Coordinator, fedssl: Fedssl, scans: Path) -> None:
     shape = ("--image-size", 8, "--channels", 1)
-    view = _document(
+    view = document(
         fedssl("public-dataset", "add", "scans", scans, *shape, "--max-images", 12, "--seed", 3, "--format", "json")
     )
     assert (view["num_images"], view["channels"], view["image_size"]) == (12, 1, 8)
@@ -70,16 +63,16 @@ def test_some_images_of_a_file_in_another_shape(coordinator: Coordinator, fedssl
 
 def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path) -> None:
     arguments = ("evaluation-dataset", "add", "held-out", scans, "--image-size", 16, "--max-train", 20, "--max-test", 5)
-    view = _document(fedssl(*arguments, "--format", "json"))
+    view = document(fedssl(*arguments, "--format", "json"))
     assert (view["num_train"], view["num_test"], view["num_classes"], view["channels"]) == (20, 5, 3, 3)
     train, test = read_labelled(_stored(coordinator, view), view["digest"])
     assert (train.images.shape, test.images.shape) == ((20, 3, 16, 16), (5, 3, 16, 16))
     assert train.class_names == ("a", "b", "c")
     assert "20 training and 5 test images of 3 classes" in fedssl(*arguments).stderr
-    assert _document(fedssl("evaluation-dataset", "ls", "--format", "json")) == [view]
+    assert document(fedssl("evaluation-dataset", "ls", "--format", "json")) == [view]
     assert "held-out" in fedssl("evaluation-dataset", "ls").stdout
     assert view["digest"] in fedssl("evaluation-dataset", "show", "held-out").stdout
-    digits = _document(fedssl("evaluation-dataset", "add", "digits", "digits", "--format", "json"))
+    digits = document(fedssl("evaluation-dataset", "add", "digits", "digits", "--format", "json"))
     whole = load_dataset("digits", "train")
     assert np.array_equal(read_labelled(_stored(coordinator, digits), digits["digest"])[0].images, whole.images)
 

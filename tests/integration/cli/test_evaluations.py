@@ -1,16 +1,14 @@
 """Encoders judged on the coordinator, from the command line."""
 
-import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState
-from support.commands import Fedssl
+from support.commands import Fedssl, document
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast
 from support.judged import judged_spec, register_digits
@@ -27,11 +25,6 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Distilling
     return DistillingCast(coordinator, tables, tmp_path, judged_spec(num_rounds=3), train=True)
 
 
-def _document(result: Result) -> Any:
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def _evaluate(cast: DistillingCast) -> None:
     for row in cast.coordinator.client.evaluations(cast.id):
         if row.state in (JobState.QUEUED, JobState.RUNNING):
@@ -42,7 +35,7 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
     cast.train()
     _evaluate(cast)
     run = str(cast.id)[:8]
-    rows = _document(fedssl("run", "evaluations", run, "--format", "json"))
+    rows = document(fedssl("run", "evaluations", run, "--format", "json"))
     assert [(row["round_number"], row["state"]) for row in rows] == [(n, "completed") for n in (0, 1, 2)]
     # Numbers that leave no doubt about the best.
     for number, probe in ((0, 0.25), (1, 0.75), (2, 0.5)):
@@ -63,11 +56,11 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
 
 
 def test_a_run_s_scores_are_shown_next_to_their_baselines(cast: DistillingCast, fedssl: Fedssl) -> None:
-    assert _document(fedssl("run", "show", cast.id, "--format", "json"))["scores"] == []
+    assert document(fedssl("run", "show", cast.id, "--format", "json"))["scores"] == []
     cast.train()
     _evaluate(cast)
     shown = fedssl("run", "show", cast.id)
-    [scores] = _document(fedssl("run", "show", cast.id, "--format", "json"))["scores"]
+    [scores] = document(fedssl("run", "show", cast.id, "--format", "json"))["scores"]
     by_round = {row.round_number: row.results for row in cast.coordinator.client.evaluations(cast.id)}
 
     assert (scores["dataset"], scores["last"]["round"]) == ("digits", 2)
@@ -87,7 +80,7 @@ def test_a_run_s_scores_are_shown_next_to_their_baselines(cast: DistillingCast, 
 
 def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCast, fedssl: Fedssl) -> None:
     _evaluate(cast)
-    _document(fedssl("run", "evaluate", cast.id, "--round", 1, "--num-test", 50, "--format", "json"))
+    document(fedssl("run", "evaluate", cast.id, "--round", 1, "--num-test", 50, "--format", "json"))
     _evaluate(cast)
     shown = fedssl("run", "evaluations", cast.id)
     assert shown.exit_code == 0
@@ -95,9 +88,9 @@ def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCa
 
 
 def test_a_request_combines_the_spec_s_evaluation_with_the_options(cast: DistillingCast, fedssl: Fedssl) -> None:
-    own = _document(fedssl("run", "evaluate", cast.id, "--format", "json"))
+    own = document(fedssl("run", "evaluate", cast.id, "--format", "json"))
     assert own["id"] in {str(row.id) for row in cast.coordinator.client.evaluations(cast.id)}  # due anyhow
-    asked = _document(
+    asked = document(
         fedssl(
             "run", "evaluate", cast.id, "--round", 0, "--measures", "knn", "--num-labels", 0, "--num-test", 9,
             "--format", "json",
@@ -110,7 +103,7 @@ def test_a_request_combines_the_spec_s_evaluation_with_the_options(cast: Distill
     cast.coordinator.advance(plain)
     missing = fedssl("run", "evaluate", plain)
     assert (missing.exit_code, "give --data NAME" in missing.stderr) == (2, True)
-    given = _document(fedssl("run", "evaluate", plain, "--data", "digits", "--format", "json"))
+    given = document(fedssl("run", "evaluate", plain, "--data", "digits", "--format", "json"))
     assert (given["config"]["measures"], given["config"]["max_train"]) == (["probe", "knn", "geometry"], 10_000)
     assert fedssl("run", "evaluate", plain, "--data", "elsewhere").exit_code == 2
     wrong = fedssl("run", "evaluate", plain, "--data", "digits", "--measures", "luck")
@@ -165,7 +158,7 @@ def test_a_map_is_requested_and_drawn(cast: DistillingCast, fedssl: Fedssl, tmp_
     none = fedssl("run", "embedding", cast.id)
     assert (none.exit_code, "fedssl run evaluate" in none.stderr) == (2, True)
     asked = ("run", "evaluate", cast.id, "--measures", "knn", "--map", "pca")
-    assert _document(fedssl(*asked, "--format", "json"))["config"]["embedding_map"] == "pca"
+    assert document(fedssl(*asked, "--format", "json"))["config"]["embedding_map"] == "pca"
     early = fedssl("run", "embedding", cast.id)
     assert (early.exit_code, "its evaluation is queued" in early.stderr) == (2, True)
     _evaluate(cast)
@@ -174,7 +167,7 @@ def test_a_map_is_requested_and_drawn(cast: DistillingCast, fedssl: Fedssl, tmp_
     assert drawn.exit_code == 0, drawn.output
     assert "100 test images of digits" in drawn.stderr
     assert out.read_bytes().startswith(b"\x89PNG")
-    found = _document(fedssl("run", "embedding", cast.id, "--format", "json"))
+    found = document(fedssl("run", "embedding", cast.id, "--format", "json"))
     assert len(found["points"]) == len(found["labels"]) == 100
     other = fedssl("run", "embedding", cast.id, "--round", 0)
     assert (other.exit_code, "--round 0" in other.stderr) == (2, True)

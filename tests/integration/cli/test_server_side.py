@@ -1,15 +1,13 @@
 """Commands for what the coordinator itself keeps and trains: dimensions, distillations and the state of a run."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState, RunState
 from support.cast import Cast
-from support.commands import Fedssl
+from support.commands import Fedssl, document
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast
 from support.federation import tiny_spec
@@ -17,11 +15,6 @@ from support.methods import method_spec
 from support.tables import Tables
 
 pytestmark = pytest.mark.integration
-
-
-def _document(result: Result) -> Any:
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def _table(result: Result) -> list[str]:
@@ -36,7 +29,7 @@ def test_dimensions(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(method_spec("ssd", cohort={"min_clients": 2})).id
     assert "assigns no dimensions" in fedssl("run", "dimensions", run).stderr
     coordinator.advance(run)
-    owned = _document(fedssl("run", "dimensions", run, "--format", "json"))
+    owned = document(fedssl("run", "dimensions", run, "--format", "json"))
     assert [(view["client_id"], len(view["dimensions"])) for view in owned] == [("a", 8), ("b", 8)]
     shown = _table(fedssl("run", "dimensions", str(run)[:8]))
     assert shown[0].split() == ["client", "dimensions", "which"]
@@ -52,7 +45,7 @@ def test_distillations_are_listed_watched_and_cancelled(
 ) -> None:
     cast = DistillingCast(coordinator, tables, tmp_path)
     run = str(cast.id)[:8]
-    [job] = _document(fedssl("run", "distillations", run, "--format", "json"))
+    [job] = document(fedssl("run", "distillations", run, "--format", "json"))
     assert (job["state"], job["epoch"], job["num_epochs"], job["eta_seconds"]) == ("queued", 0, 6, None)
     tables.execute(
         "UPDATE distillation_jobs SET state = 'running', started_at = now(), epoch = 4, loss = 1.25, "
@@ -75,14 +68,14 @@ def test_distillations_are_listed_watched_and_cancelled(
     coordinator.advance(cast.id)
     cast.distil()
     coordinator.advance(cast.id)
-    states = [job["state"] for job in _document(fedssl("run", "distillations", run, "--format", "json"))]
+    states = [job["state"] for job in document(fedssl("run", "distillations", run, "--format", "json"))]
     assert states == ["cancelled", "completed"]
     assert fedssl("run", "watch", run).exit_code == 0
 
 
 def test_a_run_without_any_jobs_or_state(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
-    assert _document(fedssl("run", "distillations", run, "--format", "json")) == []
+    assert document(fedssl("run", "distillations", run, "--format", "json")) == []
     assert fedssl("run", "distillations", run).exit_code == 0
 
 
@@ -94,7 +87,7 @@ def test_the_state_of_a_run(coordinator: Coordinator, fedssl: Fedssl) -> None:
     lines = [line.split() for line in _table(fedssl("run", "state", run))]
     assert [line[0] for line in lines[2:5]] == ["control", "encoder", "projector"]
     assert lines[-1][-2:] == ["artifact", coordinator.client.run(run).server_state]
-    found = _document(fedssl("run", "state", run, "--format", "json"))
+    found = document(fedssl("run", "state", run, "--format", "json"))
     assert found["artifact"] == coordinator.client.run(run).server_state
     stored = coordinator.tensors(found["artifact"])
     assert {t["name"]: tuple(t["shape"]) for t in found["tensors"]} == {n: tuple(t.shape) for n, t in stored.items()}
@@ -116,5 +109,5 @@ def test_a_completed_run_is_continued(coordinator: Coordinator, fedssl: Fedssl, 
     assert "it is running, and has closed 0 of 1 round: wait until it ends" in refused.stderr
     cast.work("a", "b")
     cast.advance()
-    continued = _document(fedssl("run", "continue", str(cast.id)[:8], "--rounds", "2", "--format", "json"))
+    continued = document(fedssl("run", "continue", str(cast.id)[:8], "--rounds", "2", "--format", "json"))
     assert (continued["state"], continued["rounds_closed"], continued["num_rounds"]) == ("running", 1, 3)

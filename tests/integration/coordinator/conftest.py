@@ -1,12 +1,15 @@
 """The module's coordinator, with checks that its runs follow the state machines."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from support import traces
+from support.cast import Cast, MakeCast
 from support.coordinator import Coordinator
+from support.servers import Servers
 from support.tables import Onlooker, Tables
 
 _RUNS_ARE_DRIVEN = ("aggregator", "federation")
@@ -17,6 +20,13 @@ def plain_logging() -> None:
     """Format tracebacks as in production: each of structlog's pretty ones, its default, takes a second."""
     processors = [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()]
     structlog.configure(processors=processors)
+
+
+@pytest.fixture(scope="module")
+def database(servers: Servers) -> Iterator[str]:
+    """Yield the address of a migrated database for all tests of a module."""
+    with servers.database() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +48,13 @@ def coordinator(coordinator: Coordinator, tables: Tables, request: pytest.Fixtur
             traces.check_all(tables)
         except traces.NotAPath as error:
             pytest.fail(f"{error}\nIf the test itself writes states into the tables, mark it changes_states.")
+
+
+@pytest.fixture
+def make_cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeCast:
+    """Return a function that starts a run with clients whose names are letters."""
+
+    def make(names: str = "ab", **changes: object) -> Cast:
+        return Cast(coordinator, tables, tmp_path, names, **changes)
+
+    return make

@@ -14,7 +14,7 @@ from support.cast import Cast
 from support.coordinator import Coordinator
 from support.judged import add_embedding_map
 from support.large_run import add_large_run
-from support.pages import Browser
+from support.pages import Browser, shape_of
 from support.tables import Tables
 
 _JOB = (
@@ -22,12 +22,6 @@ _JOB = (
     "SELECT gen_random_uuid(), %s, r, 'completed', 2, 2, now(), now() FROM generate_series(%s::int, %s::int) r"
 )
 _METRIC = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, 1, %s, %s, %s)"
-
-
-def _shape(text: str) -> str:
-    found = re.search(r'id="shape" name="shape" value="([0-9a-f]+)"', text)
-    assert found
-    return found[1]
 
 
 def _members(text: str, piece: str) -> list[str]:
@@ -51,16 +45,16 @@ def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast
     page = operator.get(f"/runs/{fresh.id}").text
     assert 'data-name="loss"' not in page
     live = f"/runs/{fresh.id}/live"
-    assert 'id="ckey"' not in operator.get(f"{live}?shape={_shape(page)}").text  # no panel that the page already has
+    assert 'id="ckey"' not in operator.get(f"{live}?shape={shape_of(page)}").text  # no panel that the page already has
     fresh.work("x", "y")
     fresh.advance()
-    news = operator.get(f"{live}?shape={_shape(page)}").text
+    news = operator.get(f"{live}?shape={shape_of(page)}").text
     for panel in ('id="ckey"', 'id="terms"', 'id="inside"', 'data-name="loss"'):
         assert panel in news
     tables.execute(_JOB, fresh.id, 1, 1)
-    later = operator.get(f"{live}?shape={_shape(news)}").text
+    later = operator.get(f"{live}?shape={shape_of(news)}").text
     assert "Epochs distilled" in later
-    assert 'id="job"' in operator.get(f"{live}?shape={_shape(later)}").text
+    assert 'id="job"' in operator.get(f"{live}?shape={shape_of(later)}").text
 
 
 def test_questions_and_downloads_tell_of_now(operator: Browser, viewer: Browser, fresh: Cast) -> None:
@@ -84,7 +78,7 @@ def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
         "WHERE run_id = %s AND client_id = 'x'"
     )
     tables.execute(joins, fresh.id)
-    news = viewer.get(f"/runs/{fresh.id}/live?shape={_shape(page)}").text
+    news = viewer.get(f"/runs/{fresh.id}/live?shape={shape_of(page)}").text
     assert _members(news, "names") == _members(news, "why") == ["late", "x", "y"]
     assert re.findall(r'data-client="([^"]+)" data-slot="(\d)"', news) == [("late", "0"), ("x", "1"), ("y", "2")]
 
@@ -138,7 +132,7 @@ def test_a_finished_run_is_live_until_its_last_evaluation_is_done(
 ) -> None:
     def is_live() -> bool:
         text = viewer.get(f"/runs/{fresh.id}").text
-        assert _shape(text) == _shape(viewer.get(f"/runs/{fresh.id}/live").text)
+        assert shape_of(text) == shape_of(viewer.get(f"/runs/{fresh.id}/live").text)
         return 'data-live="1"' in text
 
     standing.client.stop(fresh.id)

@@ -11,7 +11,7 @@ import pytest
 from fedssl.protocol.site_work import SiteAnswer
 from support.cast import Cast
 from support.coordinator import Coordinator
-from support.pages import Browser
+from support.pages import Browser, shape_of
 from support.site_counts import CROSS_SITE, SITES, counts, cross_counts, site_head
 from support.tables import Tables
 
@@ -51,12 +51,6 @@ def _rows(text: str) -> dict[str, list[str]]:
 
 def _words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
-
-
-def _shape(text: str) -> str:
-    found = re.search(r'id="shape" name="shape" value="([0-9a-f]+)"', text)
-    assert found
-    return found[1]
 
 
 def test_sites_are_rows_and_rounds_are_columns_newest_first(viewer: Browser, judged: Cast) -> None:
@@ -130,7 +124,7 @@ def test_the_remark_names_its_round_if_the_newest_has_none(viewer: Browser, judg
 
 def test_an_open_page_gets_the_panel_again_after_an_answer(viewer: Browser, judged: Cast) -> None:
     live = f"/runs/{judged.id}/live?shape="
-    shape = _shape(viewer.get(f"/runs/{judged.id}").text)
+    shape = shape_of(viewer.get(f"/runs/{judged.id}").text)
     assert "At the sites" not in viewer.get(live + shape).text
     _answer(judged, "p")
     news = viewer.get(live + shape).text

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fedssl.artifacts.checkpoint import FileCheckpoint
-from fedssl.artifacts.tensors import Tensors, save_tensors
+from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import DistillationProgress, run_aggregation, run_distillation
 from fedssl.errors import Cancelled, MethodError
 from fedssl.methods import METHODS
@@ -18,7 +16,7 @@ from fedssl.models import initialised
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import OptimizerConfig
 from support.methods import context, method_spec
-from support.rounds import local_round, start
+from support.rounds import MemoryCheckpoint, local_round, start
 
 CTX = Context(spec=RunSpec(), round_number=1)
 
@@ -45,26 +43,13 @@ class Regression:
         return dict(modules.state_dict())
 
 
-@dataclass
-class Memory:
-    """A checkpoint without a file."""
-
-    saved: Tensors | None = None
-
-    def load(self) -> Tensors | None:
-        return self.saved
-
-    def save(self, tensors: Tensors) -> None:
-        self.saved = {name: tensor.clone() for name, tensor in tensors.items()}
-
-
 def _equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("killed_after", [1, 4, 6])
-def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, killed_after: int, tmp_path: Path) -> None:
+def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, killed_after: int) -> None:
     task = Regression(optimizer=OptimizerConfig.model_validate({"name": name, "learning_rate": 0.05}))
     whole, metrics = run_distillation(task, CTX)
 
@@ -72,7 +57,7 @@ def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, kille
         if progress.epoch == killed_after:
             raise Cancelled("killed")
 
-    checkpoint = FileCheckpoint(tmp_path / "distillation.safetensors")
+    checkpoint = MemoryCheckpoint()
     with pytest.raises(Cancelled):
         run_distillation(task, CTX, kill, checkpoint)
     epochs: list[int] = []
@@ -93,14 +78,14 @@ def test_progress_is_told_after_every_epoch_and_the_loss_falls() -> None:
 
 
 def test_an_epoch_without_steps_has_no_loss() -> None:
-    result, metrics = run_distillation(Regression(steps_per_epoch=0), CTX, checkpoint=Memory())
+    result, metrics = run_distillation(Regression(steps_per_epoch=0), CTX, checkpoint=MemoryCheckpoint())
     assert metrics == {}
     assert _equal(result, dict(Regression().build(CTX).state_dict()))
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
     with pytest.raises(MethodError, match="not of this distillation"):
-        run_distillation(Regression(), CTX, checkpoint=Memory({"modules.other": torch.zeros(1)}))
+        run_distillation(Regression(), CTX, checkpoint=MemoryCheckpoint({"modules.other": torch.zeros(1)}))
 
 
 def test_a_loss_that_is_not_finite_ends_it() -> None:
@@ -125,7 +110,7 @@ def test_an_aggregation_reports_and_resumes_its_distillation() -> None:
         if progress.epoch == 3:
             raise Cancelled("killed")
 
-    memory, epochs = Memory(), []
+    memory, epochs = MemoryCheckpoint(), []
     with pytest.raises(Cancelled):
         run_aggregation(METHODS["flesd"], first.state, updates, context(spec, 1), on_epoch=kill, checkpoint=memory)
     again = run_aggregation(
@@ -133,18 +118,3 @@ def test_an_aggregation_reports_and_resumes_its_distillation() -> None:
     )
     assert _equal(plain.broadcast, again.broadcast)
     assert [progress.epoch for progress in epochs] == [4, 5, 6]
-
-
-def test_a_damaged_checkpoint_file_counts_as_none(tmp_path: Path) -> None:
-    checkpoint = FileCheckpoint(tmp_path / "file")
-    assert checkpoint.load() is None
-    (tmp_path / "file").write_bytes(b"damaged")
-    assert checkpoint.load() is None
-    save_tensors({"x": torch.ones(2)}, tmp_path / "file")
-    checkpoint.save({"x": torch.zeros(2)})
-    loaded = checkpoint.load()
-    assert loaded is not None
-    assert loaded["x"].tolist() == [0, 0]
-    checkpoint.discard()
-    checkpoint.discard()
-    assert list(tmp_path.iterdir()) == []

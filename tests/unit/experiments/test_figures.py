@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from fedssl.experiments.papers import TableCell, cells, select, tables
+from fedssl.experiments.papers import TableCell, select, tables
 from fedssl.experiments.report import render
 from fedssl.experiments.reproduction import CellResult, prepare
 from fedssl.experiments.runs import HERE
 
-TABLES = [cell for table in tables() if "-fig" not in table for cell in cells(table)]
-FIGURES = [cell for table in tables() if "-fig" in table for cell in cells(table)]
+TABLES = [cell for table in tables() if "-fig" not in table for cell in select(table)]
+FIGURES = [cell for table in tables() if "-fig" in table for cell in select(table)]
 
 IN_THE_TEXT = {
     ("fedx-fig5:without Lc@cifar10", "best"): 35.13,  # the caption
@@ -125,7 +125,7 @@ def test_fedu_s_figures_change_one_setting_each() -> None:
 
 
 def test_flesd_figure_4_is_a_grid_of_rounds_and_epochs() -> None:
-    for cell in (*cells("flesd-fig4a"), *cells("flesd-fig4b"), *cells("flesd-fig4c")):
+    for cell in (*select("flesd-fig4a"), *select("flesd-fig4b"), *select("flesd-fig4c")):
         spec, (setting, alpha) = cell.spec, cell.column.split("-")
         number = int(setting[1:])
         expected = {"a": (number, 200 / number), "b": (number, 100), "c": (2, number)}[cell.table[-1]]
@@ -145,14 +145,14 @@ def test_fedx_figure_6_measures_the_runs_of_table_1_with_their_clients(tmp_path:
 
 
 def test_ssd_figure_4_measures_the_runs_of_table_3() -> None:
-    for cell in cells("ssd-fig4"):
+    for cell in select("ssd-fig4"):
         assert cell.spec == one(f"ssd-3:{cell.row}").spec
         assert ("DSR loss" in cell.measures) == ("DSR" in cell.row)
 
 
 def test_flesd_figure_2_trains_every_client_by_itself() -> None:
     lengths = {"SimCLR": ("flesd", 200, 1024), "Supervised": ("supervised", 100, 128)}
-    for cell in cells("flesd-fig2"):
+    for cell in select("flesd-fig2"):
         spec, method = cell.spec, method_of(cell)
         assert (method.name, spec.training.local_epochs, spec.training.batch_size) == lengths[cell.row]
         assert method.sends_nothing
@@ -163,7 +163,7 @@ def test_flesd_figure_2_trains_every_client_by_itself() -> None:
 
 
 def test_flesd_figure_5_trains_for_2000_epochs() -> None:
-    lengths = {cell.row: (cell.spec.num_rounds, cell.spec.training.local_epochs) for cell in cells("flesd-fig5")}
+    lengths = {cell.row: (cell.spec.num_rounds, cell.spec.training.local_epochs) for cell in select("flesd-fig5")}
 
     assert lengths == {"FedAvg": (20, 100), "FLESD": (5, 400)}
 

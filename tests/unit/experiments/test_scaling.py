@@ -16,7 +16,7 @@ from fedssl.protocol.methods.add_ons import FedXConfig
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 
-ALL = [cell for table in papers.tables() for cell in papers.cells(table)]
+ALL = [cell for table in papers.tables() for cell in papers.select(table)]
 
 
 def one(name: str) -> TableCell:

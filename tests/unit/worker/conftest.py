@@ -29,7 +29,7 @@ from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.disclosure.ledger.verification import read_entries, verify
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.executor import Executor
-from fedssl_worker.labels import OwnLabels
+from fedssl_worker.labels import OwnLabels, load_own_labels
 from fedssl_worker.state import ClientStates
 
 from .coordinator import TOKEN, FakeCoordinator
@@ -176,6 +176,13 @@ def write_images(path: Path, num_images: int = 32, size: int = 16) -> Path:
     pixels = generator.integers(0, 256, (num_images, 1, size, size), dtype=np.uint8)
     save_npz(path, ImageData(pixels, np.arange(num_images, dtype=np.int64) % 10))
     return path
+
+
+def own_labels(folder: Path) -> OwnLabels:
+    """Return the labels of images as `write_images` writes them."""
+    labels = load_own_labels(str(write_images(folder / "own.npz")), "own", None, 32)
+    assert labels is not None
+    return labels
 
 
 def same(left: Tensors, right: Tensors) -> bool:

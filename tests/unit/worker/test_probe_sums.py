@@ -17,9 +17,9 @@ from fedssl.methods.objectives.ridge_probe import CROSS_ENTROPY, GRAM, HELD_OUT,
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Cause
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
-from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.labels import OwnLabels
 
-from .conftest import CLIENT, Setting, make_spec, write_images
+from .conftest import CLIENT, Setting, make_spec, own_labels
 
 RULE = ("[[allow]]", 'artifact = "probe-sums"', 'methods = ["ridge-probe"]')
 WIDTH = 8  # of the encoder in make_spec
@@ -30,15 +30,9 @@ def _spec(**method: Any) -> RunSpec:
     return make_spec({"name": "ridge-probe", **method})
 
 
-def _labels(folder: Path) -> OwnLabels:
-    labels = load_own_labels(str(write_images(folder / "own.npz")), "own", None, 32)
-    assert labels is not None
-    return labels
-
-
 def _work(setting: Setting, spec: RunSpec, policy: Path | None = None, broadcast: Tensors | None = None) -> None:
     setting.offer(spec, 1 if broadcast is None else 2, broadcast)
-    setting.restart(policy, _labels(setting.folder)).step()
+    setting.restart(policy, own_labels(setting.folder)).step()
 
 
 def _declined(setting: Setting) -> str:
@@ -99,7 +93,7 @@ def test_labels_that_do_not_fit_are_declined_without_the_names_of_files(setting:
 def test_a_policy_that_refuses_after_the_round_was_opened_keeps_the_sums(setting: Setting) -> None:
     policy = setting.write_policy(*RULE)
     setting.offer(_spec(), 1)
-    agent = setting.restart(policy, _labels(setting.folder), reregister=lambda: CLIENT)
+    agent = setting.restart(policy, own_labels(setting.folder), reregister=lambda: CLIENT)
     setting.write_policy(*RULE, "max_bytes = 100")
     agent.step()
     assert "bytes of probe-sums, max_bytes allows 100" in _declined(setting)
@@ -134,7 +128,7 @@ def test_a_spec_may_demand_more_than_the_policy(setting: Setting) -> None:
 def test_corrected_labels_are_used_after_a_restart(setting: Setting) -> None:
     """An update that was computed from other labels is not sent."""
     spec = _spec()
-    first = _labels(setting.folder)
+    first = own_labels(setting.folder)
     corrected = OwnLabels(
         SiteLabels(np.roll(first.labels.labels, 1), first.labels.class_names, first.labels.places), {}
     )
@@ -170,7 +164,7 @@ def test_the_coordinator_learns_of_the_rule(setting: Setting) -> None:
 
 def _unequal(setting: Setting) -> OwnLabels:
     """Return labels whose share of 3 % is one image."""
-    found = _labels(setting.folder)
+    found = own_labels(setting.folder)
     return OwnLabels(replace(found.labels, labels=(np.arange(32) >= 20).astype(np.int64)), {})
 
 

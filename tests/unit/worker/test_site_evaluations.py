@@ -19,12 +19,12 @@ from fedssl_worker.agent import Agent
 from fedssl_worker.data import load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
-from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.labels import load_own_labels
 from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
 from fedssl_worker.site_evaluations import SiteEvaluations
 
-from .conftest import CPU, Setting, make_spec, write_images
+from .conftest import CPU, Setting, make_spec, own_labels, write_images
 from .coordinator import Refusal
 
 CLASSES = [str(number) for number in range(10)]
@@ -34,12 +34,6 @@ ALLOWED = ("[[allow]]", 'artifact = "evaluation"', 'methods = ["fedbyol"]')
 def _spec(*measures: str, **sites: Any) -> RunSpec:
     sites = {"classes": CLASSES, "min_count": 1, "test_share": 0.5, **sites}
     return make_spec(evaluation={"at": "sites", "measures": measures or ("knn",), "sites": sites})
-
-
-def _labels(folder: Path) -> OwnLabels:
-    labels = load_own_labels(str(write_images(folder / "own.npz")), "own", None, 32)
-    assert labels is not None
-    return labels
 
 
 def _offer(setting: Setting, spec: RunSpec | None = None, **changes: Any) -> SiteEvaluationItem:
@@ -55,7 +49,7 @@ def _offer(setting: Setting, spec: RunSpec | None = None, **changes: Any) -> Sit
 def _evaluations(
     setting: Setting, policy: Path | None = None, *, labelled: bool = True, egress: Egress | None = None
 ) -> SiteEvaluations:
-    labels = _labels(setting.folder) if labelled else None
+    labels = own_labels(setting.folder) if labelled else None
     backoff = Backoff(first=0.01, longest=0.05)
     executor = setting.executor()
     egress = egress or setting.egress(policy)
@@ -86,7 +80,7 @@ def test_counts_are_sent_after_their_ledger_entry(setting: Setting) -> None:
 
 def test_rescan_evaluates_the_images_that_are_there_now(setting: Setting) -> None:
     path = write_images(setting.folder / "own.npz")
-    images, labels = load_images(str(path), CPU), _labels(setting.folder)
+    images, labels = load_images(str(path), CPU), own_labels(setting.folder)
     settings = Settings(coordinator="https://x", data=str(path), state=setting.folder / "state", labels="own")
     registered: list[int] = []
     rescan = Rescan(settings, images, labels, lambda: registered.append(len(images)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console
 
 PIPE_WIDTH = 200
@@ -84,6 +85,14 @@ def show_pairs(pairs: Mapping[str, object]) -> None:
     for name, value in pairs.items():
         grid.add_row(Text(name), Text(cell(value)))
     console().print(grid)
+
+
+def show_registered(view: "BaseModel", output: Format) -> None:
+    """Print what is registered with the coordinator under one name: as JSON, or one field per line."""
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        show_pairs({key.replace("_", " ").replace("created at", "registered"): value for key, value in view})
 
 
 def cell(value: object) -> str:

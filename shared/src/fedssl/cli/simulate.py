@@ -109,7 +109,7 @@ def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) 
             show_scores(scores, "after the last round", finished.chance, spec.model.initial)
         if spec.site_evaluation and finished.site_evaluations:
             last = finished.site_evaluations[max(finished.site_evaluations)]
-            show_sites(last, spec.site_evaluation, "after the last round")
+            show_sites(last, spec.site_evaluation)
         if spec.site_evaluation and finished.cross_site:
             at = max(finished.cross_site)
             show_cross_site(finished.cross_site[at], finished.site_evaluations[at], spec.site_evaluation)

@@ -19,8 +19,8 @@ def summary_of(answers: Answers, config: EvaluationConfig) -> SiteSummary:
     return summarise_sites(counts, config.sites, config.site_measures)
 
 
-def show_sites(answers: Answers, config: EvaluationConfig, title: str) -> None:
-    """Print one round's results, in percent."""
+def show_sites(answers: Answers, config: EvaluationConfig) -> None:
+    """Print the last round's results, in percent."""
     summary = summary_of(answers, config)
     names = [f"{measure}/{metric}" for measure in config.site_measures for metric in METRICS]
     rows = [[site, *(percent(results[name]) for name in names)] for site, results in summary.by_site.items()]
@@ -28,7 +28,7 @@ def show_sites(answers: Answers, config: EvaluationConfig, title: str) -> None:
         rows.append(["worst site", *(percent(summary.worst[name].value) for name in names)])
         rows.append(["mean", *(percent(summary.mean[name]) for name in names)])
         rows.append(["pooled", *(percent(summary.pooled[name]) for name in names)])
-    show_table([title, *(f"#{heading(name)}" for name in names)], rows)
+    show_table(["after the last round", *(f"#{heading(name)}" for name in names)], rows)
     for site, answer in sorted(answers.items()):
         if isinstance(answer, str):
             note(f"{site} has no result: {answer}")

@@ -9,7 +9,7 @@ from fedssl.cli.arguments import ProjectOption, SetOption, SpecArgument, TokenFi
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_registered, show_table, show_table_by_project
 from fedssl.cli.progress_bar import progress_bar
 from fedssl.cli.specs import read_spec
 
@@ -114,11 +114,7 @@ def show(
 ) -> None:
     """Show registered weights. `source digest` is the sha256 of the file that they were read from."""
     with connect(url, token_file) as client:
-        view = client.weights_named(name)
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        show_pairs({key.replace("_", " ").replace("created at", "registered"): value for key, value in view})
+        show_registered(client.weights_named(name), output)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from fedssl.dimensions import client_dimensions
 from fedssl.engine import LocalProgress, run_local_round, start_run
 from fedssl.errors import Cancelled
 from fedssl.evaluation.suite import Labelled, evaluate_encoder
-from fedssl.experiments.overlays import Values, overlay
+from fedssl.experiments.overlays import Values, changed
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context
 from fedssl.models import build_encoder, initialised
@@ -114,4 +114,4 @@ def _quick(spec: RunSpec, device: str) -> RunSpec:
         values["method"] = {"num_base_epochs": 1}
     if device == "cpu" and spec.model.encoder.name != "convnet":
         values["training"]["batch_size"] = min(spec.training.batch_size, _CPU_BATCH)
-    return RunSpec.model_validate(overlay(spec.model_dump(mode="json"), values))
+    return changed(spec, values)

@@ -131,7 +131,7 @@ class FolderCheckpoint:
             "site_evaluations": dumped_sites(result.site_evaluations),
             "cross_site": {str(at): dumped_sites(heads) for at, heads in result.cross_site.items()},
         }
-        _replace_durably(self._folder / MANIFEST, json.dumps(manifest))
+        write_atomically(self._folder / MANIFEST, json.dumps(manifest))
         self._files = files
         self._remove_others()
 
@@ -196,7 +196,3 @@ def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
 def _write_durably(path: Path, tensors: Tensors) -> None:
     with replaced_file(path, durable=True) as incoming:
         save_tensors(tensors, incoming)
-
-
-def _replace_durably(path: Path, text: str) -> None:
-    write_atomically(path, text)

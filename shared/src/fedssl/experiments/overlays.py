@@ -4,6 +4,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedssl.protocol.runs import RunSpec
+
 Values = dict[str, Any]
 
 
@@ -28,6 +30,11 @@ def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
         else:
             merged[key] = copy.deepcopy(value)
     return merged
+
+
+def changed(spec: RunSpec, values: Values) -> RunSpec:
+    """Return the spec with some of its values changed. Raises pydantic's error if the result is not a valid spec."""
+    return RunSpec.model_validate(overlay(spec.model_dump(mode="json"), values))
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -8,7 +8,7 @@ layers, each of which overrides the ones before. Nothing else in the project rep
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -20,11 +20,9 @@ from pydantic import Field
 
 from fedssl.data.presets import AUGMENTATIONS, NORMALIZATIONS
 from fedssl.errors import SpecError
-from fedssl.experiments.overlays import Values, overlay
+from fedssl.experiments.overlays import Values, changed, overlay
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.runs import RunSpec
-
-PAPERS = ("fedx", "ssd", "fedrlc", "fedu", "flesd")
 
 _CELLS_OF_METHODS = {
     "fedalignuniform": "ssd-1:FedAlignUniform@cifar10-k10",
@@ -166,13 +164,6 @@ def tables() -> list[str]:
     return list(published())
 
 
-def cells(table: str) -> Iterator[TableCell]:
-    """Yield a table's cells, row by row."""
-    for row, columns in published()[table]["rows"].items():
-        for column in columns:
-            yield cell(table, row, column)
-
-
 @functools.cache
 def cell(table: str, row: str, column: str) -> TableCell:
     """Return one cell. The arguments must be the names in the published numbers."""
@@ -211,8 +202,8 @@ def select(text: str) -> list[TableCell]:
     """
     head, _, column = text.partition("@")
     table, _, row = head.partition(":")
-    rows = published()[_match(table, tables(), "table")]["rows"]
     name = _match(table, tables(), "table")
+    rows = published()[name]["rows"]
     chosen = list(rows) if not row else [_match(row, list(rows), f"row in {name}")]
     columns = list(dict.fromkeys(each for one in chosen for each in rows[one]))
     wanted = columns if not column else [_match(column, columns, f"column in these rows of {name}")]
@@ -228,8 +219,7 @@ def method_cell(method: str) -> TableCell | None:
     if method not in _CELLS_OF_METHODS:
         return None
     found = select(_CELLS_OF_METHODS[method])[0]
-    values = overlay(found.spec.model_dump(mode="json"), {"method": {"name": method}})
-    return replace(found, spec=RunSpec.model_validate(values))
+    return replace(found, spec=changed(found.spec, {"method": {"name": method}}))
 
 
 def _match(text: str, known: list[str], what: str) -> str:

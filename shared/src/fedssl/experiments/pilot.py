@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,9 @@ class Pilot:
 class _Watch:
     """Takes the times of a simulation, and ends it after some rounds."""
 
-    def __init__(self, clock: Callable[[], float], num_rounds: int, longest_seconds: float) -> None:
-        self._clock, self._num_rounds, self._longest_seconds = clock, num_rounds, longest_seconds
-        self._started = self._since = clock()
+    def __init__(self, num_rounds: int, longest_seconds: float) -> None:
+        self._num_rounds, self._longest_seconds = num_rounds, longest_seconds
+        self._started = self._since = time.monotonic()
         self._judging_since: float | None = None
         self._loading: float | None = None
         self._judging: list[float] = []
@@ -40,18 +40,18 @@ class _Watch:
 
     def on_judging(self, number: int, what: str, share: float | None) -> None:
         if self._judging_since is None:
-            self._judging_since = self._clock()
+            self._judging_since = time.monotonic()
             if self._loading is None:
                 self._loading = self._judging_since - self._started
 
     def on_evaluation(self, number: int, measures: dict[str, float]) -> None:
-        self._since = self._clock()
+        self._since = time.monotonic()
         if self._judging_since is not None:
             self._judging.append(self._since - self._judging_since)
             self._judging_since = None
 
     def on_round(self, record: RoundRecord) -> None:
-        now = self._clock()
+        now = time.monotonic()
         self._rounds.append(now - self._since)
         self._since = now
         if len(self._rounds) >= self._num_rounds or now - self._started > self._longest_seconds:
@@ -68,13 +68,12 @@ def run_pilot(
     longest_seconds: float,
     clients: Mapping[str, ImageData | CachedData] | None = None,
     public: ImageData | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Pilot:
     """Train the first rounds of a run on its own images, and return their times. Nothing of it is kept.
 
     Ends after two rounds, or after the first round that ends later than `longest_seconds`.
     """
-    watch = _Watch(clock, min(NUM_ROUNDS, spec.num_rounds), longest_seconds)
+    watch = _Watch(min(NUM_ROUNDS, spec.num_rounds), longest_seconds)
     with tempfile.TemporaryDirectory(prefix="fedssl-pilot-") as folder, contextlib.suppress(Cancelled):
         simulate(
             spec,

@@ -18,7 +18,7 @@ from fedssl.data.partitioning import partition_images
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.measures import MEASURES, measure_cell
-from fedssl.experiments.overlays import Values, differences, overlay
+from fedssl.experiments.overlays import Values, changed, differences
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.runs import Calls, ComputeSettings, clear, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
@@ -182,7 +182,7 @@ def prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettin
                 f"seed {spec.seed}: {cell.public_client} holds {len(public)} images, and the queue "
                 f"{queue['num_anchors']} instead of {reducer.num_anchors}"
             )
-        spec = _changed(spec, values)
+        spec = changed(spec, values)
     name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
     kept = "-clients" if cell.keeps_clients else ""  # a run that did not keep them has to be trained again
     place = folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}{kept}"
@@ -194,12 +194,9 @@ def _squares(images: ImageData | CachedData) -> ImageData:
     return images.squares(np.arange(len(images))) if isinstance(images, CachedData) else images
 
 
-def require_no_loss(task: Task, seeds: Sequence[int], folder: Path) -> None:
+def require_no_loss(cell: TableCell | CellResult, spec: RunSpec, seeds: Sequence[int], folder: Path) -> None:
     """Raise ResultsError if results of the cell at these seeds would replace those of other seeds in `folder`."""
-    _require_no_loss(_result_path(task.cell, task.spec, folder / RESULTS), seeds)
-
-
-def _require_no_loss(path: Path, seeds: Sequence[int]) -> None:
+    path = _result_path(cell, spec, folder)
     if not path.exists():
         return
     others = _parse(path).seeds
@@ -216,8 +213,8 @@ def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
 
     Raises ResultsError if the file has the results of seeds that this result lacks.
     """
+    require_no_loss(result, spec, result.seeds, folder)  # another command may have written it meanwhile
     path = _result_path(result, spec, folder)
-    _require_no_loss(path, result.seeds)  # another command may have written it meanwhile
     folder.mkdir(parents=True, exist_ok=True)
     document = {each: getattr(result, each) for each in CellResult.__slots__}
     document["differences"] = [[each.key, each.paper, each.here] for each in result.differences]
@@ -260,11 +257,7 @@ def _parse(path: Path) -> CellResult:
 
 
 def _seeded(spec: RunSpec, seed: int) -> RunSpec:
-    return _changed(spec, {"seed": seed, "partition": {"seed": seed}})
-
-
-def _changed(spec: RunSpec, values: Values) -> RunSpec:
-    return RunSpec.model_validate(overlay(spec.model_dump(mode="json"), values))
+    return changed(spec, {"seed": seed, "partition": {"seed": seed}})
 
 
 def _datasets(task: Task) -> set[str]:
@@ -292,4 +285,4 @@ def _placed(spec: RunSpec, places: Mapping[str, str]) -> RunSpec:
         part = getattr(spec, section)
         if part is not None and (place := places.get(part.dataset)) not in (None, part.dataset):
             values[section] = {"dataset": place}
-    return _changed(spec, values) if values else spec
+    return changed(spec, values) if values else spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fedssl.experiments.costs import num_images
-from fedssl.experiments.overlays import Values, overlay
+from fedssl.experiments.overlays import Values, changed, overlay
 from fedssl.experiments.papers import TableCell
 from fedssl.models import build_encoder
 from fedssl.protocol.methods.distillation import DistillationConfig
@@ -70,18 +70,14 @@ def scaled(cell: TableCell, scale: Scale, device: str = "cpu") -> RunSpec:
         values["training"]["precision"] = "fp32"
     if scale.encoder is not None:
         values = overlay(values, _narrower(spec, scale.encoder))
-    smaller = _changed(spec, values)
-    return _changed(smaller, _following(smaller, cell.public_client, scale))
+    smaller = changed(spec, values)
+    return changed(smaller, _following(smaller, cell.public_client, scale))
 
 
 def steps(spec: RunSpec, public_client: str | None = None) -> float:
     """Return the approximate number of local steps of one client in the whole run."""
     rounds = spec.num_rounds * spec.cohort.fraction
     return max(1.0, rounds * spec.training.num_epochs * _per_client(spec, public_client) / spec.training.batch_size)
-
-
-def _changed(spec: RunSpec, values: Values) -> RunSpec:
-    return RunSpec.model_validate(overlay(spec.model_dump(mode="json"), values))
 
 
 def _images(spec: RunSpec, share: float) -> Values:
@@ -125,7 +121,7 @@ def _following(spec: RunSpec, public_client: str | None, scale: Scale) -> Values
     per_client = _per_client(spec, public_client)
     batch = min(spec.training.batch_size, max(_MIN_BATCH, _power_of_two(per_client / _STEPS_AN_EPOCH)))
     values: Values = {"training": {"batch_size": batch}, "method": {}}
-    num_steps = steps(_changed(spec, values), public_client)
+    num_steps = steps(changed(spec, values), public_client)
     for name in ("target_momentum", "key_momentum"):
         if (momentum := getattr(spec.method, name, None)) is not None:
             values["method"][name] = _followed(momentum, num_steps)

@@ -94,7 +94,7 @@ class Thresholds:
 
 
 def choose_thresholds(
-    num_clients: int, *, min_cohort: int = SMALLEST_COHORT, collusion: int | None = None, dropped: int | None = None
+    num_clients: int, *, min_cohort: int = SMALLEST_COHORT, collusion: int | None = None
 ) -> Thresholds:
     """Return degree, threshold and smallest sum for a cohort.
 
@@ -103,12 +103,13 @@ def choose_thresholds(
     parts below 2^-40 and the abort below 2^-20; a complete graph if there is none. These bounds hold if no one
     chooses keys, or leaves clients out, to change the order of the ring.
 
+    The number of clients that may be lost, d, is a tenth of the cohort.
+
     Args:
         num_clients: K, at least 3.
         min_cohort: the smallest number of updates that may be summed, at least 3 and at most K.
         collusion: c, clients that may collude with the coordinator. Default: a quarter of at most 128 clients, or a
             tenth of more.
-        dropped: d, clients that may be lost; a tenth. Up to 128 clients it changes nothing.
 
     Raises ValueError if a number does not fit the others.
     """
@@ -118,8 +119,8 @@ def choose_thresholds(
         raise ValueError(f"min_cohort must be {SMALLEST_COHORT} to {num_clients} (the cohort), not {min_cohort}")
     if collusion is None:
         collusion = num_clients // 4 if num_clients <= LARGEST_COMPLETE else num_clients // 10
-    dropped = num_clients // 10 if dropped is None else dropped
-    if dropped < 0 or collusion < 0 or collusion + dropped > num_clients - 2:
+    dropped = num_clients // 10
+    if collusion < 0 or collusion + dropped > num_clients - 2:
         raise ValueError(f"{collusion} colluding and {dropped} lost clients leave fewer than 2 of {num_clients}")
     degree, threshold = num_clients - 1, share_threshold(num_clients, collusion)
     if num_clients > LARGEST_COMPLETE:

@@ -27,12 +27,6 @@ CREATE TRIGGER stop_here BEFORE UPDATE ON evaluations FOR EACH ROW EXECUTE FUNCT
 
 
 @pytest.fixture(scope="module")
-def database(servers: Servers) -> Iterator[str]:
-    with servers.database() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Three workers, and no evaluator yet."""
     folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("fedsimclr"))

@@ -33,12 +33,6 @@ pytestmark = [pytest.mark.full, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")
-def database(servers: Servers) -> Iterator[str]:
-    with servers.database() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Yield a federation of three workers and a process for each queue except that of evaluations.
 

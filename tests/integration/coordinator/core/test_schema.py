@@ -28,12 +28,6 @@ pytestmark = pytest.mark.full
 DIGEST = "d" * 64
 
 
-@pytest.fixture
-def empty_url(servers: Servers) -> Iterator[str]:
-    with servers.database(empty=True) as url:
-        yield url
-
-
 def _environment(servers: Servers, url: str, tmp_path: Path) -> dict[str, str]:
     return coordinator_environment(url, servers.redis_url, tmp_path / "store")
 

@@ -1,24 +1,12 @@
 """Causes of declined work: the coordinator's fault costs no attempt, a client's own does, whatever cause it sends."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedssl.protocol.states import Cause, Outcome, RunState, Verdict
-from support.cast import Cast
+from support.cast import Cast, MakeCast
 from support.coordinator import Coordinator
-from support.tables import Tables
-
-MakeCast = Callable[..., Cast]
-
-
-@pytest.fixture
-def make_cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeCast:
-    def make(names: str = "ab", **changes: object) -> Cast:
-        return Cast(coordinator, tables, tmp_path, names, **changes)
-
-    return make
 
 
 def _broadcast(cast: Cast) -> Path:

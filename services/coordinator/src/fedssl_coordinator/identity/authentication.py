@@ -80,11 +80,6 @@ def may_still(session: Session, caller: Caller) -> bool:
     return repository.is_valid(session, caller.token_id)
 
 
-def require_still(session: Session, caller: Caller) -> None:
-    """Raise ProblemError if the token is no longer valid."""
-    require_valid(session, caller.token_id)
-
-
 def require_valid(session: Session, token_id: UUID) -> None:
     """Raise ProblemError if a token is no longer valid, for requests that have begun while it was."""
     if not repository.is_valid(session, token_id):

@@ -37,13 +37,12 @@ class Row:
 
 @dataclass(slots=True)
 class RunTotals:
-    """The rounds, bytes and refusals of one run."""
+    """The rounds and bytes of one run."""
 
     method: str = ""
     rounds: set[int] = field(default_factory=set)
     digests: set[tuple[int, str]] = field(default_factory=set)
     num_bytes: int = 0
-    num_refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,6 @@ class LedgerIndex:
         run = self._runs.setdefault(row.run, RunTotals())
         run.method = row.method
         if entry.kind == "refused":
-            run.num_refused += 1
             return
         self._by_seq[entry.seq] = row
         update = (int(body.get("round", 0)), str(body.get("digest")))

@@ -77,10 +77,10 @@ def read_connections(path: Path | None = None) -> Connections:
         raise UsageError(f"{place} cannot be read ({key}: {first.message}): correct it, or move it away") from None
 
 
-def write_connections(connections: Connections, path: Path | None = None) -> None:
+def write_connections(connections: Connections) -> None:
     """Replace the whole file. Only its owner can read it."""
     from fedssl.files import write_private
 
-    place = path or connections_path()
+    place = connections_path()
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(place, connections.model_dump_json(indent=2, exclude_none=True, ensure_ascii=True) + "\n")

@@ -19,7 +19,7 @@ from fedssl.cli.datasets.registration import (
     read_split,
     temporary_file,
 )
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_registered, show_table_by_project
 from fedssl.cli.progress_bar import progress_bar
 
 app = typer.Typer(
@@ -102,8 +102,4 @@ def show(
 ) -> None:
     """Show one evaluation data set."""
     with connect(url, token_file) as client:
-        view = client.evaluation_dataset(name)
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        show_pairs({key.replace("_", " ").replace("created at", "registered"): value for key, value in view})
+        show_registered(client.evaluation_dataset(name), output)

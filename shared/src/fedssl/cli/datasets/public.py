@@ -19,7 +19,7 @@ from fedssl.cli.datasets.registration import (
     temporary_file,
 )
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_registered, show_table_by_project
 from fedssl.cli.progress_bar import progress_bar
 from fedssl.protocol.data import KNOWN_DATASETS
 
@@ -91,11 +91,7 @@ def show(
 ) -> None:
     """Show one public data set."""
     with connect(url, token_file) as client:
-        view = client.public_dataset(name)
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        show_pairs({key.replace("_", " ").replace("created at", "registered"): value for key, value in view})
+        show_registered(client.public_dataset(name), output)
 
 
 def _check_known_name(name: str, source: str, *, is_whole: bool) -> None:

@@ -20,7 +20,16 @@ from fedssl.experiments import papers
 from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, learns_little, training_seconds
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot, run_pilot
-from fedssl.experiments.reproduction import RUNS, CellResult, Task, place_datasets, prepare, require_no_loss, run_task
+from fedssl.experiments.reproduction import (
+    RESULTS,
+    RUNS,
+    CellResult,
+    Task,
+    place_datasets,
+    prepare,
+    require_no_loss,
+    run_task,
+)
 from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import scaled
 from fedssl.protocol.explanation import explain
@@ -83,7 +92,7 @@ def run(request: Request) -> list[CellResult]:
         tasks = [_changed(Task(each, scaled(each, plan.scale, speeds.device)), request.changes) for each in cells]
     tasks = place_datasets(tasks, machine.data_root)
     for task in tasks:
-        require_no_loss(task, seeds, request.out)
+        require_no_loss(task.cell, task.spec, seeds, request.out / RESULTS)
     if request.dry_run:
         for task in tasks:
             note(f"{task.cell.name}: {_size(task.spec)}")

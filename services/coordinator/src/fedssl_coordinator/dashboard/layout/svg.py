@@ -9,6 +9,7 @@ from fedssl_coordinator.core.models import Round
 _HEIGHTS = {"a": 6, "p": 11, "s": 3, "f": 16, "d": 6}
 _LETTERS = {Verdict.AGGREGATED: "a", Verdict.PARTIAL: "p", Verdict.SKIPPED: "s", Verdict.FAILED: "f"}
 UNCLOSED = "d"
+_SPARK_WIDTH, _SPARK_HEIGHT = 72, 22
 
 
 def letter(row: Round) -> str:
@@ -26,20 +27,20 @@ def ribbon(rounds: Sequence[Round]) -> tuple[str, str]:
     return "".join(letter(row) for row in rounds), f"last {plural(len(rounds), 'round')}: {words}"
 
 
-def bars(letters: str, height: int = 16) -> list[tuple[str, int, int, int]]:
+def bars(letters: str) -> list[tuple[str, int, int, int]]:
     """For every letter its class, x, y and height, three units apart."""
-    return [(name, 3 * index, height - _HEIGHTS[name], _HEIGHTS[name]) for index, name in enumerate(letters)]
+    return [(name, 3 * index, 16 - _HEIGHTS[name], _HEIGHTS[name]) for index, name in enumerate(letters)]
 
 
-def spark(values: Sequence[float], width: int = 72, height: int = 22) -> str:
+def spark(values: Sequence[float]) -> str:
     """Return the path of a sparkline, empty for fewer than two numbers."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
     span, pad = (high - low) or 1.0, 2
-    across = (width - 2 * pad) / (len(values) - 1)
+    across, tall = (_SPARK_WIDTH - 2 * pad) / (len(values) - 1), _SPARK_HEIGHT - 2 * pad
     steps = [
-        f"{pad + index * across:.1f} {height - pad - (value - low) / span * (height - 2 * pad):.1f}"
+        f"{pad + index * across:.1f} {pad + tall - (value - low) / span * tall:.1f}"
         for index, value in enumerate(values)
     ]
     return "M" + "L".join(steps)

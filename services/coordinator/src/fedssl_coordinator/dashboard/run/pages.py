@@ -11,14 +11,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from fedssl.protocol.work import MetricName
-from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import charts as run_charts
 from fedssl_coordinator.dashboard.run import sites as run_sites
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import MaySteer, PlacedViewing, Steering, Viewing
-from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import maps
 from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.runs import service
@@ -101,7 +100,7 @@ def show_timeline(
 @router.get("/runs/{run_id}/stream", response_class=EventSourceResponse)
 async def stream_run(run_id: UUID, request: Request, visitor: PlacedViewing, after: EventId = 0) -> Response:
     """Stream the run's events to the page's EventSource."""
-    await run_in_threadpool(_require, run_id)
+    await run_in_threadpool(events.require_run, run_id)
     resumed = request.headers.get("last-event-id", "")
     last_id = int(resumed) if resumed.isdigit() and len(resumed) < 19 else after
     return EventSourceResponse(_unnamed(request, run_id, last_id, visitor.caller))
@@ -111,11 +110,6 @@ async def _unnamed(request: Request, run_id: UUID, last_id: int, caller: Caller)
     """Yield the events without their kinds as names: an EventSource ignores names without a listener."""
     async for event in events.stream(request, run_id, last_id, caller):
         yield ServerSentEvent(id=event.id, data=event.data)
-
-
-def _require(run_id: UUID) -> None:
-    with transaction() as session:
-        run_rows.require(session, run_id)
 
 
 @router.get("/runs/{run_id}/{verb}/confirm")

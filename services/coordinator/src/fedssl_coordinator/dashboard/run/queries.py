@@ -35,6 +35,7 @@ LETTERS = {
     AssignmentState.SUBMITTED: "l",
 }
 """A client's part in a round as one letter."""
+_MOST_KEPT_WEIGHTS = 100
 
 
 class Attempt(NamedTuple):
@@ -123,11 +124,9 @@ def band(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> l
     return [(row[0], row[1], row[2], row[3]) for row in session.execute(statement)]
 
 
-def verdicts(session: Session, run_id: UUID, numbers: Sequence[int] | None = None) -> list[tuple[int, str | None]]:
+def verdicts(session: Session, run_id: UUID) -> list[tuple[int, str | None]]:
     """Return the verdicts of the run's rounds, oldest first."""
     statement = select(Round.number, Round.verdict).where(Round.run_id == run_id).order_by(Round.number)
-    if numbers is not None:
-        statement = statement.where(Round.number.in_(numbers))
     return [(number, verdict) for number, verdict in session.execute(statement)]
 
 
@@ -202,11 +201,11 @@ def closing_times(session: Session, run_id: UUID) -> dict[int, datetime]:
     return {number: at for number, at in session.execute(statement) if at is not None}
 
 
-def distillations(session: Session, run_id: UUID, limit: int, offset: int = 0) -> Sequence[DistillationJob]:
+def distillations(session: Session, run_id: UUID, limit: int) -> Sequence[DistillationJob]:
     """Return the run's jobs, newest first."""
     job = DistillationJob
     statement = select(job).where(job.run_id == run_id).order_by(job.created_at.desc(), job.id.desc())
-    return session.scalars(statement.limit(limit).offset(offset)).all()
+    return session.scalars(statement.limit(limit)).all()
 
 
 def num_distillations(session: Session, run_id: UUID) -> int:
@@ -241,14 +240,14 @@ class KeptWeights(NamedTuple):
     at: datetime
 
 
-def kept_weights(session: Session, run_id: UUID, limit: int = 100) -> list[KeptWeights]:
+def kept_weights(session: Session, run_id: UUID) -> list[KeptWeights]:
     """Return the weights with which the newest rounds began, newest first."""
     statement = (
         select(Round.number - 1, Artifact.digest, Artifact.num_bytes, Round.opened_at)
         .join(Artifact, Artifact.digest == func.coalesce(Round.model, Round.broadcast))
         .where(Round.run_id == run_id, Round.number > 1, Artifact.collected_at.is_(None))
         .order_by(Round.number.desc())
-        .limit(limit)
+        .limit(_MOST_KEPT_WEIGHTS)
     )
     return [KeptWeights(*row) for row in session.execute(statement)]
 

@@ -58,7 +58,8 @@ def _next(run_id: UUID, last_id: int, caller: Caller) -> tuple[list[EventView], 
         return [_view(row) for row in audit.after(session, run_id, last_id, _BATCH)], is_over
 
 
-def _require(run_id: UUID) -> None:
+def require_run(run_id: UUID) -> None:
+    """Raise ProblemError if there is no such run, in a transaction of its own."""
     with transaction() as session:
         run_rows.require(session, run_id)
 
@@ -68,7 +69,7 @@ async def stream_events(
     run_id: UUID, request: Request, caller: PlacedViewer, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
     """Stream a run's events as they happen (server-sent events). The stream ends when the run has finished."""
-    await run_in_threadpool(_require, run_id)
+    await run_in_threadpool(require_run, run_id)
     return EventSourceResponse(stream(request, run_id, int(last_event_id or 0), caller))
 
 

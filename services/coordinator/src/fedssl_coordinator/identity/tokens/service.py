@@ -12,7 +12,7 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Client, Token
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.identity import clients
-from fedssl_coordinator.identity.authentication import Caller, hash_secret, new_secret, require_still
+from fedssl_coordinator.identity.authentication import Caller, hash_secret, new_secret, require_valid
 from fedssl_coordinator.identity.openid.people import Person
 from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.identity.tokens import repository
@@ -55,7 +55,7 @@ def redeem(session: Session, caller: Caller, request: Enrol) -> tuple[Enrolled, 
     """
     assert caller.client_id is not None, "an enrolment has a client"
     clients.locked(session, caller.client_id)
-    require_still(session, caller)
+    require_valid(session, caller.token_id)
     if repository.use(session, caller.token_id):
         token_id = repository.add_enrolled(session, repository.get(session, caller.token_id), request.token_hash)
         if token_id is None:
