@@ -19,8 +19,8 @@ Tag = Annotated[
     str,
     explained(
         r"^[a-z0-9][a-z0-9._-]{0,31}$",
-        "a tag has at most 32 lower-case letters from a to z, digits, and the characters . _ -, and begins with a letter "
-        "or a digit",
+        "a tag has at most 32 lower-case letters from a to z, digits, and the characters . _ -, and begins with a "
+        "letter or a digit",
     ),
 ]
 
