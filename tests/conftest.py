@@ -48,13 +48,19 @@ LONGEST = (
     "tests/unit/worker/",
 )
 
+GOLDEN = "tests/golden/"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="run the long tests too, and those that take long with every method"
     )
     parser.addoption(
-        "--part", type=_part, default=(1, 1), metavar="K/N", help="with --full: only part K of N of the long tests"
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="with --full: only part K of N of the long tests, and the golden curves of all methods",
     )
 
 
@@ -68,7 +74,7 @@ def _part(text: str) -> tuple[int, int]:
 def pytest_report_header(config: pytest.Config) -> str:
     if config.getoption("--full"):
         number, parts = config.getoption("--part")
-        which = "" if parts == 1 else f", part {number} of {parts} of them"
+        which = "" if parts == 1 else f", part {number} of {parts} of them and all golden curves"
         return f"full: the long tests too, with all methods{which}"
     few = ", ".join(REPRESENTATIVE_METHODS)
     return f"without the long tests, and with only {few} where many methods take long; --full runs all"
@@ -76,13 +82,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks, and those of
-    other parts."""
+    other parts. The golden curves belong to every part."""
     number, parts = config.getoption("--part") if config.getoption("--full") else (0, 1)
     named = {Path(argument).name for argument in config.args}
     left_out = {
         item
         for item in _long(items)
-        if Path(item.nodeid).name not in named and zlib.crc32(item.nodeid.encode()) % parts != number - 1
+        if Path(item.nodeid).name not in named
+        and not (number and item.nodeid.startswith(GOLDEN))
+        and zlib.crc32(item.nodeid.encode()) % parts != number - 1
     }
     if left_out:
         config.hook.pytest_deselected(items=left_out)
