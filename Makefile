@@ -24,7 +24,7 @@ demo: $(VENV)/.installed ## Train a federation of four clients on this machine, 
 	@$(BIN)/fedssl demo
 
 .PHONY: test
-test: $(VENV)/.installed-dev ## Run the test suite, on servers that it starts itself (FULL=1: the long tests too, with every method; FULL=1/3: a third of those)
+test: $(VENV)/.installed-dev ## Run the test suite, on servers that it starts itself (FULL=1: the long tests too, with every method; FULL=1/16: a sixteenth of those)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(FULL),--full $(if $(findstring /,$(FULL)),--part=$(FULL))) $(ARGS)
 
 .PHONY: lint

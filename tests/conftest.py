@@ -1,24 +1,26 @@
 """Servers and coordinators for every test that asks for them: real Postgres, a real Redis-protocol server."""
 
 import argparse
+import gc
 import logging
 import os
 import signal
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
-import torch
 
 from fedssl_coordinator.core.logs import CHATTY
-from support.coordinator import Coordinator, forget, is_of_this_environment
-from support.methods import REPRESENTATIVE_METHODS
-from support.object_store import ObjectStore
-from support.servers import Servers
+
+if TYPE_CHECKING:  # the process that only distributes the tests needs neither torch nor the coordinator
+    from support.coordinator import Coordinator
+    from support.object_store import ObjectStore
+    from support.servers import Servers
 
 # Background jobs of a shell ignore SIGINT, and programs that nohup starts ignore SIGHUP. Processes pass that on to
 # those that they start, which must react to both here.
@@ -47,13 +49,19 @@ LONGEST = (
     "tests/unit/worker/",
 )
 
+GOLDEN = "tests/golden/"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="run the long tests too, and those that take long with every method"
     )
     parser.addoption(
-        "--part", type=_part, default=(1, 1), metavar="K/N", help="with --full: only part K of N of the long tests"
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="with --full: only part K of N of the long tests, and the golden curves of all methods",
     )
 
 
@@ -67,21 +75,22 @@ def _part(text: str) -> tuple[int, int]:
 def pytest_report_header(config: pytest.Config) -> str:
     if config.getoption("--full"):
         number, parts = config.getoption("--part")
-        which = "" if parts == 1 else f", part {number} of {parts} of them"
+        which = "" if parts == 1 else f", part {number} of {parts} of them and all golden curves"
         return f"full: the long tests too, with all methods{which}"
-    few = ", ".join(REPRESENTATIVE_METHODS)
-    return f"without the long tests, and with only {few} where many methods take long; --full runs all"
+    return "without the long tests, and with only the representative methods where many take long; --full runs all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks, and those of
-    other parts."""
+    other parts. The golden curves belong to every part."""
     number, parts = config.getoption("--part") if config.getoption("--full") else (0, 1)
     named = {Path(argument).name for argument in config.args}
     left_out = {
         item
         for item in _long(items)
-        if Path(item.nodeid).name not in named and zlib.crc32(item.nodeid.encode()) % parts != number - 1
+        if Path(item.nodeid).name not in named
+        and not (number and item.nodeid.startswith(GOLDEN))
+        and zlib.crc32(item.nodeid.encode()) % parts != number - 1
     }
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -105,10 +114,31 @@ def _place(item: pytest.Item) -> int:
     return next((n for n, beginning in enumerate(LONGEST) if item.nodeid.startswith(beginning)), len(LONGEST))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave out of each garbage collection what lives as long as the process: what was imported and collected.
+
+    Searching it takes a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Start every test with the same random numbers, so that a failure repeats in any order of the tests."""
-    torch.manual_seed(0)
+    """Start every test with the same random numbers, so that a failure repeats in any order of the tests.
+
+    `torch.manual_seed` would keep a seed and a stack trace per test for a GPU that most tests do not use.
+    """
+    import torch
+
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +153,8 @@ def own_process() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     for logger, level in zip((root, *chatty), levels, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:  # each call clears the caches of all loggers
+            logger.setLevel(level)
     structlog.configure(**log_lines)
     signal.signal(signal.SIGTERM, at_term)
 
@@ -132,7 +163,11 @@ def own_process() -> Iterator[None]:
 def own_settings() -> Iterator[None]:
     """Fail a test after which the coordinator's modules keep settings or a database that the next test would use."""
     yield
-    if "fedssl_coordinator.core.db" in sys.modules and not is_of_this_environment():
+    if "fedssl_coordinator.core.db" not in sys.modules:
+        return
+    from support.coordinator import forget, is_of_this_environment
+
+    if not is_of_this_environment():
         forget()  # this test's error, and no other's
         pytest.fail("call support.coordinator.forget once the environment is as it was: see change_settings")
 
@@ -155,12 +190,16 @@ def change_settings() -> Iterator[Callable[..., None]]:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Use one thread: the bits are the same every time, and the cores are left to the processes that tests start."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
     """Yield Postgres with a migrated template database, and Valkey."""
+    from support.servers import Servers
+
     folder = tmp_path_factory.mktemp("servers")
     with Servers(folder) as running:
         # Celery's app reads the broker's address when it is imported, once for the whole session.
@@ -169,28 +208,32 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 @pytest.fixture(scope="session")
-def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ObjectStore]":
     """Yield a server that speaks S3. Each test must use a bucket of its own."""
+    from support.object_store import ObjectStore
+
     with ObjectStore(tmp_path_factory.mktemp("objects")) as running:
         yield running
 
 
 @pytest.fixture
-def database_url(servers: Servers) -> Iterator[str]:
+def database_url(servers: "Servers") -> Iterator[str]:
     """Yield the address of a migrated database of the test's own."""
     with servers.database() as url:
         yield url
 
 
 @pytest.fixture
-def empty_url(servers: Servers) -> Iterator[str]:
+def empty_url(servers: "Servers") -> Iterator[str]:
     """Yield the address of a database without tables."""
     with servers.database(empty=True) as url:
         yield url
 
 
 @pytest.fixture
-def coordinator(servers: Servers, database_url: str, tmp_path: Path) -> Iterator[Coordinator]:
+def coordinator(servers: "Servers", database_url: str, tmp_path: Path) -> "Iterator[Coordinator]":
     """Yield the API under uvicorn in this process. Only `coordinator.advance` aggregates."""
+    from support.coordinator import Coordinator
+
     with Coordinator(database_url, servers.redis_url, tmp_path / "store") as running:
         yield running

@@ -1,12 +1,8 @@
 """Every values file of ci/ gives objects that Helm and several versions of Kubernetes accept, to the letter."""
 
-from collections.abc import Iterator
-from functools import cache
-
 import helm_python as helm
 import kubernetes_validate
 import pytest
-from kubernetes_validate import utils
 
 from support.chart import CASES, CHART, case, rendered
 
@@ -14,13 +10,6 @@ VERSIONS = ("1.27", "1.31", "1.34")
 # Not of Kubernetes itself: no schema here.
 CUSTOM = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor", "PrometheusRule", "HTTPRoute"}
 HARMLESS = "icon is recommended"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _schemas_are_read_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
-        yield
 
 
 @pytest.mark.parametrize("name", CASES)

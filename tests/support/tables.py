@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, LiteralString, Self
 
@@ -32,6 +33,14 @@ def delete_all_rows(connection: psycopg.Connection[Any]) -> None:
 def _names(connection: psycopg.Connection[Any]) -> list[str]:
     rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1").fetchall()
     return [name for (name,) in rows if name != "alembic_version"]
+
+
+@lru_cache
+def _all_rows(names: tuple[str, ...]) -> bytes:
+    """Return one statement for the rows of all tables: one per table takes seven times as long."""
+    each = "SELECT {} AS name, (to_jsonb(t) - 'touched_at')::text AS row FROM {} AS t"
+    parts = [sql.SQL(each).format(sql.Literal(name), sql.Identifier(name)) for name in names]
+    return (sql.SQL(" UNION ALL ").join(parts) + sql.SQL(" ORDER BY name, row")).as_bytes()
 
 
 class Tables:
@@ -69,13 +78,10 @@ class Tables:
 
     def dump(self, *, but: tuple[str, ...] = ()) -> dict[str, list[str]]:
         """Return every row of every table as text, without the times of the artifacts' last requests."""
-        return {name: self._rows(name) for name in self.names() if name not in but}
-
-    def _rows(self, name: str) -> list[str]:
-        statement = sql.SQL("SELECT (to_jsonb(t) - 'touched_at')::text FROM {} AS t ORDER BY 1").format(
-            sql.Identifier(name)
-        )
-        return [text for (text,) in self._connection.execute(statement)]
+        found: dict[str, list[str]] = {name: [] for name in self.names() if name not in but}
+        for name, text in self._connection.execute(_all_rows(tuple(found))):
+            found[name].append(text)
+        return found
 
     def clear(self) -> None:
         """Empty every table."""

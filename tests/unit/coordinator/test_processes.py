@@ -16,7 +16,7 @@ SETTINGS = {
 
 _API = """
 from fedssl_coordinator.app import create_app
-create_app().openapi()
+create_app()
 from fedssl.protocol.runs import RunSpec
 RunSpec.model_validate({"method": {"name": "fedbyol"}})
 from fedssl_coordinator.core.store import store
@@ -74,11 +74,14 @@ def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_the_committed_openapi_document_is_that_of_the_code() -> None:
-    """It needs no settings, and prints the same wherever it runs."""
-    done = _command("openapi")
+    """It needs no settings, prints the same wherever it runs, and imports nothing that computes."""
+    done = _command("openapi", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
     committed = (ROOT / "openapi.json").read_text(encoding="utf-8")
     assert done.stdout == committed, "regenerate it: make docs"
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "fedssl_coordinator.app" in modules
+    assert not modules & {*_COMPUTES, "fedssl_coordinator.aggregator.rounds"}
 
 
 def test_without_settings_a_process_says_which(tmp_path: Path) -> None:
