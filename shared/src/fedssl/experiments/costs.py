@@ -7,11 +7,10 @@ evaluation are left out. This is an estimate for choosing what to run: the paper
 import functools
 from dataclasses import dataclass
 
-import torch
-
 from fedssl.data.catalogue import KNOWN
 from fedssl.models import build_encoder
 from fedssl.models.complexity import num_multiply_adds
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.methods.add_ons import FedXConfig
 from fedssl.protocol.methods.classifier import ClassifierConfig
 from fedssl.protocol.methods.composed import ComposedConfig
@@ -72,7 +71,7 @@ def passes(method: ComposedConfig) -> Passes:
 @functools.cache
 def multiply_adds(encoder: EncoderConfig, channels: int, image_size: int) -> int:
     """Return the multiply-adds of one image's forward pass."""
-    with torch.device("meta"):  # shapes are enough: nothing is drawn or computed
+    with on_meta_device():
         network = build_encoder(encoder, channels, image_size)
     return num_multiply_adds(network, (channels, image_size, image_size))
 

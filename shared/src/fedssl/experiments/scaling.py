@@ -8,12 +8,11 @@ that they can follow in fewer steps.
 
 from dataclasses import dataclass
 
-import torch
-
 from fedssl.experiments.costs import num_images
 from fedssl.experiments.overlays import Values, changed, overlay
 from fedssl.experiments.papers import TableCell
 from fedssl.models import build_encoder
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.methods.reducers import EUAConfig
@@ -175,6 +174,6 @@ def _power_of_two(limit: float) -> int:
 
 
 def _num_weights(encoder: EncoderConfig, spec: RunSpec) -> int:
-    with torch.device("meta"):
+    with on_meta_device():
         network = build_encoder(encoder, spec.data.channels, spec.data.image_size)
     return sum(parameter.numel() for parameter in network.parameters())

@@ -12,6 +12,7 @@ from fedssl.artifacts.weight_files import COUNTER
 from fedssl.artifacts.weight_names import PREFIX, is_adapter, is_classifier
 from fedssl.errors import SpecError
 from fedssl.models.encoders import Encoder, build_encoder
+from fedssl.models.initialisation import on_meta_device
 from fedssl.models.lora import merged
 from fedssl.models.positions import are_grids, resized_positions
 from fedssl.protocol.data import DataConfig
@@ -96,7 +97,7 @@ def table_for(
     Raises SpecError if `adapt` names anything but a convolution or the position embeddings of the encoder, or what
     needs no adapting in weights that fit.
     """
-    with torch.device("meta"):
+    with on_meta_device():
         encoder = build_encoder(config, data.channels, data.image_size)
     own = {_own_name(name): shape for name, shape in given.items() if not is_adapter(name)}
     table = _table(encoder, own, adapt)

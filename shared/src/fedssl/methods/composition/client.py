@@ -25,6 +25,7 @@ from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective
 from fedssl.methods.composition.streams import ROTATED, draw_batches, draw_streams, turned
 from fedssl.models import Encoder, add_adapters, build_encoder, build_mlp, freeze, frozen_tensors, initialised
 from fedssl.models.batch_norm import norm_tensors, recalibrate
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
@@ -269,7 +270,7 @@ class ClientAlgorithm:
         """Return the names of the encoder's tensors that no client changes or sends. Clients receive them once."""
         if not self.freezes(ctx):
             return frozenset()
-        with torch.device("meta"):
+        with on_meta_device():
             encoder = self.fresh_encoder(ctx)
         return frozenset(f"{ENCODER}.{name}" for name in frozen_tensors(encoder))
 
@@ -289,7 +290,7 @@ class ClientAlgorithm:
 
     def reduced(self, ctx: Context) -> frozenset[str]:
         """Return the names of the tensors that the reducer combines."""
-        with torch.device("meta"):
+        with on_meta_device():
             modules = self.modules(ctx)
         apart = {name for wire in self.wires for name in wire.combines}
         names = [name for name in self.sent(modules) if name not in apart]
@@ -303,7 +304,7 @@ class ClientAlgorithm:
     def plan(self, spec: RunSpec) -> ArtifactPlan:
         """Return the tensors of the sent modules and those of the parts, from a build on the meta device."""
         ctx = Context(spec=spec, round_number=0)
-        with torch.device("meta"):
+        with on_meta_device():
             modules = self.modules(ctx)
         kinds = {name: kind for wire in self.wires for name, kind in wire.kinds.items()}
         weights = tuple(

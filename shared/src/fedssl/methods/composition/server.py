@@ -12,6 +12,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Metrics, ServerState, Update
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.methods.composition.modules import tensors_of
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.plan import ArtifactPlan, Reduction, TensorSpec
 from fedssl.protocol.runs import RunSpec
 
@@ -49,7 +50,7 @@ class ServerAlgorithm:
         if rule is None:
             return plan
         ctx = Context(spec=self.spec, round_number=0)
-        with torch.device("meta"):
+        with on_meta_device():
             own = self.client.own(self.client.modules(ctx), ctx)
         apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
