@@ -14,7 +14,7 @@ from fedssl.models.torchvision_guard import import_torchvision
 from fedssl.protocol.data import channels_in_words
 from fedssl.protocol.model import EncoderConfig
 
-_DROP_PATH = "drop_prob"  # of timm's DropPath and DropBlock
+_DROP_RATES = ("drop_prob", "drop_rate")  # of timm's DropPath and DropBlock; of networks that call F.dropout
 
 
 class TimmNetwork(Encoder):
@@ -88,8 +88,9 @@ def _make_deterministic(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif hasattr(module, _DROP_PATH):
-            setattr(module, _DROP_PATH, 0.0)
+        for rate in _DROP_RATES:
+            if hasattr(module, rate):
+                setattr(module, rate, 0.0)
 
 
 @torch.no_grad()
