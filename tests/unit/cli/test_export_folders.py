@@ -88,6 +88,30 @@ def test_timm_loads_the_folder_with_its_classes_and_normalisation(
         torch.testing.assert_close(theirs((x - mean) / std).softmax(dim=1), ours, rtol=1e-4, atol=1e-5)
 
 
+def _of_timm(name: str, width: int) -> dict[str, Any]:
+    return {"name": f"timm:{name}", "timm_version": importlib.metadata.version("timm"), "timm_width": width}
+
+
+def test_timm_loads_a_classifier_that_is_a_convolution_there(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", _of_timm("dla46_c", 256))
+    done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
+    import timm
+
+    theirs = timm.create_model(f"local-dir:{run / 'huggingface'}", pretrained=True).eval()
+    encoder, x = load_encoder(run), _images(3)
+    with torch.no_grad():
+        logits = theirs((x - encoder.get_buffer("mean")) / encoder.get_buffer("std"))
+        ours = Classifier(encoder, read_head(run / "head.safetensors")).eval()(x)
+        torch.testing.assert_close(logits.softmax(dim=1), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_a_classifier_of_timm_with_more_than_a_linear_layer_is_refused(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", _of_timm("efficientvit_m0", 192), size=64)
+    words = refused("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
+    assert "is not one linear layer (head.bn.bias, " in words
+    assert not (run / "huggingface").exists()
+
+
 def test_without_a_classifier_timm_gives_representations(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT, head=False)
     assert done("export", run, "--to", "huggingface", "--out", tmp_path / "out")["width"] == 192

@@ -1,6 +1,7 @@
 """Which parameters and statistics of an encoder are frozen."""
 
 import copy
+import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_a_fixed_batch_norm_is_the_map_of_its_stored_statistics() -> None:
     x = torch.tensor([3.0, 6.0, 9.0, 4.0]).view(1, 4, 1, 1)
     found = encoder.train().get_submodule("blocks.0.bn")(x)
     torch.testing.assert_close(found.flatten(), torch.tensor([1.0, 2.0, 3.0, 0.0]), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_fixed_batch_norm_of_timm_keeps_its_activation() -> None:
+    given = {"name": "timm:test_efficientnet", "timm_version": importlib.metadata.version("timm"), "timm_width": 256}
+    encoder = initialised(lambda: build_encoder(EncoderConfig.model_validate(given), 1, 32), 0)
+    x = torch.randn(2, 1, 32, 32)
+    expected = encoder.eval()(x)
+    freeze(encoder, ["conv_stem.weight"])
+    assert torch.equal(encoder.train()(x), expected)
+    assert torch.equal(copy.deepcopy(encoder).train()(x), expected)
+
+
+@torch.no_grad()
+def test_batch_norms_of_any_dimension_are_fixed() -> None:
+    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    x = torch.randn(4, 3)
+    expected = network.eval()(x)
+    freeze(network, ["0.*"])
+    assert torch.equal(network.train()(x), expected)
+    assert torch.equal(network.get_buffer("1.running_mean"), torch.zeros(2))
 
 
 def test_frozen_parameters_get_no_gradient() -> None:

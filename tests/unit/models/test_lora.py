@@ -1,5 +1,6 @@
 """Low-rank adapters: what they compute, where they are, and what is left once they are merged."""
 
+import importlib.metadata
 import math
 
 import numpy as np
@@ -87,6 +88,17 @@ def test_patterns_choose_the_layers() -> None:
         SpecError, match=r"layers names head\.\*, which matches no linear layer .* blocks\.0\.attn\.qkv"
     ):
         add_adapters(build_encoder(VIT, 1, 8), LoRAConfig(rank=4, layers=("*", "head.*")))
+
+
+def test_a_layer_that_the_network_does_not_call_is_refused() -> None:
+    """EVA multiplies by `qkv.weight` itself, so that an adapter of `qkv` would change nothing."""
+    version = importlib.metadata.version("timm")
+    config = {"name": "timm:eva02_tiny_patch14_224", "timm_version": version, "timm_width": 192}
+    with torch.device("meta"):
+        encoder = build_encoder(EncoderConfig.model_validate(config), 3, 28)
+    with pytest.raises(SpecError, match=r"layers names blocks\.0\.attn\.qkv, whose weights the network uses without"):
+        add_adapters(encoder, LoRAConfig(rank=2))
+    add_adapters(encoder, LoRAConfig(rank=2, layers=("blocks.*.attn.proj",)))
 
 
 def test_a_rank_above_that_of_a_layer_is_refused() -> None:

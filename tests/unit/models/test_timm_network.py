@@ -52,6 +52,15 @@ def test_a_run_trains_it_and_two_runs_have_the_same_bits() -> None:
     assert "encoder.layer1.0.bn1.weight" in first
 
 
+@torch.no_grad()
+def test_no_network_draws_random_numbers_in_training() -> None:
+    """GhostNet has no dropout layer: it calls the function, with its attribute `drop_rate`."""
+    config = EncoderConfig.model_validate({"name": "timm:ghostnet_050", "timm_version": VERSION, "timm_width": 1280})
+    encoder = build_encoder(config, 1, 32).train()
+    x = torch.rand(4, 1, 32, 32)
+    assert torch.equal(*(initialised(lambda: encoder(x), seed) for seed in (1, 2)))
+
+
 def test_names_are_read_as_people_write_them() -> None:
     assert read_encoder("timm:test_resnet") == {"name": "timm:test_resnet"}
     config = EncoderConfig.model_validate(RESNET)

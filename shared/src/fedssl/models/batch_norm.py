@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedssl.models.freezing import FixedBatchNorm2d
+from fedssl.models.freezing import FixedBatchNorm
 
 
 def norm_tensors(network: nn.Module) -> frozenset[str]:
@@ -53,4 +53,4 @@ def recalibrate(network: nn.Module, batches: Iterable[Tensor]) -> None:
 
 def _learns(module: nn.Module) -> TypeGuard[_BatchNorm]:
     """Return whether a module is a BatchNorm whose statistics change in training."""
-    return isinstance(module, _BatchNorm) and not isinstance(module, FixedBatchNorm2d)
+    return isinstance(module, _BatchNorm) and not isinstance(module, FixedBatchNorm)

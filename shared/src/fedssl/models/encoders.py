@@ -21,6 +21,9 @@ class Encoder(nn.Module):
     positions: str | None = None
     """The name of its position embeddings (1, 1 + N, H), of a class token and a square grid, if it has such."""
 
+    bypassed: frozenset[str] = frozenset()
+    """The names of linear layers whose weights it uses without calling them, so an adapter would have no effect."""
+
     recomputes: bool = False
     """True if training computes the activations inside each block again for its gradients, and does not keep them."""
 

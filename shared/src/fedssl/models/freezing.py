@@ -2,22 +2,25 @@
 
 import difflib
 import fnmatch
+import functools
 from collections.abc import Sequence
+from typing import cast
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedssl.errors import SpecError
 
 _NAMES_SHOWN = 3
 
 
-class FixedBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm that always normalises by its stored statistics, and never changes them.
+class FixedBatchNorm(_BatchNorm):
+    """The class that is put before a BatchNorm's own. It normalises by the stored statistics, and never changes them.
 
     It stays in evaluation mode, whatever mode the network that contains it is set to.
     """
 
-    def train(self, mode: bool = True) -> "FixedBatchNorm2d":  # noqa: FBT001, FBT002  # torch's signature
+    def train(self, mode: bool = True) -> "FixedBatchNorm":  # noqa: FBT001, FBT002  # torch's signature
         return super().train(mode=False)
 
 
@@ -25,7 +28,7 @@ def freeze(encoder: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the encoder except for the parameters whose names match one of the patterns.
 
     `*` in a pattern stands for any characters. A frozen parameter requires no gradient. A BatchNorm without a trained
-    parameter becomes a `FixedBatchNorm2d`, with the same tensors under the same names.
+    parameter becomes a `FixedBatchNorm`, and still does all else that its class does, such as timm's activation.
 
     Raises SpecError, with the nearest names, if a pattern matches no parameter.
 
@@ -41,10 +44,10 @@ def freeze(encoder: nn.Module, patterns: Sequence[str]) -> None:
             raise SpecError(_matches_nothing(pattern, names))
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    for parent in list(encoder.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.BatchNorm2d) and _is_frozen(child):
-                setattr(parent, name, _fixed(child))
+    for module in encoder.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, FixedBatchNorm) and _is_frozen(module):
+            module.__class__ = _fixed_class(type(module))  # type: ignore[arg-type]
+            module.eval()
 
 
 def frozen_tensors(encoder: nn.Module) -> frozenset[str]:
@@ -61,13 +64,9 @@ def _is_frozen(module: nn.Module) -> bool:
     return not any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
-def _fixed(norm: nn.BatchNorm2d) -> FixedBatchNorm2d:
-    """Return a fixed BatchNorm that has this one's tensors."""
-    fixed = FixedBatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    fixed.weight, fixed.bias = norm.weight, norm.bias
-    for name, buffer in norm.named_buffers(recurse=False):
-        setattr(fixed, name, buffer)
-    return fixed.eval()
+@functools.cache
+def _fixed_class(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+    return cast(type[_BatchNorm], type(f"Fixed{kind.__name__}", (FixedBatchNorm, kind), {}))
 
 
 def _matches_nothing(pattern: str, names: Sequence[str]) -> str:

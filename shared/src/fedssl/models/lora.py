@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fedssl.artifacts.tensors import Tensors
 from fedssl.artifacts.weight_names import is_adapter
 from fedssl.errors import SpecError
+from fedssl.models.encoders import Encoder
 from fedssl.protocol.model import LoRAConfig
 
 _A, _B, _SCALE = "lora_a", "lora_b", "lora_scale"
@@ -41,7 +42,8 @@ class LoRALinear(nn.Module):
 def add_adapters(encoder: nn.Module, config: LoRAConfig) -> None:
     """Replace the linear layers whose names match one of the config's patterns by layers with an adapter.
 
-    Raises SpecError if a pattern matches no linear layer, or the rank is above that of a layer.
+    Raises SpecError if a pattern matches no linear layer, or one whose adapter would have no effect, or the rank is
+    above that of a layer.
     """
     layers = {name: module for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
     for pattern in config.layers:
@@ -53,6 +55,11 @@ def add_adapters(encoder: nn.Module, config: LoRAConfig) -> None:
     for name, layer in layers.items():
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in config.layers):
             continue
+        if isinstance(encoder, Encoder) and name in encoder.bypassed:
+            raise SpecError(
+                f"model.lora.layers names {name}, whose weights the network uses without calling the layer: an adapter "
+                "would never be trained; name other layers"
+            )
         if config.rank > (largest := min(layer.in_features, layer.out_features)):
             raise SpecError(
                 f"model.lora.rank is {config.rank}, and {name} maps {layer.in_features} numbers to "

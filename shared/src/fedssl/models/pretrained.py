@@ -68,7 +68,7 @@ def load_encoder(path: Path | str, client_state: Path | str | None = None) -> Pr
 
     Raises:
         SpecError: the folder has no weights, or its spec.yaml is missing, invalid, or describes another network, or the
-            sites keep their own BatchNorm and there is no `client_state` with one.
+            sites keep their own BatchNorm and there is no `client_state`, or it holds no tensor of the encoder.
         ArtifactDamaged: the file is not the one that lineage.json lists.
     """
     place = weights_file(Path(path))
@@ -76,13 +76,25 @@ def load_encoder(path: Path | str, client_state: Path | str | None = None) -> Pr
     try:
         tensors = read_listed(place)
         if client_state is not None:
-            tensors |= {name: tensor for name, tensor in load_tensors(Path(client_state)).items() if name in tensors}
+            tensors |= _own_encoder(Path(client_state), tensors)
     except (SafetensorError, OSError) as error:
         raise SpecError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
     if client_state is None:
         require_batch_norm(spec)
     config = spec.model.encoder
     return PretrainedEncoder(encoder_of(tensors, config, spec.data), config, spec.data).eval()
+
+
+def _own_encoder(client_state: Path, tensors: Tensors) -> Tensors:
+    """Return the tensors of the encoder that a client keeps. Raises SpecError if there are none."""
+    kept = load_tensors(client_state)
+    own = {name: tensor for name, tensor in kept.items() if name in tensors and name.startswith(PREFIX)}
+    if not own:
+        raise SpecError(
+            f"{client_state} holds no tensor of the encoder: give the newest runs/RUN/*/state.safetensors in the "
+            "worker's state folder"
+        )
+    return own
 
 
 def require_batch_norm(spec: RunSpec) -> None:

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedssl.artifacts.tensors import save_tensors
@@ -36,13 +37,13 @@ def export_timm_folder(encoder: PretrainedEncoder, head: Head | None, card: str 
     network.
     """
     require_timm(encoder)
-    folder.mkdir(parents=True, exist_ok=True)
+    described = _config(encoder, head)
     tensors: dict[str, Tensor] = dict(encoder.encoder.state_dict())
     if head is not None:
-        name = _classifier(encoder.config)
-        tensors |= {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
+        tensors |= _classifier_tensors(encoder, head, described)
+    folder.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, folder / WEIGHTS)
-    write_atomically(folder / CONFIG, json.dumps(_config(encoder, head), indent=2) + "\n")
+    write_atomically(folder / CONFIG, json.dumps(described, indent=2) + "\n")
     write_atomically(folder / README, _readme(encoder, head, card))
 
 
@@ -71,6 +72,28 @@ def _kind(config: EncoderConfig) -> str:
 def _classifier(config: EncoderConfig) -> Any:
     """Return the name of the classifier in timm's network: a text, or several for a few of its networks."""
     return timm_defaults(config).classifier if config.name == "timm" else _CLASSIFIER[_kind(config)]
+
+
+def _classifier_tensors(encoder: PretrainedEncoder, head: Head, described: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the classifier's tensors by timm's names, in timm's shapes. Raises ExportError if timm's has others."""
+    name = _classifier(encoder.config)
+    own = {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
+    if encoder.config.name != "timm":
+        return own
+    import timm
+
+    with torch.device("meta"):
+        network = timm.create_model(
+            described["architecture"], num_classes=described["num_classes"], **described["model_args"]
+        )
+    wanted = network.state_dict()
+    others = wanted.keys() - own.keys() - encoder.encoder.state_dict().keys()
+    if others or any(tensor.numel() != wanted[key].numel() for key, tensor in own.items()):
+        what = f" ({', '.join(sorted(others))})" if others else ""
+        raise ExportError(
+            f"the classifier of {encoder.config} is not one linear layer{what}: export it with --to onnx or --to monai"
+        )
+    return {key: tensor.reshape(wanted[key].shape) for key, tensor in own.items()}  # some are a 1x1 convolution
 
 
 def _config(encoder: PretrainedEncoder, head: Head | None) -> dict[str, Any]:

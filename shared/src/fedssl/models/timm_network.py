@@ -14,7 +14,7 @@ from fedssl.models.torchvision_guard import import_torchvision
 from fedssl.protocol.data import channels_in_words
 from fedssl.protocol.model import EncoderConfig
 
-_DROP_PATH = "drop_prob"  # of timm's DropPath and DropBlock
+_DROP_RATES = ("drop_prob", "drop_rate")  # of timm's DropPath and DropBlock; of networks that call F.dropout
 
 
 class TimmNetwork(Encoder):
@@ -57,7 +57,7 @@ def build_timm(config: EncoderConfig, channels: int, image_size: int | None) -> 
     assert isinstance(network, TimmNetwork)
     network.feature_dim = config.feature_dim
     if image_size is not None:
-        _require_width(network, config, channels, image_size)
+        _try(network, config, channels, image_size)
     return network
 
 
@@ -88,13 +88,18 @@ def _make_deterministic(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif hasattr(module, _DROP_PATH):
-            setattr(module, _DROP_PATH, 0.0)
+        for rate in _DROP_RATES:
+            if hasattr(module, rate):
+                setattr(module, rate, 0.0)
 
 
 @torch.no_grad()
-def _require_width(network: Encoder, config: EncoderConfig, channels: int, image_size: int) -> None:
+def _try(network: Encoder, config: EncoderConfig, channels: int, image_size: int) -> None:
+    """Raise SpecError unless it takes such images and is as wide as the spec states. Sets `bypassed`."""
     device = next(network.parameters()).device
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    called: set[nn.Module] = set()
+    handles = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers.values()]
     try:
         h: Tensor = network.eval()(torch.zeros(2, channels, image_size, image_size, device=device))
     except (RuntimeError, ValueError, AssertionError) as error:
@@ -102,6 +107,9 @@ def _require_width(network: Encoder, config: EncoderConfig, channels: int, image
         raise SpecError(f"{config} cannot take {what}; change data.image_size") from None
     finally:
         network.train()
+        for handle in handles:
+            handle.remove()
+    network.bypassed = frozenset(name for name, layer in layers.items() if layer not in called)
     if h.shape != (2, config.feature_dim):
         raise SpecError(
             f"{config} gives representations of the shape {tuple(h.shape[1:])}, and model.encoder.timm_width is "

@@ -116,6 +116,9 @@ def test_weights_without_a_trained_norm_are_not_taken_for_an_encoder(tmp_path: A
     loaded = load_encoder(tmp_path, client_state=tmp_path / "state.safetensors").encoder
     expected = result.client_states["client-0"]["encoder.blocks.1.bn.running_var"]
     assert torch.equal(loaded.state_dict()["blocks.1.bn.running_var"], expected)
+    save_tensors({"target_encoder.blocks.1.bn.running_var": expected}, tmp_path / "other.safetensors")
+    with pytest.raises(SpecError, match=r"other\.safetensors holds no tensor of the encoder"):
+        load_encoder(tmp_path, client_state=tmp_path / "other.safetensors")
 
 
 EVALUATION = {"dataset": "digits"}

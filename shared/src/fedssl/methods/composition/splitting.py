@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedssl.data_parallel import SplitBatchNorm2d, split_rows
 from fedssl.errors import MethodError
 from fedssl.models import Encoder
-from fedssl.models.freezing import FixedBatchNorm2d
+from fedssl.models.freezing import FixedBatchNorm
 
 
 class _SplitEncoder(Encoder):
@@ -29,7 +29,7 @@ def split_encoders(modules: nn.ModuleDict) -> None:
         for name, module in encoder.named_modules():
             if SplitBatchNorm2d.can_split(module):
                 module.__class__ = SplitBatchNorm2d
-            elif isinstance(module, _BatchNorm) and not isinstance(module, FixedBatchNorm2d):
+            elif isinstance(module, _BatchNorm) and not isinstance(module, FixedBatchNorm):
                 raise MethodError(
                     f"the encoder's {name} is a {type(module).__name__}, whose statistics cannot be computed over "
                     "several GPUs: start the worker without --gpus, or choose an encoder with another normalisation"
