@@ -9,7 +9,7 @@ import torch
 from fedssl.artifacts.tensors import Tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.methods import method_spec, shards
+from support.methods import CONFIGS, method_spec, shards
 from support.rounds import local_round, start, training
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -128,6 +128,20 @@ def test_a_client_that_missed_a_round_takes_the_global_network_as_dinos_teacher(
         expected = state if number == 2 else weights
         prefix = "teacher_" if number == 2 else ""
         assert all(torch.equal(weights[f"teacher_{name}"], expected[f"{prefix}{name}"]) for name in names)
+
+
+@pytest.mark.parametrize("target", ["shared", "kept"])
+def test_a_client_that_missed_a_round_takes_the_averaged_target_network_if_it_is_sent(target: str) -> None:
+    """Orchestra's `shared` target is averaged: the global one is not the online network."""
+    spec = method_spec(
+        "orchestra", method={"name": "orchestra", **CONFIGS["orchestra"], "target": target, "merge": {"name": "ema"}}
+    )
+    broadcast = start(spec).broadcast
+    state, later = local_round(spec, broadcast).state, _noisy(broadcast, 3)
+    weights, _ = _received(spec, later, state, 3)
+    names = [name for name in later if name.split(".")[0] in ("encoder", "projector")]
+    prefix = "target_" if target == "shared" else ""
+    assert all(torch.equal(weights[f"target_{name}"], later[f"{prefix}{name}"]) for name in names)
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -8,17 +8,19 @@ w_k: encoder, projector and predictor as this client's last round left them, w_*
 three; parameters only, BatchNorm's statistics are the global ones. tau is `tau`, the 1 of the minimum is `cap`.
 
     paper      d = || f_* - f_k ||_2 between the network received and the client's own, encoder and projector;
-               lambda_k is set when the client first receives the global network after having trained
+               lambda_k is set in the client's first mixed round
     reference  d = FedU's divergence of the client's last local training, mean over the convolutions of
                || w_after - w_before ||_2; lambda_k is set after its first training                     (EasyFL)
 
-The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. In both, mu is exactly tau in a client's first mixed
-round; therefore the first d is kept and not lambda_k: mu = min(tau (d / first), cap).
+The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. With "paper", mu is exactly tau in a client's first
+mixed round, with "reference" in the round after its first training; therefore the first d is kept and not lambda_k:
+mu = min(tau (d / first), cap).
 
 `selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network or
-DINO's teacher if it has one, with the global one. A client without state overwrites too. Otherwise the target network
-does not change. MoCo's keys start as a copy of the online network in every round. Modules of add-ons are overwritten.
-The rule goes onto any objective: "SSD with FedEMA's merge".
+DINO's teacher if it keeps one, with the global one. A client without state overwrites too. Otherwise the target network
+does not change. MoCo's keys start as a copy of the online network in every round. All other modules that are sent are
+overwritten in every round: those of add-ons, DINO's prototypes, Orchestra's averaged target network. The rule goes onto
+any objective: "SSD with FedEMA's merge".
 """
 
 from dataclasses import dataclass
@@ -70,7 +72,8 @@ class DivergenceAwareEMA(Merge):
             return
         if not self.mixes(modules, ctx):
             for target in TARGETS:
-                target.restart(modules)
+                if not set(target.names.values()) & set(names):  # an averaged one was received
+                    target.restart(modules)
             return
         kept = memory(modules, MEMORY)
         coefficient = self._coefficient(modules, kept)
