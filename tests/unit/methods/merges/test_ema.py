@@ -187,6 +187,18 @@ def test_a_federation_of_one_is_not_apart_from_itself() -> None:
     assert all(torch.equal(weights[name], value) for name, value in result.update.items())
 
 
+def test_the_rounding_of_sums_of_integers_does_not_set_lambda() -> None:
+    """A client that was alone in a round gets its own network back, except for rounding."""
+    cohorts = {1: ["client-0"], 2: ["client-0"], 3: ["client-0", "client-1"], 4: ["client-0"]}
+    numbers = []
+    for arithmetic in ("float", "fixed"):
+        spec = method_spec("fedema", num_rounds=4, aggregation={"arithmetic": arithmetic})
+        state = simulate(spec, shards(spec), cohorts=cohorts).client_states["client-0"]
+        numbers.append((float(state["ema.first"]), float(state["ema.coefficient"])))
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-3)
+    assert numbers[0][1] == pytest.approx(0.7)
+
+
 @pytest.mark.parametrize("host", ["ssd", "fedsimclr", "fedmoco", "supervised"])
 def test_it_goes_onto_other_objectives(host: str) -> None:
     """For example, SSD can have FedEMA's merge."""
