@@ -188,7 +188,7 @@ def test_a_federation_of_one_is_not_apart_from_itself() -> None:
 
 
 def test_the_rounding_of_sums_of_integers_does_not_set_lambda() -> None:
-    """A client that was alone in a round gets its own network back, except for rounding."""
+    """The only client of a round gets its own network back, except for rounding."""
     cohorts = {1: ["client-0"], 2: ["client-0"], 3: ["client-0", "client-1"], 4: ["client-0"]}
     numbers = []
     for arithmetic in ("float", "fixed"):

@@ -14,7 +14,7 @@ three; parameters only, BatchNorm's statistics are the global ones. tau is `tau`
 
 The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. With "paper", mu is exactly tau in a client's first
 mixed round, with "reference" in the round after its first training; therefore the first d is kept and not lambda_k:
-mu = min(tau (d / first), cap). A client that was alone in its round gets its own network back: with "paper", such a d,
+mu = min(tau (d / first), cap). The only client of a round gets its own network back: with "paper", such a d,
 which is 0 except for rounding, does not count as the first.
 
 `selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network or
