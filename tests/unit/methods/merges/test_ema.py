@@ -9,7 +9,7 @@ import torch
 from fedssl.artifacts.tensors import Tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.methods import method_spec, shards
+from support.methods import CONFIGS, method_spec, shards
 from support.rounds import local_round, start, training
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -130,6 +130,20 @@ def test_a_client_that_missed_a_round_takes_the_global_network_as_dinos_teacher(
         assert all(torch.equal(weights[f"teacher_{name}"], expected[f"{prefix}{name}"]) for name in names)
 
 
+@pytest.mark.parametrize("target", ["shared", "kept"])
+def test_a_client_that_missed_a_round_takes_the_averaged_target_network_if_it_is_sent(target: str) -> None:
+    """Orchestra's `shared` target is averaged: the global one is not the online network."""
+    spec = method_spec(
+        "orchestra", method={"name": "orchestra", **CONFIGS["orchestra"], "target": target, "merge": {"name": "ema"}}
+    )
+    broadcast = start(spec).broadcast
+    state, later = local_round(spec, broadcast).state, _noisy(broadcast, 3)
+    weights, _ = _received(spec, later, state, 3)
+    names = [name for name in later if name.split(".")[0] in ("encoder", "projector")]
+    prefix = "target_" if target == "shared" else ""
+    assert all(torch.equal(weights[f"target_{name}"], later[f"{prefix}{name}"]) for name in names)
+
+
 @pytest.mark.parametrize("number", [2, 3])
 def test_mocos_keys_start_as_the_online_network(number: int) -> None:
     spec = _spec("fedmoco")
@@ -171,6 +185,18 @@ def test_a_federation_of_one_is_not_apart_from_itself() -> None:
     weights, memory = _received(spec, result.update, result.state, 2)
     assert float(memory["ema.first"]) == 0
     assert all(torch.equal(weights[name], value) for name, value in result.update.items())
+
+
+def test_the_rounding_of_sums_of_integers_does_not_set_lambda() -> None:
+    """The only client of a round gets its own network back, except for rounding."""
+    cohorts = {1: ["client-0"], 2: ["client-0"], 3: ["client-0", "client-1"], 4: ["client-0"]}
+    numbers = []
+    for arithmetic in ("float", "fixed"):
+        spec = method_spec("fedema", num_rounds=4, aggregation={"arithmetic": arithmetic})
+        state = simulate(spec, shards(spec), cohorts=cohorts).client_states["client-0"]
+        numbers.append((float(state["ema.first"]), float(state["ema.coefficient"])))
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-3)
+    assert numbers[0][1] == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("host", ["ssd", "fedsimclr", "fedmoco", "supervised"])

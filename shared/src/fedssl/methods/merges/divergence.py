@@ -65,3 +65,11 @@ def parameter_distance(now: Iterable[nn.Module], then: Iterable[nn.Module]) -> T
     ]
     distance: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return distance
+
+
+@torch.no_grad()
+def parameter_length(modules: Iterable[nn.Module]) -> Tensor:
+    """Return || w ||_2 over all parameters of the modules, as one vector."""
+    norms = [torch.linalg.vector_norm(parameter) for module in modules for parameter in module.parameters()]
+    length: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return length

@@ -8,17 +8,20 @@ w_k: encoder, projector and predictor as this client's last round left them, w_*
 three; parameters only, BatchNorm's statistics are the global ones. tau is `tau`, the 1 of the minimum is `cap`.
 
     paper      d = || f_* - f_k ||_2 between the network received and the client's own, encoder and projector;
-               lambda_k is set when the client first receives the global network after having trained
+               lambda_k is set in the client's first mixed round
     reference  d = FedU's divergence of the client's last local training, mean over the convolutions of
                || w_after - w_before ||_2; lambda_k is set after its first training                     (EasyFL)
 
-The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. In both, mu is exactly tau in a client's first mixed
-round; therefore the first d is kept and not lambda_k: mu = min(tau (d / first), cap).
+The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. With "paper", mu is exactly tau in a client's first
+mixed round, with "reference" in the round after its first training; therefore the first d is kept and not lambda_k:
+mu = min(tau (d / first), cap). The only client of a round gets its own network back: with "paper", such a d,
+which is 0 except for rounding, does not count as the first.
 
 `selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network or
-DINO's teacher if it has one, with the global one. A client without state overwrites too. Otherwise the target network
-does not change. MoCo's keys start as a copy of the online network in every round. Modules of add-ons are overwritten.
-The rule goes onto any objective: "SSD with FedEMA's merge".
+DINO's teacher if it keeps one, with the global one. A client without state overwrites too. Otherwise the target network
+does not change. MoCo's keys start as a copy of the online network in every round. All other modules that are sent are
+overwritten in every round: those of add-ons, DINO's prototypes, Orchestra's averaged target network. The rule goes onto
+any objective: "SSD with FedEMA's merge".
 """
 
 from dataclasses import dataclass
@@ -38,12 +41,14 @@ from fedssl.methods.merges.divergence import (
     mean_convolution_distance,
     memory,
     parameter_distance,
+    parameter_length,
     take,
 )
 from fedssl.protocol.methods.merges import DivergenceAwareConfig
 
 MEMORY, _START = "ema", "ema_start"
 MIXED = (ENCODER, PROJECTOR, PREDICTOR)
+_ROUNDING = 1e-6  # of a network's length: nearer networks are equal, except for rounding
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class DivergenceAwareEMA(Merge):
             return
         if not self.mixes(modules, ctx):
             for target in TARGETS:
-                target.restart(modules)
+                if not set(target.names.values()) & set(names):  # an averaged one was received
+                    target.restart(modules)
             return
         kept = memory(modules, MEMORY)
         coefficient = self._coefficient(modules, kept)
@@ -86,12 +92,14 @@ class DivergenceAwareEMA(Merge):
     def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory) -> Tensor:
         """Return mu, from the global network in `modules` and the client's own in `kept`."""
         if self.config.variant == "paper":
-            names = [name for name in (ENCODER, PROJECTOR) if name in modules]
-            distance = parameter_distance((modules[name] for name in names), (kept.local[name] for name in names))
-            _set_first(kept, distance)
+            received = [modules[name] for name in (ENCODER, PROJECTOR) if name in modules]
+            own = [kept.local[name] for name in (ENCODER, PROJECTOR) if name in modules]
+            distance = parameter_distance(received, own)
+            _set_first(kept, torch.where(distance > _ROUNDING * parameter_length(own), distance, 0.0))
         else:
             distance = kept.number("drift")
-        share = distance / kept.number("first").clamp_min(torch.finfo(distance.dtype).tiny)
+        first = kept.number("first")
+        share = torch.where(first > 0, distance / first, 0.0)
         return kept.number("coefficient").copy_((self.config.tau * share).clamp_max(self.config.cap))
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
