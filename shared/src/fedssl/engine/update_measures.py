@@ -29,7 +29,7 @@ _FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "di
 _OTHER = "other"
 _LEAST_VARIANCE, _COUNTED = "least_variance", "counted"
 _MOST_COUNTED = 1 << 53
-"""No training moves a counter farther. Near 2^63 the counters of honest clients overflow, and then none of their updates
+"""No training moves a counter farther. Near 2^63 the counters of honest clients overflow, and then no update of theirs
 fits the fixed-point scale: in this run, or in one that starts from its weights."""
 _ROUNDING = 1e-6  # of a mean in fixed-point arithmetic, which can be below the least of its values
 _ROWS = 4096
