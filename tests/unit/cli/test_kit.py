@@ -79,6 +79,7 @@ def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tm
         "max_rounds",
         "allow",
         "max_bytes_total",
+        "max_evaluations_total",
         "max_rounds_total",
         "min_count",
     )

@@ -74,16 +74,43 @@ def test_ldawa_adds_up_what_each_client_can_compute() -> None:
         torch.testing.assert_close(found[name], plain[name], atol=2e-7, rtol=2e-7)
 
 
-def test_a_value_out_of_range_names_its_tensor_and_gives_no_result() -> None:
-    spec = _fixed("fedsimclr")
+@pytest.mark.parametrize("wrong", ["counter", "weight", "control", "not finite too"])
+def test_a_value_out_of_range_costs_only_its_client_s_update(wrong: str) -> None:
+    """It ended every round without a result, and only the tensor was named."""
+    method = {"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]}
+    spec = _fixed("fedsimclr", method=method)
+    base = _broadcast(spec)
+    plan = METHODS["fedsimclr"].bind(spec).plan.update
+    kind, dtype = {"control": ("control", "F32"), "counter": ("weights", "I64")}.get(wrong, ("weights", "F32"))
+    names = [each.name for each in plan if (each.kind, each.dtype) == (kind, dtype)]
+    sent = [
+        _moved({each.name: base.get(each.name, torch.zeros(each.shape)) for each in plan}, seed) for seed in range(5)
+    ]
+    expected = _aggregated(spec, sent[:3])
+    sent[3][names[0]].view(-1)[0] = 1 << 52 if wrong == "counter" else 1e9
+    sent[4][names[-1]].view(-1)[0] = -(1 << 63) if wrong == "counter" else -1e9
+    if wrong == "not finite too":
+        sent[4][names[-1]].view(-1)[0] = float("nan")
+    result = _aggregated(spec, sent)
+    assert result.norms.rejected.keys() == {"client-3", "client-4"}
+    assert result.norms.rejected["client-3"].startswith(f"{names[0].removeprefix('control_delta.')}: a value is ")
+    assert result.norms.measures.keys() == {f"client-{index}" for index in range(5)}
+    for name in expected.state:
+        assert torch.equal(result.state[name], expected.state[name]), name
+
+
+def test_too_few_updates_within_range_give_no_result_and_the_others_are_named() -> None:
+    spec = _fixed("fedsimclr", cohort={"min_clients": 3, "min_updates": 3})
     sent = [_moved(_broadcast(spec), seed) for seed in range(1, 4)]
     name = _first_float(sent[1])
     sent[1][name].view(-1)[0] = 1e9
     with pytest.raises(
-        ValueOutOfRange, match=rf"^out of range: {name}: a value is 1e\+09 from the broadcast"
+        ValueOutOfRange,
+        match=rf"^out of range: {name}: a value is 1e\+09 from .* Without client-1, fewer than 3 updates",
     ) as caught:
         _aggregated(spec, sent)
     assert caught.value.norms.measures["client-1"]["update_norm"] == pytest.approx(1e9)
+    assert list(caught.value.norms.rejected) == ["client-1"]
     assert _aggregated(method_spec("fedsimclr"), sent).broadcast  # float has no such limit
 
 

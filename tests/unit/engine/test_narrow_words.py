@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fedssl.aggregation.fixed_point import TotalBits
+from fedssl.aggregation.layerwise import is_variance
 from fedssl.artifacts.header import file_bytes
 from fedssl.engine import run_aggregation
-from fedssl.engine.aggregation import ValueOutOfRange
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.narrow_words import bits_of_round, narrow_words
 from fedssl.engine.secure_rounds import run_secure_round
 from fedssl.engine.secure_sums import num_vector_bytes
@@ -25,7 +26,7 @@ NAMES, NUM_IMAGES = ("a", "b", "c"), (10, 20, 30)
 class Cohort:
     """Three clients after a first round, near its result."""
 
-    def __init__(self, bits: TotalBits | None = None) -> None:
+    def __init__(self, bits: TotalBits | None = None, *, is_narrow: bool = True) -> None:
         self.spec = method_spec("fedsimclr", **SECURE)
         self.method, plan = METHODS["fedsimclr"], METHODS["fedsimclr"].bind(self.spec).plan
         generator = torch.Generator().manual_seed(5)
@@ -33,24 +34,35 @@ class Cohort:
             t.name: torch.randn(t.shape, generator=generator) if t.dtype == "F32" else torch.zeros(t.shape).long()
             for t in plan.broadcast
         }
+        self.state |= {name: value.abs() for name, value in self.state.items() if is_variance(name)}
         self.sent = {
             name: {key: value + 1 if value.dtype == torch.int64 else 1.25 * value for key, value in self.state.items()}
             for name in NAMES
         }
-        self.ctx = dataclasses.replace(context(self.spec, 2), total_bits=bits or TotalBits.after(60, 3))
+        bits = (bits or TotalBits.after(60, 3)) if is_narrow else None
+        self.ctx = dataclasses.replace(context(self.spec, 2), total_bits=bits)
 
     def updates(self) -> list[Update]:
         return [
             Update(name, number, lambda name=name: self.sent[name])  # type: ignore[misc]
             for name, number in zip(NAMES, NUM_IMAGES, strict=True)
+            if name in self.sent
         ]
+
+    def move_beyond_32_bits(self, client: str) -> str:
+        """Move one value of a matrix by more than its words have room for, and return the matrix's name."""
+        matrix = next(name for name, value in self.state.items() if value.ndim == 2)
+        moved = self.sent[client][matrix].clone()
+        moved[0, 0] += 9 * moved.abs().max()
+        self.sent[client][matrix] = moved
+        return matrix
 
     def secure(self) -> None:
         run_secure_round(self.method, self.state, self.state, self.updates(), self.ctx)
 
-    def plain(self) -> None:
+    def plain(self) -> ServerResult:
         spec: RunSpec = self.spec.model_copy(update={"secure_aggregation": None})
-        run_aggregation(self.method, self.state, self.updates(), dataclasses.replace(self.ctx, spec=spec))
+        return run_aggregation(self.method, self.state, self.updates(), dataclasses.replace(self.ctx, spec=spec))
 
 
 def test_trained_matrices_have_words_of_32_bits_and_nothing_else_has() -> None:
@@ -93,16 +105,39 @@ def test_the_bits_of_a_round_follow_from_the_round_before() -> None:
     assert other.state.keys() == cohort.state.keys()
 
 
-@pytest.mark.parametrize("kind", ["plain", "secure"])
-def test_a_value_or_a_total_weight_that_does_not_fit_gives_no_result(kind: str) -> None:
+def test_a_value_or_a_total_weight_that_does_not_fit_gives_no_secure_result() -> None:
     cohort = Cohort()
-    getattr(cohort, kind)()
-    matrix = next(name for name, value in cohort.state.items() if value.ndim == 2)
-    moved = cohort.sent["b"][matrix].clone()
-    moved[0, 0] += 9 * moved.abs().max()
-    cohort.sent["b"][matrix] = moved
+    cohort.secure()
+    matrix = cohort.move_beyond_32_bits("b")
     with pytest.raises(ValueOutOfRange, match=f"out of range: {matrix}: a value is "):
-        getattr(cohort, kind)()
+        cohort.secure()
     cohort = Cohort(TotalBits(5, 3))  # 60 images are more than 2^5
     with pytest.raises(ValueOutOfRange, match="the weights of all clients are more than its 32-bit words carry: 32"):
-        getattr(cohort, kind)()
+        cohort.secure()
+
+
+def test_a_plain_round_that_does_not_fit_has_words_of_64_bits() -> None:
+    """One client could end every second round without a result, with its weights or its number of images."""
+    cohort = Cohort(TotalBits(5, 3))
+    wide = Cohort(is_narrow=False)
+    assert _same(cohort.plain(), wide.plain())
+    cohort = Cohort()
+    assert not _same(cohort.plain(), wide.plain())
+    cohort.move_beyond_32_bits("b")
+    wide.sent = cohort.sent
+    assert _same(cohort.plain(), wide.plain())
+    assert cohort.plain().norms.rejected == {}
+
+
+def test_who_does_not_fit_64_bits_does_not_change_the_words_of_the_others() -> None:
+    cohort = Cohort()
+    counter = next(name for name, value in cohort.state.items() if value.dtype == torch.int64)
+    without = Cohort()
+    del without.sent["b"]
+    cohort.sent["b"] = {**cohort.sent["b"], counter: torch.tensor(1 << 62)}
+    assert list(cohort.plain().norms.rejected) == ["b"]
+    assert _same(cohort.plain(), without.plain())
+
+
+def _same(some: ServerResult, other: ServerResult) -> bool:
+    return all(torch.equal(some.broadcast[name], other.broadcast[name]) for name in other.broadcast)

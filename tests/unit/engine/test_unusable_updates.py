@@ -80,6 +80,20 @@ def test_a_negative_variance_of_a_batch_norm_is_left_out_with_its_update(method:
     assert rounded.norms.rejected == {}
 
 
+@pytest.mark.parametrize("method", ["fedbyol", "fedu2", "ldawa"])
+@pytest.mark.parametrize("count", [1 << 62, -(1 << 63)])
+def test_a_counter_that_no_training_reaches_is_left_out_with_its_update(method: str, count: int) -> None:
+    """After about 100 rounds the global counter was so near to 2^63 that those of the honest clients overflowed."""
+    ctx = context(method_spec(method), 1)
+    first = start_run(METHODS[method], context(method_spec(method), 0))
+    name = next(name for name in sorted(first.broadcast) if name.endswith(".num_batches_tracked"))
+    honest = {"a": _moved(first.broadcast, 0.1), "b": _moved(first.broadcast, 0.2)}
+    without = _aggregate(ctx, first, **honest)
+    result = _aggregate(ctx, first, **honest, mallory={**first.broadcast, name: torch.tensor(count)})
+    assert result.norms.rejected == {"mallory": f"one of its counters has moved by {abs(count):.6g}"}
+    assert all(torch.equal(result.broadcast[name], without.broadcast[name]) for name in without.broadcast)
+
+
 def test_negative_variances_are_never_published() -> None:
     """The updates of a secure sum are not seen: only its result can be checked."""
     ctx = _ctx()
@@ -202,3 +216,16 @@ def test_the_control_variates_of_rejected_clients_do_not_advance() -> None:
         if name.startswith("control."):
             own = [state[name.replace("control.", "scaffold_own.", 1)] for state in result.client_states.values()]
             torch.testing.assert_close(c, torch.stack(own).sum(dim=0) / 3, rtol=1e-4, atol=1e-6)
+
+
+def test_the_metrics_of_a_rejected_client_raise_no_alarm() -> None:
+    """With `action = "pause"` it could pause a run in which it counts for nothing."""
+    free = simulate(method_spec("fedbyol", num_rounds=1), shards(method_spec("fedbyol")))
+    norms = sorted(found["update_norm"] for found in free.history[0].updates.values())
+    robustness = {"max_update_norm": (norms[1] + norms[2]) / 2, "action": "reject"}
+    watch = {"min_effective_rank": 1e6, "min_feature_std": None, "min_embedding_std": None, "first_round": 1}
+    spec = method_spec("fedbyol", num_rounds=1, robustness=robustness, watch=watch)
+    (record,) = simulate(spec, shards(spec)).history
+    alarmed = [alarm.partition(":")[0] for alarm in record.alarms]
+    assert alarmed == sorted(record.clients.keys() - set(record.rejected))
+    assert len(alarmed) == 2

@@ -18,7 +18,9 @@ from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl_worker.agent import Agent
 from fedssl_worker.data import load_images
 from fedssl_worker.disclosure.egress import Egress
-from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
+from fedssl_worker.disclosure.ledger import LedgerEntry
+from fedssl_worker.disclosure.ledger.totals import Totals
+from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer, PolicyError
 from fedssl_worker.labels import load_own_labels
 from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
@@ -175,6 +177,38 @@ def test_evaluations_do_not_count_as_updates(setting: Setting) -> None:
         _evaluations(setting, policy).answer_next()
     assert [answer.refusal for answer in setting.coordinator.site_answers] == [None, None]
     assert setting.egress(policy)._ledger.totals().num_rounds == 0
+
+
+def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) -> None:
+    """Each may hold other images out, so that the differences concern single images."""
+    lines = (*ALLOWED, "min_count = 1", "[ledger]", "segment_entries = 3")
+    policy = setting.write_policy("max_evaluations_total = 2", *lines)
+    specs = [_spec(test_share=share) for share in (0.5, 0.25, 0.5, 0.75)]
+    for spec in specs:  # of one run and round; the third asks what the first has asked
+        _offer(setting, spec)
+        _evaluations(setting, policy).answer_next()
+    answers = setting.coordinator.site_answers
+    assert [answer.refusal is None for answer in answers] == [True, True, True, False]
+    assert answers[0].counts == answers[2].counts
+    message = "permits 2 evaluations in all runs together (max_evaluations_total), and 2 have left: raise the limit"
+    assert message in str(answers[-1].refusal)
+    assert message in [body["reason"] for body in setting.ledger() if body["kind"] == "refused"][-1]
+    sorted((setting.folder / "ledger").glob("0*.jsonl"))[1].unlink()  # the totals of the next file stand for it
+    _offer(setting, specs[-1])
+    _evaluations(setting, policy).answer_next()
+    assert "and 2 have left" in str(setting.coordinator.site_answers[-1].refusal)
+    policy = setting.write_policy("max_evaluations_total = 3", *lines)
+    _offer(setting, specs[-1])
+    _evaluations(setting, policy).answer_next()
+    assert setting.coordinator.site_answers[-1].refusal is None
+
+
+def test_evaluations_that_an_earlier_version_did_not_total_cannot_be_limited() -> None:
+    totals = Totals()
+    totals.count(LedgerEntry({"seq": 9, "kind": "rotated", "rounds_total": 1, "bytes_total": 8}, "", "", ""))
+    with pytest.raises(NotPermitted, match="earlier files of the ledger are missing"):
+        totals.require_evaluation("0" * 64, 5, "question")
+    assert totals.is_known  # the limits on updates hold without
 
 
 def test_labels_that_do_not_fit_are_refused_without_the_names_of_files(setting: Setting) -> None:

@@ -14,8 +14,9 @@ from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine import encoder_average, narrow_words, server_optimizer
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
 from fedssl.engine.encoder_average import averaged_encoder, first_average, next_average
+from fedssl.engine.fixed_range import out_of_range
 from fedssl.engine.narrow_words import TotalledMeans
-from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
+from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded, least_updates
 from fedssl.engine.server_optimizer import first_optimizer_state, server_step
 from fedssl.engine.update_measures import Layout, Step, is_negative, measure_all, recorded, why_unusable
 from fedssl.errors import MethodError
@@ -25,6 +26,7 @@ from fedssl.methods.composition.rounding import restored_update
 from fedssl.methods.composition.start import load_start
 from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.measures import WEIGHT_SHARE
+from fedssl.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,11 @@ class ServerResult:
 
 
 class ValueOutOfRange(MethodError):
-    """A value of an update does not fit the public scale of `aggregation.arithmetic = "fixed"`. The round has no
-    result, so that nothing is clipped. `norms` has the measurements of the updates."""
+    """Too few updates have only values that fit the public scale of `aggregation.arithmetic = "fixed"`.
+
+    The round has no result, because nothing is clipped. `norms` has the measurements of the updates, and names those
+    that do not fit.
+    """
 
     def __init__(self, message: str, norms: Norms) -> None:
         super().__init__(message)
@@ -111,14 +116,15 @@ def run_aggregation(
     """Return the next state from the updates, in client-id order whatever order they are given in.
 
     Every update is measured (`update_measures.py`), which changes no bit of the result. An update that is not finite,
-    or lies beyond every possible training, is left out, and so are those that the spec's `robustness` rejects.
+    lies beyond every possible training, or does not fit the fixed-point scale, is left out, and so are those that the
+    spec's `robustness` rejects. If values or weights do not fit into words of 32 bits, all have 64 bits.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `restart`: all
     clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). `on_result` gets
     the result before the updates are measured, so that it can be stored meanwhile. It may be called again, if the first
     result contained an update that cannot be used: the last one is what is returned, without `norms`. Raises
-    TooFewUpdates if too few updates are left, ValueOutOfRange if one does not fit the fixed-point scale, and
-    MethodError if there are none, two of one client, or the result is not finite although every update is.
+    TooFewUpdates or ValueOutOfRange if too few updates are left, and MethodError if there are none, two of one client,
+    or the result is not finite although every update is.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:
@@ -136,18 +142,50 @@ def run_aggregation(
     screen = functools.partial(bounded, ordered, before, bound.restored_plan, ctx)
     refusal = functools.partial(_refusal, bound, known, ctx)
     within, norms = screen(refusal) if is_screened else (ordered, NO_NORMS)
+    attempt = functools.partial(_aggregated, bound, known, kept, before, ordered, on_result=on_result, restart=restart)
     try:
-        return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, on_result, restart=restart)
-    except MethodError as error:
+        return attempt(within, norms, ctx)
+    except ValueOutOfRange as error:
+        if not is_screened:
+            within, norms = screen()
+        within, norms = _within_range(bound, known, within, norms, ctx, error)
+    except MethodError:
         if is_screened:
             raise
         # A further read of the updates finds those that cannot be used. If all can, the error stands.
         within, norms = screen()
         if not norms.rejected:
-            if isinstance(error, ValueOutOfRange):
-                raise ValueOutOfRange(str(error), norms) from error
             raise
-    return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, on_result, restart=restart)
+    try:
+        return attempt(within, norms, ctx)
+    except ValueOutOfRange:
+        if ctx.total_bits is None:
+            raise
+        # Honest values and weights may be beyond 32 bits, and no client may end a round with its own.
+        return attempt(within, norms, dataclasses.replace(ctx, total_bits=None))
+
+
+def _within_range(
+    bound: BoundMethod,
+    known: ServerState,
+    updates: Sequence[Update],
+    norms: Norms,
+    ctx: Context,
+    error: ValueOutOfRange,
+) -> tuple[Sequence[Update], Norms]:
+    """Return the updates that fit the fixed-point scale, and the norms with those that do not.
+
+    Raises ValueOutOfRange if too few are left.
+    """
+    misfits = out_of_range(bound, known, updates, ctx)
+    kept = [update for update in updates if update.client_id not in misfits]
+    norms = dataclasses.replace(norms, rejected={**norms.rejected, **misfits})
+    if len(kept) < (least := least_updates(ctx)):
+        names = ", ".join(sorted(misfits))
+        raise ValueOutOfRange(
+            f"{error}. Without {names}, fewer than {plural(least, 'update')} are left", norms
+        ) from error
+    return kept, norms
 
 
 def _aggregated(
@@ -159,8 +197,8 @@ def _aggregated(
     within: Sequence[Update],
     norms: Norms,
     ctx: Context,
-    on_result: Callable[[ServerResult], None],
     *,
+    on_result: Callable[[ServerResult], None],
     restart: bool,
 ) -> ServerResult:
     """Return the result of the updates `within`, and measurements of all of them. `before`: the broadcast that

@@ -121,9 +121,14 @@ def screened(
     return kept, Norms(measures, clipped, rejected)
 
 
+def least_updates(ctx: Context) -> int:
+    """Return the fewest updates that give a round a result: the spec's `cohort.min_updates`, or 1."""
+    return max(1, ctx.spec.cohort.min_updates or 1)
+
+
 def _require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) -> None:
     """Raise TooFewUpdates if fewer updates are left than the spec's `cohort.min_updates`, or none."""
-    least = max(1, ctx.spec.cohort.min_updates or 1)
+    least = least_updates(ctx)
     if num_kept >= least:
         return
     reasons = "; ".join(f"{client}: {norms.rejected[client]}" for client in sorted(norms.rejected))

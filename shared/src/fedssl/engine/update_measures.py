@@ -27,7 +27,10 @@ larger weights overflow in float32, so that no client could train from their mea
 _DIFFERENCES: Mapping[Kind, str] = {"weights": UPDATE_NORM, "centers": CENTER_NORM}
 _FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "dictionary")
 _OTHER = "other"
-_LEAST_VARIANCE = "least_variance"
+_LEAST_VARIANCE, _COUNTED = "least_variance", "counted"
+_MOST_COUNTED = 1 << 53
+"""No training moves a counter farther. Near 2^63 the counters of honest clients overflow, and then no update of theirs
+fits the fixed-point scale: in this run, or in one that starts from its weights."""
 _ROUNDING = 1e-6  # of a mean in fixed-point arithmetic, which can be below the least of its values
 _ROWS = 4096
 _NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in each thread
@@ -36,12 +39,13 @@ _NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in ea
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The names of an update's floating-point tensors, in name order, by the norm that they belong to. `variances` are
-    BatchNorm's, which have a norm too."""
+    BatchNorm's, which have a norm too. `counters`: the weights that are integers, as BatchNorm's number of batches."""
 
     differences: Mapping[str, tuple[str, ...]]
     sums: Mapping[str, tuple[str, ...]]
     features: tuple[str, ...]
     variances: tuple[str, ...]
+    counters: tuple[str, ...]
 
     @classmethod
     def of(cls, plan: ArtifactPlan) -> "Layout":
@@ -50,8 +54,11 @@ class Layout:
         differences: dict[str, list[str]] = {}
         sums: dict[str, list[str]] = {}
         features = []
+        counters = []
         for spec in sorted(plan.update, key=lambda spec: spec.name):
             if spec.dtype not in FLOATS:
+                if spec.kind == "weights" and sent.get(spec.name) == (spec.dtype, spec.shape):
+                    counters.append(spec.name)
                 continue
             if spec.kind in _FEATURES:
                 features.append(spec.name)
@@ -60,7 +67,7 @@ class Layout:
             else:
                 sums.setdefault(CONTROL_NORM if spec.kind == "control" else _OTHER, []).append(spec.name)
         variances = tuple(name for name in differences.get(UPDATE_NORM, ()) if is_variance(name))
-        return cls(_frozen(differences), _frozen(sums), tuple(features), variances)
+        return cls(_frozen(differences), _frozen(sums), tuple(features), variances, tuple(counters))
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -140,6 +147,8 @@ def measure_together(
             own[FEATURE_NORM] = max(_longest_row(tensors[name]) for name in layout.features)
         if layout.variances:
             own[_LEAST_VARIANCE] = min(float(tensors[name].min()) for name in layout.variances)
+        if layout.counters:
+            own[_COUNTED] = max(_largest_step(tensors[name], broadcast[name]) for name in layout.counters)
         found.append(own)
     for metric, names in layout.differences.items():
         along = step if metric == UPDATE_NORM else None
@@ -156,12 +165,14 @@ def why_unusable(norms: Mapping[str, float]) -> str | None:
     >>> why_unusable({"update_norm": 2.5}), why_unusable({"update_norm": 1e20})
     (None, 'its update_norm is 1e+20')
     """
-    for name in sorted(norms.keys() - {COSINE, _LEAST_VARIANCE}):
+    for name in sorted(norms.keys() - {COSINE, _LEAST_VARIANCE, _COUNTED}):
         if not norms[name] <= LARGEST:
             subject = "one of its tensors" if name == _OTHER else f"its {name}"
             return f"{subject} is {norms[name]:.6g}" if math.isfinite(norms[name]) else f"{subject} is not finite"
     if is_negative(least := norms.get(_LEAST_VARIANCE, 0.0)):
         return f"a variance of its BatchNorms is {least:.6g}"
+    if (counted := norms.get(_COUNTED, 0.0)) > _MOST_COUNTED:
+        return f"one of its counters has moved by {counted:.6g}"
     return None
 
 
@@ -219,6 +230,10 @@ def _pieces(tensors: Mapping[str, torch.Tensor], name: str) -> Iterator[torch.Te
 
 def _length(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> float:
     return _root([float(piece.double().square().sum()) for name in names for piece in _pieces(tensors, name)])
+
+
+def _largest_step(new: torch.Tensor, old: torch.Tensor) -> float:
+    return float((new.double() - old.double()).abs().max()) if new.numel() else 0.0
 
 
 def _longest_row(tensor: torch.Tensor) -> float:

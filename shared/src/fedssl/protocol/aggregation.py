@@ -56,15 +56,16 @@ class AggregationConfig(StrictModel):
         default="float",
         description="`float`: running means in float64, in the order of the clients' names. `fixed`: each client's "
         "difference from the broadcast, times its weight, is rounded once to an integer on a public scale: any order "
-        "and any tree of partial sums gives the same bits. If a value does not fit, nothing is clipped: the round is "
-        "skipped, and its reason names the tensor. Only for methods whose coordinator computes weighted means.",
+        "and any tree of partial sums gives the same bits. If a value does not fit, nothing is clipped: the update is "
+        "left out, or a secure round is skipped, and the tensor is named. Only for methods whose coordinator computes "
+        "weighted means.",
     )
     matrix_bits: Literal[32, 64] = Field(
         default=64,
         exclude_if=lambda it: it == 64,
         description="Only with `fixed`: the bits of the integers that matrices are rounded to. 32: on scales that "
         "follow from the broadcast, which halves what a client sends in a secure round. The first round has 64, and so "
-        "has the round after one without a result, such as one in which a value did not fit.",
+        "has the round after one without a result, such as a secure one in which a value did not fit.",
     )
     server_optimizer: ServerOptimizerConfig | None = Field(
         default=None,

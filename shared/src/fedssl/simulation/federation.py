@@ -162,7 +162,10 @@ class Federation:
             rejected=sorted(norms.rejected),
             updates=dict(norms.measures),
             unusual=_unusual(result.history, norms, num_examples),
-            alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, number, clients)],
+            alarms=[
+                str(alarm)
+                for alarm in find_collapse_alerts(self._spec.watch, number, {name: clients[name] for name in used})
+            ],
         )
         result.history.append(record)
 
@@ -228,14 +231,19 @@ class Federation:
 
 
 def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:
-    """Return the alarms about the updates that were used."""
+    """Return the alarms about the updates that were used. Those that were left out are compared with none."""
 
-    def numbers(measures: Mapping[str, Metrics], images: Mapping[str, int]) -> dict[str, Metrics]:
-        return {name: {**found, NUM_EXAMPLES: float(images[name])} for name, found in measures.items()}
+    def numbers(
+        measures: Mapping[str, Metrics], images: Mapping[str, int], rejected: Collection[str]
+    ) -> dict[str, Metrics]:
+        return {
+            name: {**found, NUM_EXAMPLES: float(images[name])}
+            for name, found in measures.items()
+            if name not in rejected
+        }
 
     earlier: dict[str, list[Metrics]] = {name: [] for name in norms.measures}
     for record in history[-MOST_ROUNDS:]:
-        for name, found in numbers(record.updates, record.num_examples).items():
+        for name, found in numbers(record.updates, record.num_examples, record.rejected).items():
             earlier.setdefault(name, []).append(found)
-    alarms = find_unusual(numbers(norms.measures, num_examples), earlier)
-    return [str(alarm) for alarm in alarms if alarm.client_id not in norms.rejected]
+    return [str(alarm) for alarm in find_unusual(numbers(norms.measures, num_examples, norms.rejected), earlier)]

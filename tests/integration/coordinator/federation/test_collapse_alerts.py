@@ -134,6 +134,23 @@ def test_only_accepted_clients_give_alerts(coordinator: Coordinator, tables: Tab
     assert [alarm["client_id"] for alarm in event.data["alarms"]] == ["a"]
 
 
+def test_a_client_whose_update_is_left_out_does_not_pause_the_run(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    watch = {"min_effective_rank": 2.0, "first_round": 1, "action": "pause"}
+    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=2, watch=watch)
+    for name, value, rank in (("a", 0.0, 3.0), ("b", 3e38, 1.0)):
+        item = cast.claim(name)
+        digest = upload(cast.workers[name], item, tensors_for(item.plan.update, value), tmp_path)
+        numbers = {"loss": 0.5, "effective_rank": rank}
+        cast.workers[name].submit(
+            Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics=numbers)
+        )
+    cast.advance()
+    assert (cast.rounds[0].verdict, cast.run.state) == ("partial", RunState.RUNNING)
+    assert _alerts(coordinator, cast) == []
+
+
 @pytest.mark.parametrize("distils", [False, True])
 def test_real_clients_give_the_alerts_of_a_simulation(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, *, distils: bool

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -325,7 +326,8 @@ def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(1))
     other = workers.identities["client-2"].public_key().public_bytes_raw().hex()
-    coordinator.worker("client-x", identity=other)  # which only stops the two of them
+    coordinator.worker("client-x")
+    tables.execute("UPDATE clients SET identity = %s WHERE id = 'client-x'", other)  # as an earlier version allowed
     coordinator.advance(workers.id)
     run = coordinator.client.run(workers.id)
     assert run.reason is not None
@@ -344,6 +346,55 @@ def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
 
 
 @pytest.mark.changes_states
+def test_the_key_of_another_client_is_refused_and_keeps_no_other_client_out(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """A new client that announced another one's key kept both of them out of secure rounds."""
+    workers = SecureWorkers(coordinator, tmp_path, _spec(1))
+    victim = workers.identities[VICTIM].public_key().public_bytes_raw().hex()
+    coordinator.worker("liar", identity="cd" * 32)
+    for name in ("new", "liar"):
+        with pytest.raises(Conflict, match=r"another client of this project has .* delete its file identity\.pem"):
+            coordinator.worker(name, identity=victim)
+    refused = "SELECT client_id, data ->> 'client' FROM events WHERE kind = 'client.identity_refused' ORDER BY id"
+    assert tables.query(refused) == [("new", VICTIM), ("liar", VICTIM)]
+    coordinator.worker(VICTIM, identity="ab" * 32)
+    with pytest.raises(Conflict):  # nor the key that it has announced, which is not confirmed yet
+        coordinator.worker("new", identity="ab" * 32)
+    coordinator.worker(VICTIM, identity=victim)
+    coordinator.client.revoke_client("liar")
+    coordinator.worker("new", identity="cd" * 32)  # an owner who was enrolled again keeps its folder
+    coordinator.advance(workers.id)
+    [opened] = coordinator.client.rounds(workers.id)
+    assert {each.client_id for each in opened.assignments} == {*workers.identities, "new"}
+
+
+def test_of_two_clients_that_announce_one_key_at_the_same_time_one_is_refused(coordinator: Coordinator) -> None:
+    def announce(name: str) -> bool:
+        try:
+            coordinator.worker(name, identity="ef" * 32)
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(announce, [f"site-{number}" for number in range(6)])).count(True) == 1
+
+
+def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_client(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    workers = SecureWorkers(coordinator, tmp_path, _spec(2))
+    coordinator.advance(workers.id)
+    item = workers.clients[VICTIM].claim(0)
+    assert item is not None
+    workers.clients[VICTIM].decline(item.assignment_id, "out of range: encoder.x: a value does not fit into its word")
+    coordinator.advance(workers.id)
+    closed = next(iter(coordinator.client.rounds(workers.id)))
+    assert closed.verdict == "skipped"
+    assert closed.reason == f"{VICTIM}: out of range: encoder.x: a value does not fit into its word"
+
+
 def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ def test_a_rejected_update_is_in_verdict_events_and_metrics(
     cast.advance()
     first = cast.rounds[0]
     assert first.verdict == "partial"
-    assert first.reason == "2 of 3 updates; rejected by their norm: c"
+    assert first.reason == "2 of 3 updates; left out: c"
     (event,) = cast.events("update.rejected")
     assert (event.client_id, event.round_number) == ("c", 1)
     assert event.data["norm"] > 1e6
@@ -78,7 +78,7 @@ def test_an_update_that_no_run_can_use_is_left_out_without_any_bound(
     cast.work("d", value=3e38)
     cast.advance()
     first = cast.rounds[0]
-    assert (first.verdict, first.reason) == ("partial", "3 of 4 updates; rejected by their norm: d")
+    assert (first.verdict, first.reason) == ("partial", "3 of 4 updates; left out: d")
     (event,) = cast.events("update.rejected")
     assert event.client_id == "d"
     assert "the update was left out: its update_norm is " in event.message
@@ -164,6 +164,19 @@ def test_unusual_updates_are_events_and_every_update_is_measured(
     assert found == dict.fromkeys("abcd", 0.25)
 
 
+def test_updates_that_are_left_out_do_not_make_another_usual(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """Three clients with weights of 3e38 would make the 500 of a fourth look small."""
+    cast = _cast(coordinator, tables, tmp_path, "abcdefg")
+    cast.work("a", "b", "c", value=1.0)
+    cast.work("d", value=500.0)
+    cast.work("e", "f", "g", value=3e38)
+    cast.advance()
+    assert cast.rounds[0].reason == "4 of 7 updates; left out: e, f, g"
+    assert [event.client_id for event in cast.events("update.unusual")] == ["d"]
+
+
 def test_a_claim_of_more_images_than_ever_is_an_event(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, "ab")
     cast.work("a", "b", value=0.0)
@@ -200,10 +213,34 @@ def test_a_share_that_makes_no_sense(standing: Coordinator, share: object) -> No
     assert "robustness.max_weight_share" in answer.json()["detail"]
 
 
-def test_a_round_out_of_range_in_fixed_point_is_skipped_and_names_the_tensor(
+def test_a_value_out_of_range_in_fixed_point_costs_only_its_client_s_update(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "abc", aggregation={"arithmetic": "fixed"}, num_rounds=3)
+    """One client could end every round without a result, and was not named."""
+    cast = Cast(coordinator, tables, tmp_path, "abc", aggregation={"arithmetic": "fixed"}, num_rounds=2)
+    cast.work("a", "b", value=0.0)
+    cast.work("c", value=1e9)
+    cast.advance()
+    first = cast.rounds[0]
+    assert (first.verdict, first.reason) == ("partial", "2 of 3 updates; left out: c")
+    (event,) = cast.events("update.rejected")
+    assert event.client_id == "c"
+    assert "c: the update was left out: encoder." in event.message
+    assert [cast.claim(name).last_accepted is None for name in "abc"] == [False, False, True]
+
+
+def test_a_round_out_of_range_in_fixed_point_is_skipped_and_names_the_tensor_and_the_client(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(
+        coordinator,
+        tables,
+        tmp_path,
+        "abc",
+        cohort={"min_updates": 3},
+        aggregation={"arithmetic": "fixed"},
+        num_rounds=3,
+    )
     cast.work("a", "b", "c", value=0.0)
     cast.advance()
     first = cast.run.model
@@ -213,6 +250,8 @@ def test_a_round_out_of_range_in_fixed_point_is_skipped_and_names_the_tensor(
     second = cast.rounds[1]
     assert second.verdict == "skipped"
     assert str(second.reason).startswith("out of range: encoder.")
+    assert str(second.reason).endswith(". Without c, fewer than 3 updates are left")
+    assert [event.client_id for event in cast.events("update.rejected")] == ["c"]
     assert cast.run.model == first
     assert {m.client_id for m in coordinator.client.metrics(cast.id, "update_norm")} == set("abc")
     assert [cast.claim(name).last_accepted.round_number for name in "abc"] == [1, 1, 1]  # type: ignore[union-attr]

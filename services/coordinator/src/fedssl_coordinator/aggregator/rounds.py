@@ -223,7 +223,7 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     metrics = {**weights.metrics, **_mean_loss(session, run, current, used)}
     round_metrics.replace(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
-    collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted], metrics)
+    collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in used], metrics)
 
 
 def end_without_result(

@@ -32,14 +32,13 @@ def record_norms(session: Session, run: Run, round_number: int, accepted: Sequen
     for client_id, why in sorted(norms.rejected.items()):
         _reject(session, rows[client_id], why, norms.measures[client_id])
     for alarm in alarms:
-        if alarm.client_id not in norms.rejected:
-            data = {**alarm.numbers, "findings": list(alarm.findings)}
-            _record(session, "update.unusual", rows[alarm.client_id], str(alarm), data)
+        data = {**alarm.numbers, "findings": list(alarm.findings)}
+        _record(session, "update.unusual", rows[alarm.client_id], str(alarm), data)
 
 
 def describe(norms: Norms) -> str:
     """Return the clipped and rejected clients for the reason of the round's verdict."""
-    rejected = f"; rejected by their norm: {', '.join(sorted(norms.rejected))}" if norms.rejected else ""
+    rejected = f"; left out: {', '.join(sorted(norms.rejected))}" if norms.rejected else ""
     return rejected + (f"; clipped: {', '.join(sorted(norms.clipped))}" if norms.clipped else "")
 
 
@@ -69,17 +68,18 @@ def _data(measures: Metrics) -> dict[str, float]:
 
 
 def _numbers(norms: Norms, accepted: Sequence[Assignment]) -> dict[str, Metrics]:
+    """Return the measurements of the updates that were used: by those that were left out, no other one is judged."""
     return {
         row.client_id: {**norms.measures[row.client_id], NUM_EXAMPLES: float(row.num_examples or 0)}
         for row in accepted
-        if row.client_id in norms.measures
+        if row.client_id in norms.measures.keys() - norms.rejected.keys()
     }
 
 
 def _history(
     session: Session, run: Run, round_number: int, accepted: Sequence[Assignment]
 ) -> dict[str, list[dict[str, float]]]:
-    """Return what was measured of the clients' updates in the last rounds before this one."""
+    """Return what was measured of the clients' updates that were used in the last rounds before this one."""
     clients = [row.client_id for row in accepted]
     first = round_number - MOST_ROUNDS
     by_round: dict[tuple[str, int], dict[str, float]] = {}
@@ -90,7 +90,8 @@ def _history(
     for client_id, number, name, value in round_metrics.between(
         session, run.id, first, round_number, MEASURES, clients
     ):
-        by_round.setdefault((client_id, number), {})[name] = value
+        if (client_id, number) in by_round:  # otherwise the update was left out
+            by_round[client_id, number][name] = value
     history: dict[str, list[dict[str, float]]] = {}
     for (client_id, _), numbers in by_round.items():
         history.setdefault(client_id, []).append(numbers)

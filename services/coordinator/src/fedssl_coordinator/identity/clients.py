@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ScalarSelect, func, select, update
+from sqlalchemy import ScalarSelect, func, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
@@ -36,6 +36,22 @@ class Earlier(NamedTuple):
     num_images: int | None
     identity: str | None
     announced_identity: str | None
+
+
+def owner_of_identity(session: Session, client: Client, key: str) -> str | None:
+    """Return another client of the project that has this identity key, or whose worker announced it last; or None.
+
+    Until the transaction ends, no other one can announce the key as new.
+    """
+    name = f"identity/{client.project}/{key}"
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+    return session.scalar(
+        select(Client.id)
+        .where(Client.project == client.project, Client.id != client.id, Client.revoked_at.is_(None))
+        .where(or_(Client.identity == key, Client.announced_identity == key))
+        .order_by(Client.id)
+        .limit(1)
+    )
 
 
 def register(session: Session, client_id: str, request: Register) -> Earlier:

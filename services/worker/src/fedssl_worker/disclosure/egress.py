@@ -272,7 +272,9 @@ class Egress:
         Raise NotPermitted if the counts could not leave. Is called before anything is fetched or computed.
         """
         with self._evaluation_refusals(item, _work_fields(item)):
-            return self._enforcer.evaluation_min_count(item)
+            fewest = self._enforcer.evaluation_min_count(item)
+            self._require_evaluation(item)
+            return fewest
 
     def send_counts(self, item: SiteEvaluationItem, found: SiteEvaluation) -> SiteAnswered:
         """Record the counts of an evaluation in the ledger, then send them.
@@ -300,8 +302,10 @@ class Egress:
                 self._ledger.append("refused", **_work_fields(item), artifact=[SITE_HEAD], reason=str(refused))
                 answer = answer.model_copy(update={"no_head": str(refused)[:SHORT_TEXT_CHARACTERS]})
         about = _content_fields(item, body)
+        with self._evaluation_refusals(item, about):
+            self._require_evaluation(item, about["digest"])
         shown = {**_shown_counts(counts), "tensors": [], "artifact": artifacts}
-        intent = self._ledger.append("intent", **about, **shown)
+        intent = self._ledger.append("intent", **about, **shown, question=_question(item))
         answered = self._answer(answer)
         self._note_delivered(**about, intent=intent.seq, sent_bytes=len(body))
         return answered
@@ -351,6 +355,10 @@ class Egress:
     def _require_within_totals(self, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
         if (limits := self._enforcer.total_limits) is not None:
             self._ledger.totals().require_within(limits, item, num_bytes, digest)
+
+    def _require_evaluation(self, item: SiteEvaluationItem, digest: str | None = None) -> None:
+        if (most := self._enforcer.max_evaluations) is not None:
+            self._ledger.totals().require_evaluation(self._enforcer.digest, most, _question(item), digest)
 
     @contextmanager
     def _refusals(self, item: WorkItem, digest: str) -> Iterator[None]:
@@ -417,6 +425,11 @@ def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:
 def _artifact_of(item: SiteEvaluationItem) -> str:
     """Return the kind of the counts that answer an evaluation: of this site's own classifiers, or of another site's."""
     return EVALUATION if item.head is None else CROSS_EVALUATION
+
+
+def _question(item: SiteEvaluationItem) -> str:
+    """Return a digest of all that the coordinator asks with an evaluation: the encoder, the spec, the classifier."""
+    return hashlib.sha256(item.model_dump_json(exclude={"evaluation_id"}).encode()).hexdigest()
 
 
 def _content_fields(item: SiteEvaluationItem, body: bytes) -> dict[str, Any]:

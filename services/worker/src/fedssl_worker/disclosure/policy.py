@@ -117,6 +117,12 @@ class Policy(StrictModel):
     max_bytes_total: int | None = Field(
         default=None, ge=1, lt=2**53, description="Size of all updates that may leave, of all runs together."
     )
+    max_evaluations_total: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**53,
+        description="Number of evaluations on this site's labels, over all runs, whose counts may leave.",
+    )
     allow: tuple[AllowRule, ...] = Field(default=(), max_length=255)
     dp: Privacy = Privacy()
     secagg: SecureRules = SecureRules()
@@ -288,6 +294,11 @@ class PolicyEnforcer:
         if policy is None or (policy.max_rounds_total is None and policy.max_bytes_total is None):
             return None
         return TotalLimits(self.digest, policy.max_rounds_total, policy.max_bytes_total)
+
+    @property
+    def max_evaluations(self) -> int | None:
+        """The number of evaluations that may leave in all runs together, or None if the policy has no limit."""
+        return None if self._policy is None else self._policy.max_evaluations_total
 
     @property
     def secure_rules(self) -> SecureRules:

@@ -51,6 +51,7 @@ class Overview:
 
     num_entries: int
     num_rounds: int
+    num_evaluations: int
     num_bytes: int
     is_counted: bool
     is_read: bool
@@ -107,6 +108,7 @@ class LedgerIndex:
             return Overview(
                 num_entries=self._num_entries,
                 num_rounds=self._totals.num_rounds,
+                num_evaluations=self._totals.num_evaluations,
                 num_bytes=self._totals.num_bytes,
                 is_counted=self._totals.is_known,
                 is_read=self._is_read,

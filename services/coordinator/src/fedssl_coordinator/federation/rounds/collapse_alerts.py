@@ -13,12 +13,11 @@ from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.transitions import pause
 
 
-def raise_alerts(
-    session: Session, run: Run, current: Round, accepted: Sequence[str], metrics: Mapping[str, float]
-) -> None:
-    """Record the accepted clients whose metrics crossed a threshold, and pause the run if its spec asks for that.
+def raise_alerts(session: Session, run: Run, current: Round, used: Sequence[str], metrics: Mapping[str, float]) -> None:
+    """Record the clients whose metrics crossed a threshold, and pause the run if its spec asks for that.
 
-    In a secure round, the round's `metrics` only have how many clients these are.
+    `used`: the clients whose updates are in the result. In a secure round, the round's `metrics` only have how many
+    clients crossed a threshold.
 
     Called once per round, in the transaction that closes it, by a caller that holds the run's lock. A run is not paused
     after its last round.
@@ -26,9 +25,9 @@ def raise_alerts(
     spec, number = RunSpec.model_validate(run.spec), current.number
     watch = spec.watch
     alerts = (
-        find_collapse_alerts(watch, number, round_metrics.by_client(session, run.id, number, accepted))
+        find_collapse_alerts(watch, number, round_metrics.by_client(session, run.id, number, used))
         if spec.secure_aggregation is None
-        else find_summed_alerts(watch, metrics, len(accepted))
+        else find_summed_alerts(watch, metrics, len(used))
     )
     if not alerts:
         return

@@ -379,10 +379,10 @@ def unusual_before(session: Session, row: Round) -> list[str]:
 def numbers_of_examples(
     session: Session, run_id: UUID, first: int, end: int, client_ids: Sequence[str]
 ) -> Sequence[tuple[str, int, int]]:
-    """Return client, round and `num_examples` of the updates of some clients, from `first` to before `end`."""
+    """Return client, round and `num_examples` of the accepted updates of some clients, from `first` to before `end`."""
     statement = select(Assignment.client_id, Assignment.round_number, Assignment.num_examples).where(
         Assignment.run_id == run_id,
-        Assignment.state.in_((AssignmentState.ACCEPTED, AssignmentState.REJECTED)),
+        Assignment.state == AssignmentState.ACCEPTED,
         Assignment.round_number >= first,
         Assignment.round_number < end,
         among(Assignment.client_id, client_ids),

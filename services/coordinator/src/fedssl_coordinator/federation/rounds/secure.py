@@ -26,9 +26,9 @@ def check_secure_round(session: Session, run: Run, current: Round, config: Secur
         if assignment.client_id not in answered:  # otherwise its vector is in the sum, whether it comes back or not
             expire(session, assignment, "the client was revoked" if is_revoked else "no heartbeat within the lease")
     rows = repository.assignments(session, [current.id])
-    out_of_range = [row.reason for row in rows if row.reason is not None and row.reason.startswith(OUT_OF_RANGE)]
+    out_of_range = [row for row in rows if row.reason is not None and row.reason.startswith(OUT_OF_RANGE)]
     if out_of_range:
-        closing.skip_round(session, run, current, out_of_range[0])
+        closing.skip_round(session, run, current, shortened(reasons_of(out_of_range)))
         return Step.CHECK_AGAIN
     is_overdue = repository.is_overdue(session, current.id)
     found = secure_rounds.advance(session, current, config.phase_seconds, is_overdue=is_overdue)

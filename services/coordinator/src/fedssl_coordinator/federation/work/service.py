@@ -55,6 +55,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
         raise ProblemError(
             "invalid-request", detail, audit_event=AuditEvent("client.refused", detail, client_id=client_id)
         )
+    _require_own_identity(session, client_id, request.identity)
     before = clients.register(session, client_id, request)
     _record_identity(session, client_id, request.identity, before)
     if None not in (before.num_images, request.num_images) and before.num_images != request.num_images:
@@ -69,6 +70,25 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     for run_id in run_rows.awaiting_clients(session, clients.num_eligible()):
         enqueue.advance(session, run_id)
     return Registered(client_id=client_id)
+
+
+def _require_own_identity(session: Session, client_id: str, announced: str | None) -> None:
+    """Raise ProblemError if the key is new for this client and another one has it: it would keep both of them out of
+    secure rounds. A key that this client has already announced stays its own."""
+    if announced is None:
+        return
+    client = clients.locked(session, client_id)
+    if announced in (client.identity, client.announced_identity):
+        return
+    if (other := clients.owner_of_identity(session, client, announced)) is not None:
+        message = f"{client_id} announced the identity key of {other}, {announced}: its registration was refused"
+        data = {"identity": announced, "client": other}
+        raise ProblemError(
+            "conflict",
+            "another client of this project has the identity key of this worker: each client needs a state folder of "
+            "its own. If this one was copied, delete its file identity.pem and start the worker again",
+            audit_event=AuditEvent("client.identity_refused", message, client_id=client_id, data=data),
+        )
 
 
 def _record_identity(session: Session, client_id: str, announced: str | None, before: Earlier) -> None:

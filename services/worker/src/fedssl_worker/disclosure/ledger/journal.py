@@ -229,7 +229,10 @@ class Ledger:
             totals = self.totals()
         except LedgerError:
             return {}  # an old segment was damaged: that is for `verify` to report, and must not stop the ledger
-        return {"rounds_total": totals.num_rounds, "bytes_total": totals.num_bytes} if totals.is_known else {}
+        if not totals.is_known:
+            return {}
+        evaluations = {"evaluations_total": totals.num_evaluations} if totals.knows_evaluations else {}
+        return {"rounds_total": totals.num_rounds, "bytes_total": totals.num_bytes, **evaluations}
 
     def _start_segment(self) -> int:
         path = segment_path(self._folder, self._point.seq + 1)
