@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import resource
 import shutil
 import threading
 import time
@@ -204,6 +205,19 @@ def test_what_was_not_committed_leaves_no_trace(store: Store, kind: Kind) -> Non
     with pytest.raises(ZeroDivisionError):
         _break_off(store)
     assert DIGEST not in store
+    assert kind.held() == []
+
+
+def test_a_write_that_fails_leaves_no_trace(store: Store, kind: Kind) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # fails as a full disk does, also when the file is closed
+    try:
+        with pytest.raises(OSError), store.writer() as writer:
+            writer.write(b"header")
+            writer.write(DATA)
+            writer.write(DATA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kind.held() == []
 
 

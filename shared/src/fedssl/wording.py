@@ -1,5 +1,8 @@
 """Words of messages for people."""
 
+from collections.abc import MutableMapping
+from typing import Any
+
 
 def plural(count: int, one: str, many: str | None = None) -> str:
     """Return a count with its noun, which is in the singular only for 1.
@@ -8,3 +11,29 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     ('1 round', '1,200 rounds', '0 entries')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def printable(text: str) -> str:
+    """Replace control characters, with which a worker's message could redraw the terminal.
+
+    >>> printable("declined: \\x1b[2Jno")
+    'declined: ?[2Jno'
+    """
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+def in_one_line(text: str) -> str:
+    """Return printable text without line breaks, with which a message could look like further messages.
+
+    >>> in_one_line("no room\\nround 1 closed")
+    'no room round 1 closed'
+    """
+    return printable(" ".join(line.strip() for line in text.splitlines()))
+
+
+def in_one_line_each(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Make each text of a log line printable, in one line, as a processor of structlog.
+
+    JSON escapes what is not; the lines for a terminal contain texts as they are.
+    """
+    return {name: in_one_line(value) if isinstance(value, str) else value for name, value in event.items()}

@@ -202,6 +202,27 @@ def test_lists_and_details_as_tables_and_as_json(
     assert "run.finished" in fedssl("run", "logs", created["id"]).stdout
 
 
+def test_what_a_worker_writes_forges_no_line_and_controls_no_terminal(
+    coordinator: Coordinator, fedssl: Fedssl, spec: str
+) -> None:
+    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    worker = coordinator.worker("hospital-a")
+    coordinator.advance(created["id"])
+    item = worker.claim(0)
+    assert item is not None
+    forged = "no\r\n2026-01-01 00:00:00Z      1  round.closed            round 1: aggregated\x1b[2J\x9b2J\u202e"
+    worker.decline(item.assignment_id, forged)
+    assert fedssl("run", "stop", created["id"]).exit_code == 0
+    num_events = len(document(fedssl("run", "logs", created["id"], "--format", "json")))
+    for options in ((), ("--follow",), ("--follow", "--format", "json")):
+        shown = fedssl("run", "logs", created["id"], *options).stdout
+        assert len(shown.rstrip("\n").split("\n")) == num_events, shown
+        assert all(char.isprintable() or char == "\n" for char in shown), ascii(shown)
+    watched = fedssl("run", "watch", created["id"]).stderr
+    assert "hospital-a declined: no 2026" in watched
+    assert all(char.isprintable() or char == "\n" for char in watched), ascii(watched)
+
+
 def test_lists_name_the_project_if_there_are_several(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     def heads() -> list[str]:
         lists = [("run", "ls"), ("client", "ls"), ("notify", "ls")]

@@ -21,6 +21,9 @@ MISTAKES = {
     "fedssl run ls --format xml": (
         "error: invalid value for '--format': 'xml' is not one of 'table', 'json'. See `fedssl run ls --help`"
     ),
+    "fedssl token create": (
+        "error: missing option '--role'. Choose from: admin, operator, viewer, worker. See `fedssl token create --help`"
+    ),
     "fedssl-worker rnu": "fedssl-worker: no such command 'rnu'. Did you mean 'run'? See `fedssl-worker --help`",
     "fedssl-worker policy check": ("fedssl-worker: missing argument 'POLICY'. See `fedssl-worker policy check --help`"),
     "fedssl-coordinator api --port 70000": (

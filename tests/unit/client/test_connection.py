@@ -93,6 +93,13 @@ def test_a_problem_becomes_its_class(server: ScriptedServer, slug: str, status: 
     assert str(caught.value) == "Claim again."
 
 
+def test_a_coordinators_words_control_no_terminal(server: ScriptedServer) -> None:
+    server.script = lambda request: problem("lease-lost", 409, "Claim\x1b[2J \x9b2J\u202e again.")
+    with Client(server.url, TOKEN) as client, pytest.raises(LeaseLost) as caught:
+        client.run(uuid4())
+    assert str(caught.value) == "Claim?[2J ?2J? again."
+
+
 def test_validation_errors_are_listed(server: ScriptedServer) -> None:
     body = {
         "type": "urn:fedssl:problem:invalid-request",

@@ -7,6 +7,8 @@ import sys
 import structlog
 from structlog.typing import Processor
 
+from fedssl.wording import in_one_line_each
+
 
 def set_up_logging(level: str) -> None:
     """Format messages of structlog and of the standard library alike. Local variables are never printed.
@@ -23,7 +25,7 @@ def set_up_logging(level: str) -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_terminal else "iso", utc=not is_terminal),
     ]
     render: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [in_one_line_each, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if is_terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

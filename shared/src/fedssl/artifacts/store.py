@@ -353,8 +353,10 @@ class FileWriter:
 
     def close(self) -> None:
         """Close the file, and remove it if it was not committed."""
-        self._file.close()
         if not self._is_adopted:
+            # Closing writes what is buffered, which fails on a full disk. The file would stay there and keep it full.
+            with suppress(OSError):
+                self._file.close()
             self.path.unlink(missing_ok=True)
 
 

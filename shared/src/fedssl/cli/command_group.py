@@ -9,9 +9,9 @@ import typer
 
 from fedssl.cli.exit_codes import FAILED, USAGE
 from fedssl.cli.lazy_group import LazyGroup
-from fedssl.cli.output import printable
 from fedssl.cli.usage import OneLineUsage
 from fedssl.errors import FedSSLError
+from fedssl.wording import printable
 
 _TRAIN_EXTRA = ("torch", "torchvision", "sklearn", "matplotlib", "PIL")  # what fedssl[train] installs
 

@@ -15,6 +15,7 @@ from fedssl.cli.new_file import require_new_file
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
 from fedssl.protocol.notifications import DeliveryState, DestinationKind, Topic
 from fedssl.protocol.views import DeliveryView
+from fedssl.wording import printable
 
 app = typer.Typer(
     help="Notify people and programs of events, by e-mail and webhooks. Needs an admin's token.",
@@ -91,7 +92,7 @@ def add(
         return
     note(f"destination {created.id} is added; `fedssl notify test {created.id}` sends a test")
     if created.secret is not None and out is None:
-        typer.echo(created.secret)
+        typer.echo(printable(created.secret))
 
 
 @app.command("ls")

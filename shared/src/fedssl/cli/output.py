@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedssl.wording import printable
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
@@ -42,7 +44,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 def note(text: str) -> None:
     """Print a remark for a person, which is not part of the result."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def show_json(value: Any) -> None:
@@ -50,6 +52,11 @@ def show_json(value: Any) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     is_unicode = codecs.lookup(encoding).name.startswith("utf")  # other encodings lack characters: those are escaped
     typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=not is_unicode)))
+
+
+def show_json_line(value: "BaseModel") -> None:
+    """Print a model as JSON in one line."""
+    typer.echo(_escaped(value.model_dump_json()))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -112,15 +119,6 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return printable(str(value))
-
-
-def printable(text: str) -> str:
-    """Replace control characters, with which a worker's message could redraw the terminal.
-
-    >>> printable("declined: \\x1b[2Jno")
-    'declined: ?[2Jno'
-    """
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def _escaped(document: str) -> str:

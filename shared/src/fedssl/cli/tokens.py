@@ -17,6 +17,7 @@ from fedssl.cli.new_file import require_new_file
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.protocol.tokens import LastingRole
 from fedssl.protocol.views import TokenCreated
+from fedssl.wording import printable
 
 if TYPE_CHECKING:
     from fedssl.client import InvalidRequest
@@ -218,4 +219,4 @@ def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> Non
     if output is Format.JSON:
         show_json(created.model_dump(mode="json", exclude={"secret"} if out is not None else set()))
     elif out is None:
-        typer.echo(created.secret)
+        typer.echo(printable(created.secret))

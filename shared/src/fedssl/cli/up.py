@@ -13,13 +13,13 @@ from fedssl.cli.connection.choice import LOCAL_FOLDER
 from fedssl.cli.connection.connect import short
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, printable, show_json
+from fedssl.cli.output import Format, FormatOption, note, show_json
 from fedssl.cli.specs import read_spec
 from fedssl.protocol.data import KNOWN_DATASETS, PartitionConfig, Scheme
 from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.validation import first_problem
-from fedssl.wording import plural
+from fedssl.wording import plural, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

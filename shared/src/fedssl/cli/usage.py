@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from fedssl.cli.output import printable
+from fedssl.wording import in_one_line
 
 
 class OneLineUsage(TyperGroup):
@@ -68,7 +68,7 @@ def _message(error: typer.TyperException) -> str:
 
 def _described(message: str, context: Any) -> str:
     """Return Typer's message in the style of this project's errors, with the command whose help explains more."""
-    message = printable(message[:1].lower() + message[1:])
+    message = in_one_line(message[:1].lower() + message[1:])
     if context is None:
         return message
     end = "" if message.endswith((".", "?")) else "."

@@ -31,7 +31,7 @@ from uuid import UUID
 from fedssl.errors import FedSSLError
 from fedssl.protocol.errors import Problem
 from fedssl.protocol.validation import describe_problems, validation_problems
-from fedssl.wording import plural
+from fedssl.wording import plural, printable
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -211,5 +211,5 @@ def _describe(problem: Problem) -> str:
 
 
 def _short(text: str) -> str:
-    """Return text that was sent from outside, cut to a length that a log or a terminal can show."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    """Return text that was sent from outside in a form that a log or a terminal can show."""
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...")

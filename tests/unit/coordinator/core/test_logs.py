@@ -1,13 +1,17 @@
 """Log lines: in which form, and about what."""
 
+import logging
+import re
 import threading
+from collections.abc import Callable
 from contextvars import copy_context
 
 import httpx
 import pytest
+import structlog
 
 from fedssl_coordinator.core import metrics
-from fedssl_coordinator.core.logs import about, add_subject, is_for_people, say_about
+from fedssl_coordinator.core.logs import CHATTY, about, add_subject, configure_logging, is_for_people, say_about
 from fedssl_local.server import choose_port
 from fedssl_worker import metrics as worker_metrics
 from fedssl_worker.logs import set_up_logging
@@ -41,6 +45,28 @@ def test_a_form_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
         is_for_people()
     with pytest.raises(ValueError, match="json or console"):
         set_up_logging("info")
+
+
+@pytest.mark.parametrize("set_up", [configure_logging, lambda: set_up_logging("info")], ids=["coordinator", "worker"])
+def test_a_text_from_outside_is_one_line_on_a_terminal(
+    set_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSSL_LOG_FORMAT", "console")
+    root, configured = logging.getLogger(), structlog.get_config()
+    before = (root.handlers[:], root.level, {name: logging.getLogger(name).level for name in CHATTY})
+    try:
+        set_up()
+        structlog.get_logger().warning("coordinator.unreachable", reason="\x1b[2J\x9b2J")
+        logging.getLogger("fedssl.client").warning("%s Trying again.", "no\n12:00 [info] update.submitted\u202e")
+    finally:
+        structlog.configure(**configured)
+        root.handlers[:], level, levels = before
+        root.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err)  # the colours
+    assert len(text.splitlines()) == 2
+    assert all(char.isprintable() for line in text.splitlines() for char in line), text
 
 
 @pytest.mark.parametrize("served", [metrics, worker_metrics], ids=["coordinator", "worker"])

@@ -13,6 +13,8 @@ from typing import Any
 
 import structlog
 
+from fedssl.wording import in_one_line_each
+
 CHATTY = ("uvicorn.access", "sqlalchemy.engine", "alembic.runtime.plugins")
 """Loggers from which only warnings and errors are written."""
 
@@ -66,7 +68,7 @@ def configure_logging() -> None:
     )
     # Plain tracebacks: the formatted ones show local variables, which may contain secrets.
     form: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [in_one_line_each, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if is_for_people()
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -61,7 +61,7 @@ def _message(sender: str, address: str, delivery_id: UUID, notification: Notific
         "Time": f"{notification.timestamp:%Y-%m-%d %H:%M:%S} UTC",
     }
     lines = [f"{name}: {_one_line(str(value))}" for name, value in facts.items() if value is not None]
-    message.set_content("\n".join([data.message, "", *lines, ""]))
+    message.set_content("\n".join([_one_line(data.message), "", *lines, ""]))
     return message
 
 

@@ -17,7 +17,7 @@ from fedssl.cli.arguments import (
 from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
-from fedssl.cli.output import Format, FormatOption, note, printable, show_json, show_pairs, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 from fedssl.cli.progress_bar import progress_bar
 from fedssl.protocol.chance import Chance, chance_of
 
@@ -132,7 +132,7 @@ def write_predictions(
     with progress_bar("classifying", len(source), suffix=" images") as update:
         found = write(source, model, head, out, device=device, on_progress=update)
     for each in found.left_out["first"]:
-        note(printable(f"left out {each['path']}: {each['reason']}"))
+        note(f"left out {each['path']}: {each['reason']}")
     if output is Format.JSON:
         show_json(
             {
@@ -168,7 +168,7 @@ def _fitted(source: "Source", model: "Model", labels: str, device: str, data_roo
     with progress_bar("embedding labelled", len(labelled.source), suffix=" images") as update:
         fit = fit_head(labelled, model, device=device, on_progress=update)
     for each in fit.left_out:
-        note(printable(f"left out of the labelled images: {each['path']}: {each['reason']}"))
+        note(f"left out of the labelled images: {each['path']}: {each['reason']}")
     return fit
 
 

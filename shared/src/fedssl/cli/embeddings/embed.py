@@ -16,7 +16,7 @@ from fedssl.cli.arguments import (
 )
 from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.machine import prepare
-from fedssl.cli.output import Format, FormatOption, note, printable, show_json, show_pairs
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs
 from fedssl.cli.progress_bar import progress_bar
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def write_representations(
         raise
     about, left_out = found.about, found.about["left_out"]
     for each in left_out["first"]:
-        note(printable(f"left out {each['path']}: {each['reason']}"))
+        note(f"left out {each['path']}: {each['reason']}")
     if output is Format.JSON:
         show_json({"file": str(out), "not_read": source.left_out(), "num_before": found.num_before, **about})
         return

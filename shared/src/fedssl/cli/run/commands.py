@@ -23,8 +23,8 @@ from fedssl.cli.output import (
     FormatOption,
     cell,
     note,
-    printable,
     show_json,
+    show_json_line,
     show_pairs,
     show_table_by_project,
 )
@@ -32,6 +32,7 @@ from fedssl.cli.run import dimensions, distillations, embedding, evaluations, me
 from fedssl.cli.specs import read_spec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RoundView, RunView
+from fedssl.wording import in_one_line
 
 if TYPE_CHECKING:
     pass
@@ -295,10 +296,10 @@ def logs(
             if kind not in (None, event.kind):
                 continue
             if output is Format.JSON:
-                typer.echo(event.model_dump_json())
+                show_json_line(event)
                 continue
             number = "-" if event.round_number is None else str(event.round_number)
-            typer.echo(f"{cell(event.at)}  {number:>5}  {event.kind:<22}  {printable(event.message)}")
+            typer.echo(f"{cell(event.at)}  {number:>5}  {in_one_line(event.kind):<22}  {in_one_line(event.message)}")
 
 
 def _follow(run: str, url: str | None, token_file: Path | None, output: Format) -> None:
@@ -361,7 +362,7 @@ def _summary(run: RunView) -> dict[str, object]:
 
 
 def _show_round(current: RoundView) -> None:
-    reason = f" ({printable(current.reason)})" if current.reason else ""
+    reason = f" ({in_one_line(current.reason)})" if current.reason else ""
     typer.echo(f"\nround {current.number}: {current.verdict or current.state}{reason}")
     if (secure := current.secure) is not None:
         show_pairs(

@@ -10,11 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.cli.output import cell, duration
+from fedssl.cli.output import duration
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.views import AssignmentView, DistillationJobView, RunView
 from fedssl.protocol.work import Progress
-from fedssl.wording import plural
+from fedssl.wording import in_one_line, plural
 
 CLIENTS_SHOWN = 16
 MOST_LISTED = 200
@@ -104,17 +104,17 @@ class PlainDisplay:
         run = snapshot.run
         found = []
         if run.reason and run.state.value != "finished":
-            found += self._once(("reason", run.reason), cell(run.reason))
+            found += self._once(("reason", run.reason), in_one_line(run.reason))
         if (job := run.distillation) is not None:
             found += self._once(
                 (job.id,), f"{_round(job)}: the coordinator trains for {plural(job.num_epochs, 'epoch')}"
             )
             if job.reason:
-                found += self._once((job.id, job.reason), f"{_round(job)}: {cell(job.reason)}")
+                found += self._once((job.id, job.reason), f"{_round(job)}: {in_one_line(job.reason)}")
         for part in snapshot.assignments:
             if part.state.value in _TROUBLE:
-                text = f"{part.client_id} {part.state.value}: {cell(part.reason)}"
-                found += self._once((part.id, part.state), text)
+                text = f"{part.client_id} {part.state.value}: {part.reason or '-'}"
+                found += self._once((part.id, part.state), in_one_line(text))
         self._speed = snapshot.images_per_second or self._speed
         if self._closed is None:  # of the rounds before the first snapshot, only the last is shown
             self._closed = max(0, snapshot.losses_through - 1)
@@ -190,7 +190,7 @@ def _headline(snapshot: Snapshot) -> Any:
         line.add_column(no_wrap=True)
     number = run.current_round.number if run.current_round is not None else 0
     line.add_row(
-        Text(f"{cell(run.name)}: round {number} of {run.num_rounds}", style="bold"),
+        Text(f"{in_one_line(run.name)}: round {number} of {run.num_rounds}", style="bold"),
         ProgressBar(total=1.0, completed=snapshot.share_done, width=30),
         Text(f"{100 * snapshot.share_done:.0f} %"),
     )
@@ -211,7 +211,7 @@ def _numbers(snapshot: Snapshot) -> Any:
     if snapshot.seconds_left is not None:
         parts.append(f"{duration(snapshot.seconds_left)} left")
     if run.reason and run.state.value != "finished":
-        parts.append(cell(run.reason))
+        parts.append(in_one_line(run.reason))
     return Text("  ".join(parts), style="dim")
 
 
@@ -224,7 +224,7 @@ def _distilling(job: DistillationJobView) -> list[str]:
     if job.eta_seconds is not None:
         parts.append(f"{duration(job.eta_seconds)} of distillation left")
     if job.reason:
-        parts.append(cell(job.reason))
+        parts.append(in_one_line(job.reason))
     return parts
 
 
@@ -241,7 +241,7 @@ def _clients(assignments: Sequence[AssignmentView]) -> Any:
         progress = part.progress if part.state.value in ("leased", "submitted") else None
         style = "red" if part.state.value in _TROUBLE else "green" if part.state.value == "accepted" else ""
         grid.add_row(
-            Text(f"  {part.client_id}"),
+            Text(f"  {in_one_line(part.client_id)}"),
             Text(_doing(part), style=style),
             ProgressBar(total=1.0, completed=_share(part), width=20),
             Text("" if progress is None or progress.loss is None else f"loss {progress.loss:.3f}"),
@@ -260,7 +260,7 @@ def _doing(part: AssignmentView) -> str:
             return "starting"
         epochs = _epochs(part.progress)
         return f"{part.progress.phase}{epochs}"
-    return part.state.value if not part.reason else f"{part.state.value}: {cell(part.reason)[:40]}"
+    return part.state.value if not part.reason else f"{part.state.value}: {in_one_line(part.reason)[:40]}"
 
 
 def _epochs(progress: Progress) -> str:

@@ -10,11 +10,12 @@ from uuid import UUID
 from rich.console import Console
 
 from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooLong
-from fedssl.cli.output import console, printable
+from fedssl.cli.output import console
 from fedssl.cli.remaining_time import RemainingTime
 from fedssl.cli.run.progress import MOST_LISTED, LiveDisplay, PlainDisplay, Snapshot, num_clients
 from fedssl.client import Client, RunNotFinished
 from fedssl.protocol.views import EventView, RunView
+from fedssl.wording import in_one_line
 
 POLL_SECONDS = 0.4
 EVENTS_SECONDS = 2.0
@@ -26,8 +27,8 @@ _NEXT = {
     WaitedTooLong: "It continues; `fedssl run watch {run}` shows its progress",
 }
 _EVENTS_SHOWN: dict[str, Callable[[EventView], str]] = {
-    "run.alarm": lambda event: f"warning: round {event.round_number}: {printable(event.message)}",
-    "evaluation.completed": lambda event: f"evaluated: {printable(event.message)}",
+    "run.alarm": lambda event: f"warning: round {event.round_number}: {in_one_line(event.message)}",
+    "evaluation.completed": lambda event: f"evaluated: {in_one_line(event.message)}",
 }
 
 
