@@ -137,6 +137,17 @@ def test_a_shard_that_ends_at_a_damaged_header_or_without_its_mark_stops(tmp_pat
             read_contents(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard link", "symbolic link"])
+def test_a_link_in_place_of_an_image_stops(tmp_path: Path, kind: bytes) -> None:
+    """Its image would be missing without a message: GNU tar writes a hard link if it meets a file a second time."""
+    with tarfile.open(tmp_path / "1.tar", "w") as archive:
+        link = tarfile.TarInfo("b.png")
+        link.type, link.linkname = kind, "a.png"
+        archive.addfile(link)
+    with pytest.raises(DataError, match=r"1\.tar: .*b\.png in it is a link"):
+        read_contents(tmp_path)
+
+
 def test_without_the_extra_parquet_is_left_out_with_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"image": [_png(1)]}), folder / "1.parquet")
     monkeypatch.setattr(format_packages, "is_installed", lambda package: False)

@@ -104,7 +104,11 @@ def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             is_hidden = member.name.rpartition("/")[2].startswith(".")  # such as `._1.png`, which macOS adds
-            if member.isfile() and member.name.lower().endswith(_MEMBERS) and not is_hidden:
+            if is_hidden or not member.name.lower().endswith(_MEMBERS):
+                continue
+            if member.islnk() or member.issym():
+                raise ValueError(f"{member.name} in it is a link: write it with `tar --dereference --hard-dereference`")
+            if member.isfile():
                 found.append(_Member(member.offset_data, member.size))
         _require_end(path, archive.offset)
     last = max((member.offset + member.size for member in found), default=0)
