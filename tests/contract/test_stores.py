@@ -150,6 +150,13 @@ def _break_off(store: Store) -> None:
         1 / 0  # noqa: B018
 
 
+def _write_parts(store: Store) -> None:
+    with store.writer() as writer:
+        writer.write(b"header")
+        writer.write(DATA)
+        writer.write(DATA)
+
+
 def _names(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
@@ -212,10 +219,8 @@ def test_a_write_that_fails_leaves_no_trace(store: Store, kind: Kind) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # fails as a full disk does, also when the file is closed
     try:
-        with pytest.raises(OSError), store.writer() as writer:
-            writer.write(b"header")
-            writer.write(DATA)
-            writer.write(DATA)
+        with pytest.raises(OSError, match="File too large"):
+            _write_parts(store)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kind.held() == []

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.aggregation.fixed_point import TotalBits
+from fedssl.aggregation.layerwise import is_variance
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors
 from fedssl.engine import run_aggregation
 from fedssl.engine.secure_sums import client_words, num_client_words, run_secure_aggregation
@@ -30,6 +31,7 @@ REFUSED_IF_RANDOM = frozenset({"probe-sums"})
 """Kinds that the coordinator refuses unless they can be sums of products: see test_ridge_probe.py."""
 
 GRID = 2.0**-10
+ABOVE_ZERO = 32  # more than what is drawn moves a variance, and updates with a negative one are left out
 NUM_CLIENTS = 5  # so many are what Multi-Krum needs
 
 USUAL_OBJECTIVES = ("fedbyol", "fedca", "orchestra")
@@ -182,6 +184,7 @@ def _cohort(spec: RunSpec) -> tuple[Tensors, list[Tensors]]:
     """Return a state and the update of each client."""
     plan = METHODS[spec.method.name].bind(spec).plan
     state = {tensor.name: _on_grid(tensor, seed) for seed, tensor in enumerate(plan.broadcast)}
+    state |= {name: value + ABOVE_ZERO for name, value in state.items() if is_variance(name)}
     return state, [
         {tensor.name: _moved(tensor, state, 1000 * client + seed) for seed, tensor in enumerate(plan.update)}
         for client in range(NUM_CLIENTS)

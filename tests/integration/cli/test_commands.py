@@ -322,7 +322,7 @@ def test_a_secret_is_not_created_if_its_file_cannot_be_written(
     for wrong in ("nobody", "ftp://hooks.example.org/hook"):
         refused = fedssl("notify", "add", wrong)
         assert (refused.exit_code, "TARGET: target is not the URL of a webhook" in refused.stderr) == (2, True)
-    assert "CLIENT: use lower-case letters" in fedssl("token", "enrol", "Hospital E").stderr
+    assert "CLIENT: a client's name has at most 63 lower-case letters" in fedssl("token", "enrol", "Hospital E").stderr
 
     assert fedssl(*hook, "--out", "new/folder/hook").exit_code == 0
     assert (tmp_path / "new/folder/hook").read_text().startswith("whsec_")

@@ -13,7 +13,7 @@ from support.cast import Cast
 from support.coordinator import Coordinator
 from support.tables import Tables
 
-VALUES = {"a": 0.1, "b": 0.7, "c": -0.3}
+VALUES = {"a": 0.1, "b": 0.7, "c": 0.3}
 
 
 @pytest.fixture(autouse=True)
