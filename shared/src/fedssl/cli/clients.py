@@ -124,7 +124,7 @@ def rename(
         try:
             view = client.rename_client(name, display_name)
         except InvalidRequest as error:
-            raise UsageError(f"DISPLAY_NAME: {error.problems[0].message.removeprefix('Value error, ')}") from None
+            raise UsageError(f"DISPLAY_NAME: {error.problems[0].message}") from None
     if output is Format.JSON:
         show_json(view)
     else:

@@ -11,13 +11,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.errors import ExportError
 from fedssl.files import write_atomically
 from fedssl.models.classifier import Head
+from fedssl.models.initialisation import on_meta_device
 from fedssl.models.pretrained import PretrainedEncoder
 from fedssl.models.timm_network import timm_defaults
 from fedssl.protocol.model import EncoderConfig
@@ -82,7 +82,7 @@ def _classifier_tensors(encoder: PretrainedEncoder, head: Head, described: dict[
         return own
     import timm
 
-    with torch.device("meta"):
+    with on_meta_device():
         network = timm.create_model(
             described["architecture"], num_classes=described["num_classes"], **described["model_args"]
         )

@@ -1,9 +1,8 @@
 """Computes the artifact plans of specs, for estimates."""
 
-import torch
-
 from fedssl.errors import DataError, MethodError, SpecError
 from fedssl.methods import METHODS
+from fedssl.models.initialisation import on_meta_device
 from fedssl_coordinator.core import plan_cache
 
 
@@ -16,7 +15,7 @@ def compute(digest: str) -> None:
     if spec is None:
         return
     try:
-        with torch.device("meta"):
+        with on_meta_device():
             plan = METHODS[spec.method.name].bind(spec).plan
     except (MethodError, DataError, SpecError) as error:  # with which the preparation of a run ends it
         plan_cache.keep_refusal(digest, str(error))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedssl.artifacts.images import MAX_SIZE
 from fedssl.artifacts.permission import evaluation_rule
@@ -21,6 +20,7 @@ from fedssl.errors import DataError
 from fedssl.evaluation.site import evaluated_images
 from fedssl.methods.site_data import wants_site_labels
 from fedssl.models import build_encoder
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, ServedShapes
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT, EvaluationConfig
 from fedssl.protocol.policy import SiteArtifact
@@ -151,7 +151,7 @@ def _cross_site(spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | No
     assert config.sites is not None, "validated by the spec"
     if config.sites.cross_site is None:
         return
-    with torch.device("meta"):
+    with on_meta_device():
         width = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size).feature_dim
     num_bytes = len(config.sites.classes) * (width + 1) * 4 * 4 // 3
     kinds: tuple[tuple[SiteArtifact, str], ...] = (

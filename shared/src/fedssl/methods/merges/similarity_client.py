@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
@@ -11,6 +10,7 @@ from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.methods.composition.part import Part
 from fedssl.methods.merges.client_distillation import LearnFromStudent
 from fedssl.methods.reducers.similarity import SimilarityUpload
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.model import EncoderConfig
 
@@ -54,6 +54,6 @@ class SimilarityClient(ClientAlgorithm):
             LearnFromStudent(self.config, lesson).receive(modules, broadcast, ctx)
 
     def reduced(self, ctx: Context) -> frozenset[str]:
-        with torch.device("meta"):
+        with on_meta_device():
             plan = self.upload.wire.plan(self.modules(ctx), ctx)
         return frozenset(tensor.name for tensor in plan.update)

@@ -36,6 +36,7 @@ from fedssl.methods.composition.part import ENCODER, Objective, Online, Wire
 from fedssl.methods.composition.server import Reducer
 from fedssl.methods.composition.weighting import is_fixed, sum_of
 from fedssl.models.classifier import BIAS, CLASSES, WEIGHT, classes_digest
+from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 
@@ -182,7 +183,7 @@ class ProbeClient(ClientAlgorithm):
         return False
 
     def frozen(self, ctx: Context) -> frozenset[str]:
-        with torch.device("meta"):
+        with on_meta_device():
             encoder = self.fresh_encoder(ctx)
         return frozenset(f"{ENCODER}.{name}" for name in encoder.state_dict())
 
