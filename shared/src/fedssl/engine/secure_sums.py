@@ -90,7 +90,6 @@ def run_secure_aggregation(
     ctx: Context,
     *,
     apart: Mapping[str, Tensors] | None = None,
-    restart: bool = False,
 ) -> ServerResult:
     """Return the next state from the sum of the clients' words: the bits of `run_aggregation` with their updates.
 
@@ -101,7 +100,6 @@ def run_secure_aggregation(
         num_clients: how many clients are in the sum.
         ctx: of the coordinator in this round.
         apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; not needed if the spec has none.
-        restart: all clients will start cold.
 
     Raises NoSecureSum if the words are not such a sum, the weights are more than `robustness.max_examples` allows all
     clients together, or `apart` or the result is not finite: some client sent words of its own. Raises ValueOutOfRange
@@ -122,7 +120,7 @@ def run_secure_aggregation(
     updates = _apart_updates(apart or {})
     try:
         found, metrics = bound.server.finish(found, metrics, known, updates, ctx)
-        found = bound.server.restarted(found) if restart else found
+        found = bound.server.restarted(found) if ctx.restart else found
         metrics = {**metrics, **summed_metrics(numbers, num_clients)}
         kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
         return published(bound, found, kept, metrics, ctx)

@@ -138,6 +138,8 @@ class Context:
     """The bits of a round's total weight, from which the scales of 32-bit words follow; None if all have 64 bits."""
     prefix_mean: PrefixMean | None = None
     """The mean of the round's first updates, if the coordinator has begun it before the round closed."""
+    restart: bool = False
+    """All clients start cold after the round, because one has lost its state (`MethodConfig.restarts_states`)."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a fresh generator on the device: the same for each call of this client in this round for this
