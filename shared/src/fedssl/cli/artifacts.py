@@ -9,7 +9,7 @@ from fedssl.cli.arguments import TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json
+from fedssl.cli.output import Format, FormatOption, show_result
 
 app = typer.Typer(
     help="Fetch a file of a run by its digest: a broadcast, an update or a server state.",
@@ -41,7 +41,6 @@ def get(
     path = out or Path(f"{digest}.safetensors")
     with connect(url, token_file, patience_seconds=30) as client:
         client.download_artifact(digest, path)
-    if output is Format.JSON:
-        show_json({"sha256": digest, "file": str(path), "num_bytes": path.stat().st_size})
-    else:
-        note(f"{path}: {path.stat().st_size:,} bytes")
+    num_bytes = path.stat().st_size
+    document = {"sha256": digest, "file": str(path), "num_bytes": num_bytes}
+    show_result(document, f"{path}: {num_bytes:,} bytes", output)

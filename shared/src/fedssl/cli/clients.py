@@ -9,7 +9,7 @@ from fedssl.cli.arguments import ClientArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_list, show_pairs, show_result, show_table
 from fedssl.protocol.data import channels_in_words
 from fedssl.wording import plural
 
@@ -25,9 +25,6 @@ def list_clients(
     """List the data owners."""
     with connect(url, token_file) as client:
         found = list(client.clients())
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [
         (
             view.id,
@@ -41,7 +38,7 @@ def list_clients(
         for view in found
     ]
     columns = ["client", "display name", "state", "#images", "device", "encoder", "last seen"]
-    show_table_by_project(columns, rows, [view.project for view in found])
+    show_list(found, columns, rows, output, projects=[view.project for view in found])
 
 
 @app.command()
@@ -125,10 +122,8 @@ def rename(
             view = client.rename_client(name, display_name)
         except InvalidRequest as error:
             raise UsageError(f"DISPLAY_NAME: {error.problems[0].message}") from None
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        note(f"{view.id} is shown as {view.display_name}" if view.display_name else f"{view.id} has no display name")
+    shown = f"is shown as {view.display_name}" if view.display_name else "has no display name"
+    show_result(view, f"{view.id} {shown}", output)
 
 
 @app.command("confirm-identity")
@@ -145,10 +140,7 @@ def confirm_identity(
     """
     with connect(url, token_file) as client:
         view = client.confirm_identity(name, identity.removeprefix("ed25519:"))
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        note(f"{view.id} has the identity key ed25519:{view.identity}")
+    show_result(view, f"{view.id} has the identity key ed25519:{view.identity}", output)
 
 
 @app.command()
@@ -158,10 +150,7 @@ def revoke(
     """Revoke a data owner's access: its tokens and leases end now, and no further round includes it."""
     with connect(url, token_file) as client:
         view = client.revoke_client(name)
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        note(f"{view.id} is revoked")
+    show_result(view, f"{view.id} is revoked", output)
 
 
 @app.command()
@@ -175,8 +164,5 @@ def anchors(
     """
     with connect(url, token_file) as client:
         found = list(client.ledger_anchors(name))
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [(view.at, view.seq, view.head, view.key[:8], "" if view.is_consistent else "CONTRADICTS") for view in found]
-    show_table(["held since", "#entry", "hash", "ledger", "remark"], rows)
+    show_list(found, ["held since", "#entry", "hash", "ledger", "remark"], rows, output)

@@ -15,7 +15,7 @@ from fedssl.cli.connection.file import (
     write_connections,
 )
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_result, show_table
 from fedssl.protocol.validation import first_problem
 
 _EPILOG = (
@@ -75,11 +75,9 @@ def add(
         where = "URL" if first.location[-1:] == ("url",) else "NAME"
         raise UsageError(f"{where}: {first.message}") from None
     write_connections(changed)
-    if output is Format.JSON:
-        show_json(_document(name, added, is_current=current == name))
-    else:
-        in_use = "; it is in use" if current == name else ""
-        note(f"{name} is {added.url}, stored in {connections_path()}{in_use}")
+    in_use = "; it is in use" if current == name else ""
+    remark = f"{name} is {added.url}, stored in {connections_path()}{in_use}"
+    show_result(_document(name, added, is_current=current == name), remark, output)
 
 
 @app.command("ls")
@@ -103,10 +101,7 @@ def use(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     known = read_connections()
     chosen = known.get(name)
     write_connections(known.model_copy(update={"current": name}))
-    if output is Format.JSON:
-        show_json(_document(name, chosen, is_current=True))
-    else:
-        note(f"{name} ({chosen.url}) is in use")
+    show_result(_document(name, chosen, is_current=True), f"{name} ({chosen.url}) is in use", output)
 
 
 @app.command("rm")
@@ -117,10 +112,8 @@ def remove(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     kept = {other: connection for other, connection in known.connections.items() if other != name}
     current = None if known.current == name else known.current
     write_connections(known.model_copy(update={"current": current, "connections": kept}))
-    if output is Format.JSON:
-        show_json(_document(name, removed, is_current=False))
-    else:
-        note(f"{name} is removed" + ("; no connection is in use now" if known.current == name else ""))
+    in_use = "; no connection is in use now" if known.current == name else ""
+    show_result(_document(name, removed, is_current=False), f"{name} is removed{in_use}", output)
 
 
 def _document(name: str, connection: NamedConnection, *, is_current: bool) -> dict[str, object]:

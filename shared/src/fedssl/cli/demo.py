@@ -12,7 +12,7 @@ from fedssl.cli.connection.connect import short
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, console, note, show_json, show_pairs
-from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
+from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.cli.up import DeviceOption, DirectoryOption, ThreadsOption, dealing_of, show_event
 from fedssl.client import model_files
@@ -224,7 +224,7 @@ def _draw(trained: Trained, compared: Compared) -> Path:
 def _show(trained: Trained, compared: Compared, files: dict[str, Any]) -> None:
     dataset = trained.run.spec.partition.dataset if trained.run.spec.partition else ""
     typer.echo(f"Accuracy on held-out images of {dataset}, by the same probes before and after training:")
-    show_scores(scores_of(compared.after, compared.before, compared.chance), "", compared.chance)
+    show_scores("", compared.after, compared.before, compared.chance)
     shares = ", ".join(f"{100 * share:.0f} % {when}" for when, share in compared.neighbours.items())
     typer.echo(f"nearest neighbours in the picture that are of their query's class: {shares}")
     show_pairs(files)

@@ -11,7 +11,7 @@ from fedssl.cli.arguments import TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_list, show_pairs, show_table
 from fedssl.protocol.methods import METHOD_CONFIGS, MethodConfig
 
 app = typer.Typer(
@@ -40,11 +40,9 @@ def list_methods(
     if remote:
         _list_remote(url, token_file, output)
         return
-    if output is Format.JSON:
-        show_json([_document(config) for config in METHOD_CONFIGS.values()])
-        return
     rows = [(name, config.info.title, config.info.leaves_the_client) for name, config in METHOD_CONFIGS.items()]
-    show_table(["method", "title", "leaves the client"], rows)
+    documents = [_document(config) for config in METHOD_CONFIGS.values()]
+    show_list(documents, ["method", "title", "leaves the client"], rows, output)
 
 
 @app.command()
@@ -113,11 +111,8 @@ def show(
 def _list_remote(url: str | None, token_file: Path | None, output: Format) -> None:
     with connect(url, token_file) as client:
         found = list(client.methods())
-    if output is Format.JSON:
-        show_json(found)
-    else:
-        rows = [(view.name, view.version, view.title, view.leaves_the_client) for view in found]
-        show_table(["method", "#version", "title", "leaves the client"], rows)
+    rows = [(view.name, view.version, view.title, view.leaves_the_client) for view in found]
+    show_list(found, ["method", "#version", "title", "leaves the client"], rows, output)
 
 
 def _show_remote(name: str, url: str | None, token_file: Path | None, output: Format) -> None:

@@ -12,7 +12,7 @@ from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.new_file import require_new_file
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_list, show_pairs
 from fedssl.protocol.notifications import DeliveryState, DestinationKind, Topic
 from fedssl.protocol.views import DeliveryView
 from fedssl.wording import printable
@@ -102,9 +102,6 @@ def list_destinations(
     """List the destinations, with their last deliveries. Only the host of a webhook's URL is shown."""
     with connect(url, token_file) as client:
         found = list(client.notification_destinations())
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [
         (
             str(view.id),
@@ -117,7 +114,7 @@ def list_destinations(
         for view in found
     ]
     columns = ["destination", "target", "topics", "label", "#pending", "last delivery"]
-    show_table_by_project(columns, rows, [view.project or "all" for view in found])
+    show_list(found, columns, rows, output, projects=[view.project or "all" for view in found])
 
 
 @app.command("test")
@@ -158,11 +155,8 @@ def list_deliveries(
     """List the newest deliveries to a destination. Those that have ended are kept for 30 days."""
     with connect(url, token_file) as client:
         found = [view for view, _ in zip(client.notification_deliveries(destination), range(num_shown), strict=False)]
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [(str(view.id), view.topic, view.message, view.created_at, view.num_tries, outcome(view)) for view in found]
-    show_table(["delivery", "topic", "message", "created", "#tries", "outcome"], rows)
+    show_list(found, ["delivery", "topic", "message", "created", "#tries", "outcome"], rows, output)
 
 
 @app.command("rm")

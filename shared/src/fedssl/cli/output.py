@@ -73,12 +73,33 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     console().print(table)
 
 
-def show_table_by_project(columns: Sequence[str], rows: Sequence[Sequence[object]], projects: Sequence[str]) -> None:
-    """Print a table. The project of each row is its second column, unless all rows belong to the same one."""
+def show_list(
+    found: Sequence[object],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    output: Format,
+    *,
+    projects: Sequence[str] = (),
+) -> None:
+    """Print what was found as JSON, or `rows` of it as a table.
+
+    If `projects`, one for each row, are not all the same, they are the second column of the table.
+    """
+    if output is Format.JSON:
+        show_json(found)
+        return
     if len(set(projects)) > 1:
         columns = [*columns[:1], "project", *columns[1:]]
         rows = [[*row[:1], project, *row[1:]] for row, project in zip(rows, projects, strict=True)]
     show_table(columns, rows)
+
+
+def show_result(value: object, remark: str, output: Format) -> None:
+    """Print the result of a command as JSON, or else a remark about it."""
+    if output is Format.JSON:
+        show_json(value)
+    else:
+        note(remark)
 
 
 def show_pairs(pairs: Mapping[str, object]) -> None:

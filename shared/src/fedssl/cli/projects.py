@@ -8,7 +8,7 @@ from fedssl.cli.arguments import TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.cli.output import Format, FormatOption, show_list, show_result
 
 app = typer.Typer(
     help="Separate groups of people: runs, data owners and data sets belong to one project, and tokens may be "
@@ -42,10 +42,8 @@ def create(
                 f"NAME: {name!r} is not a project's name: use up to 63 lower-case letters and digits, with single "
                 "hyphens between, such as cardiology"
             ) from None
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        note(f"the project {view.name} exists; `fedssl token create --role admin --project {view.name}` lets people in")
+    command = f"fedssl token create --role admin --project {view.name}"
+    show_result(view, f"the project {view.name} exists; `{command}` lets people in", output)
 
 
 @app.command("ls")
@@ -55,7 +53,4 @@ def list_projects(
     """List the projects that your token may see."""
     with connect(url, token_file) as client:
         found = list(client.projects())
-    if output is Format.JSON:
-        show_json(found)
-        return
-    show_table(["project", "created"], [(view.name, view.created_at) for view in found])
+    show_list(found, ["project", "created"], [(view.name, view.created_at) for view in found], output)

@@ -1,8 +1,7 @@
 """Accuracies next to their baselines, as a table and as JSON."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import typer
@@ -13,55 +12,35 @@ from fedssl.protocol.chance import Chance
 from fedssl.protocol.initial import InitialConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """An accuracy, 0..1, and its baselines.
-
-    `untrained`: of the encoder before training. `best`: the best round with its accuracy, chosen on the test set.
-    """
-
-    name: str
-    chance: float | None
-    untrained: float | None
-    last: float
-    best: tuple[int, float] | None = None
-
-
-def scores_of(
+def show_scores(
+    title: str,
     last: Mapping[str, float],
     untrained: Mapping[str, float],
     chance: Chance | None,
+    *,
     best: Mapping[str, tuple[int, float] | None] | None = None,
-) -> list[Score]:
-    """Return the accuracies among the measures of an encoder, with their baselines."""
-    return [
-        Score(
-            text, None if chance is None else chance.accuracy, untrained.get(name), last[name], (best or {}).get(name)
-        )
-        for name, text in ACCURACIES.items()
-        if name in last
-    ]
-
-
-def show_scores(
-    scores: Sequence[Score], title: str, chance: Chance | None, initial: InitialConfig | None = None
+    initial: InitialConfig | None = None,
 ) -> None:
-    """Print the accuracies in percent, and how the chance comes about. `initial`: the weights that the run started
-    from, if these were not random: the gain is the gain over them."""
-    if not scores:
+    """Print the accuracies among the measures of an encoder in percent, and how the chance comes about.
+
+    `untrained`: the measures of the encoder before training. `best`: the best round with its accuracy, chosen on the
+    test set. `initial`: the weights that the run started from, if these were not random: the gain is the gain over
+    them.
+    """
+    names = [name for name in ACCURACIES if name in last]
+    if not names:
         return
-    bests = any(score.best for score in scores)
+    bests = {name: found for name in names if (found := (best or {}).get(name)) is not None}
     before = "untrained" if initial is None else "start"
     columns = [title, "#chance", f"#{before}", "#trained", "#points gained", *(["best round"] if bests else [])]
     rows = []
-    for score in scores:
-        gained = None if score.untrained is None else 100 * (score.last - score.untrained)
-        best = (
-            [] if not bests else [None if score.best is None else f"{_percent(score.best[1])}, round {score.best[0]}"]
-        )
-        gained = None if gained is None or math.isnan(gained) else gained
-        row = [score.name, _percent(score.chance), _percent(score.untrained), _percent(score.last)]
-        rows.append([*row, None if gained is None else f"{gained:+.1f}", *best])
+    for name in names:
+        gained = 100 * (last[name] - untrained.get(name, math.nan))
+        row = [ACCURACIES[name], _percent(None if chance is None else chance.accuracy), _percent(untrained.get(name))]
+        row += [_percent(last[name]), None if math.isnan(gained) else f"{gained:+.1f}"]
+        if bests:
+            row.append(f"{_percent(bests[name][1])}, round {bests[name][0]}" if name in bests else None)
+        rows.append(row)
     show_table(columns, rows)
     how = "" if chance is None else f"; chance: {chance.how}, without an encoder"
     chosen = "; the best round is chosen on the test set" if bests else ""

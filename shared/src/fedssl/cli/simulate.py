@@ -13,7 +13,7 @@ from fedssl.cli.datasets.fetching import ensure
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
 from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, show_start
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
-from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
+from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.cli.site_scores import cross_site_as_json, show_cross_site, show_sites, sites_as_json
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
@@ -104,9 +104,9 @@ def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) 
     best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     if output is Format.TABLE:
         show_pairs({**paths, **_pairs(finished)})
-        scores = scores_of(finished.last, finished.untrained, finished.chance, best)
         if finished.evaluations or not spec.site_evaluation:
-            show_scores(scores, "after the last round", finished.chance, spec.model.initial)
+            title, initial = "after the last round", spec.model.initial
+            show_scores(title, finished.last, finished.untrained, finished.chance, best=best, initial=initial)
         if spec.site_evaluation and finished.site_evaluations:
             last = finished.site_evaluations[max(finished.site_evaluations)]
             show_sites(last, spec.site_evaluation)

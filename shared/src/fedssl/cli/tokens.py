@@ -14,7 +14,7 @@ from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.kit import kit_for, write_kit
 from fedssl.cli.new_file import require_new_file
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_list
 from fedssl.protocol.tokens import LastingRole
 from fedssl.protocol.views import TokenCreated
 from fedssl.wording import printable
@@ -172,9 +172,6 @@ def list_tokens(url: UrlOption = None, token_file: TokenFileOption = None, outpu
     """List tokens, without their secrets."""
     with connect(url, token_file) as client:
         found = list(client.tokens())
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [
         (
             str(view.id),
@@ -189,7 +186,8 @@ def list_tokens(url: UrlOption = None, token_file: TokenFileOption = None, outpu
         )
         for view in found
     ]
-    show_table(["token", "role", "project", "client", "label", "created", "expires", "used", "revoked"], rows)
+    columns = ["token", "role", "project", "client", "label", "created", "expires", "used", "revoked"]
+    show_list(found, columns, rows, output)
 
 
 @app.command()

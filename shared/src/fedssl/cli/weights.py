@@ -9,7 +9,7 @@ from fedssl.cli.arguments import ProjectOption, SetOption, SpecArgument, TokenFi
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_registered, show_table, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_list, show_registered, show_result, show_table
 from fedssl.cli.progress_bar import progress_bar
 from fedssl.cli.specs import read_spec
 
@@ -97,15 +97,12 @@ def list_weights(
     """List the registered weights."""
     with connect(url, token_file) as client:
         found = list(client.weights())
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [
         (view.name, view.family, view.num_tensors, view.num_parameters, view.digest[:12], view.created_at)
         for view in found
     ]
     columns = ["name", "names of", "#tensors", "#parameters", "digest", "registered"]
-    show_table_by_project(columns, rows, [view.project for view in found])
+    show_list(found, columns, rows, output, projects=[view.project for view in found])
 
 
 @app.command()
@@ -124,10 +121,7 @@ def remove(
     """Remove registered weights, so that no new run can start from them. Runs that exist keep theirs."""
     with connect(url, token_file) as client:
         client.remove_weights(name)
-    if output is Format.JSON:
-        show_json({"removed": name})
-    else:
-        note(f"{name} is removed: no new run can start from it")
+    show_result({"removed": name}, f"{name} is removed: no new run can start from it", output)
 
 
 def _existing(file: Path) -> Path:

@@ -110,7 +110,6 @@ def run_aggregation(
     *,
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
-    restart: bool = False,
     on_result: Callable[[ServerResult], None] = lambda result: None,
 ) -> ServerResult:
     """Return the next state from the updates, in client-id order whatever order they are given in.
@@ -119,8 +118,7 @@ def run_aggregation(
     lies beyond every possible training, or does not fit the fixed-point scale, is left out, and so are those that the
     spec's `robustness` rejects. If values or weights do not fit into words of 32 bits, all have 64 bits.
 
-    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `restart`: all
-    clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). `on_result` gets
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `on_result` gets
     the result before the updates are measured, so that it can be stored meanwhile. It may be called again, if the first
     result contained an update that cannot be used: the last one is what is returned, without `norms`. Raises
     TooFewUpdates or ValueOutOfRange if too few updates are left, and MethodError if there are none, two of one client,
@@ -142,7 +140,7 @@ def run_aggregation(
     screen = functools.partial(bounded, ordered, before, bound.restored_plan, ctx)
     refusal = functools.partial(_refusal, bound, known, ctx)
     within, norms = screen(refusal) if is_screened else (ordered, NO_NORMS)
-    attempt = functools.partial(_aggregated, bound, known, kept, before, ordered, on_result=on_result, restart=restart)
+    attempt = functools.partial(_aggregated, bound, known, kept, before, ordered, on_result=on_result)
     try:
         return attempt(within, norms, ctx)
     except ValueOutOfRange as error:
@@ -199,7 +197,6 @@ def _aggregated(
     ctx: Context,
     *,
     on_result: Callable[[ServerResult], None],
-    restart: bool,
 ) -> ServerResult:
     """Return the result of the updates `within`, and measurements of all of them. `before`: the broadcast that
     clients received; `kept`: the engine's own part of the state."""
@@ -211,7 +208,7 @@ def _aggregated(
         raise ValueOutOfRange(f"out of range: {error}", norms) from error
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
-    if restart:
+    if ctx.restart:
         state = bound.server.restarted(state)
     kept = moments | next_average(bound, state, kept, ctx) | means.totals.kept(ctx)
     result = published(bound, state, kept, metrics, ctx)

@@ -1,16 +1,16 @@
 """Finds the updates with a value that does not fit the fixed-point scale, so that a round can do without them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedssl.aggregation import OutOfRange
-from fedssl.aggregation.fixed_point import Factor, FixedPointSum, whole_weights
+from fedssl.aggregation.fixed_point import FixedPointSum, whole_weights
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods import BoundMethod
-from fedssl.methods.api import Context, ServerState, Update
+from fedssl.methods.api import Context, MeanInputs, ServerState, Update
 
 
 def out_of_range(bound: BoundMethod, state: ServerState, updates: Sequence[Update], ctx: Context) -> dict[str, str]:
@@ -29,20 +29,12 @@ class _Misfits:
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
 
-    def __call__(
-        self,
-        updates: Iterable[Mapping[str, Tensor]],
-        weights: Sequence[float],
-        base: Mapping[str, Tensor] | None,
-        *,
-        fraction_bits: int,
-        factor: Factor | None = None,
-    ) -> Tensors:
-        numbers, zeros = whole_weights(weights), dict[str, Tensor]()
-        for place, update in enumerate(updates):
-            words = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=len(numbers))
+    def __call__(self, inputs: MeanInputs) -> Tensors:
+        numbers, zeros = whole_weights(inputs.weights), dict[str, Tensor]()
+        for place, update in enumerate(inputs.updates):
+            words = FixedPointSum(inputs.base, fraction_bits=inputs.fraction_bits, num_clients=len(numbers))
             try:
-                words.add(update, numbers[place], factor)
+                words.add(update, numbers[place], inputs.factor)
             except OutOfRange as error:
                 self.reasons.setdefault(place, str(error))
             zeros = zeros or {name: torch.zeros_like(update[name]) for name in sorted(update)}

@@ -5,15 +5,15 @@ to the method's state. So the first round, and each round after one without new 
 whose values did not fit is followed by one with room for them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from fedssl.aggregation.fixed_point import COUNTED_BITS, Factor, NarrowWords, TotalBits, fixed_point_mean
+from fedssl.aggregation.fixed_point import COUNTED_BITS, NarrowWords, TotalBits
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors
 from fedssl.methods import BoundMethod
-from fedssl.methods.api import Context
+from fedssl.methods.api import Context, MeanInputs
 from fedssl.protocol.runs import RunSpec
 
 PREFIX = "fixed_point."
@@ -72,14 +72,6 @@ class TotalledMeans:
         self._narrow = narrow_words(bound, ctx)
         self.totals = Totals(num_clients)
 
-    def __call__(
-        self,
-        updates: Iterable[Mapping[str, Tensor]],
-        weights: Sequence[float],
-        base: Mapping[str, Tensor] | None,
-        *,
-        fraction_bits: int,
-        factor: Factor | None = None,
-    ) -> Tensors:
-        self.totals.add(int(sum(weights)), fraction_bits)
-        return fixed_point_mean(updates, weights, base, fraction_bits=fraction_bits, factor=factor, narrow=self._narrow)
+    def __call__(self, inputs: MeanInputs) -> Tensors:
+        self.totals.add(int(sum(inputs.weights)), inputs.fraction_bits)
+        return inputs.mean(self._narrow)

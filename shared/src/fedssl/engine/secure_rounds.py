@@ -61,7 +61,6 @@ def run_secure_round(
     ctx: Context,
     *,
     lost: Mapping[str, Phase] | None = None,
-    restart: bool = False,
 ) -> SecureResult:
     """Aggregate updates so that the coordinator's object only receives masked vectors.
 
@@ -74,7 +73,6 @@ def run_secure_round(
         updates: of the round's whole cohort.
         ctx: of the coordinator in this round.
         lost: in which phase clients are lost. They have answered the phases before.
-        restart: all clients will start cold.
 
     Raises NoSecureSum if there is no sum, and ValueOutOfRange if a value of an update does not fit into its word.
     """
@@ -93,7 +91,7 @@ def run_secure_round(
     total = torch.from_numpy(found.words.words64.view(np.int64))
     names = [each.name for each in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
     apart = {client: {name: cohort[client].load()[name] for name in names} for client in found.survivors}
-    result = run_secure_aggregation(method, state, total, len(found.survivors), ctx, apart=apart, restart=restart)
+    result = run_secure_aggregation(method, state, total, len(found.survivors), ctx, apart=apart)
     return SecureResult(result, found.survivors, tuple(protocol.rejected))
 
 

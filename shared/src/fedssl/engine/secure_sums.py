@@ -8,13 +8,13 @@ its spec may ask for secure aggregation. So the same code runs at both ends. At 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, OutOfRange
-from fedssl.aggregation.fixed_point import COUNTED_BITS, Factor, FixedPointSum, NarrowWords, whole_weights
+from fedssl.aggregation.fixed_point import COUNTED_BITS, FixedPointSum, NarrowWords, whole_weights
 from fedssl.artifacts.header import num_bytes
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, split_state
@@ -24,7 +24,7 @@ from fedssl.engine.norm_bounding import NO_NORMS, screened
 from fedssl.engine.summed_metrics import NUM_WORDS, metric_words, summed_metrics
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
-from fedssl.methods.api import Context, ServerState, Update
+from fedssl.methods.api import Context, MeanInputs, ServerState, Update
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.secure_work import vector_tensors
 
@@ -90,7 +90,6 @@ def run_secure_aggregation(
     ctx: Context,
     *,
     apart: Mapping[str, Tensors] | None = None,
-    restart: bool = False,
 ) -> ServerResult:
     """Return the next state from the sum of the clients' words: the bits of `run_aggregation` with their updates.
 
@@ -101,7 +100,6 @@ def run_secure_aggregation(
         num_clients: how many clients are in the sum.
         ctx: of the coordinator in this round.
         apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; not needed if the spec has none.
-        restart: all clients will start cold.
 
     Raises NoSecureSum if the words are not such a sum, the weights are more than `robustness.max_examples` allows all
     clients together, or `apart` or the result is not finite: some client sent words of its own. Raises ValueOutOfRange
@@ -122,7 +120,7 @@ def run_secure_aggregation(
     updates = _apart_updates(apart or {})
     try:
         found, metrics = bound.server.finish(found, metrics, known, updates, ctx)
-        found = bound.server.restarted(found) if restart else found
+        found = bound.server.restarted(found) if ctx.restart else found
         metrics = {**metrics, **summed_metrics(numbers, num_clients)}
         kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
         return published(bound, found, kept, metrics, ctx)
@@ -137,18 +135,10 @@ class _Recorded:
         self._num_clients, self._narrow = num_clients, narrow
         self.parts: list[Tensor] = []
 
-    def __call__(
-        self,
-        updates: Iterable[Mapping[str, Tensor]],
-        weights: Sequence[float],
-        base: Mapping[str, Tensor] | None,
-        *,
-        fraction_bits: int,
-        factor: Factor | None = None,
-    ) -> Tensors:
-        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients, narrow=self._narrow)
-        for update, weight in zip(updates, whole_weights(weights), strict=True):
-            total.add(update, weight, factor)
+    def __call__(self, inputs: MeanInputs) -> Tensors:
+        total = _empty_sum(inputs, self._num_clients, self._narrow)
+        for update, weight in zip(inputs.updates, whole_weights(inputs.weights), strict=True):
+            total.add(update, weight, inputs.factor)
         self.parts.append(total.vector())
         return total.mean()
 
@@ -160,18 +150,9 @@ class _Counted:
         self._narrow = narrow
         self.total = 0
 
-    def __call__(
-        self,
-        updates: Iterable[Mapping[str, Tensor]],
-        weights: Sequence[float],
-        base: Mapping[str, Tensor] | None,
-        *,
-        fraction_bits: int,
-        factor: Factor | None = None,
-    ) -> Tensors:
-        (update,) = updates
-        words = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=1, narrow=self._narrow)
-        self.total += words.num_words(update)
+    def __call__(self, inputs: MeanInputs) -> Tensors:
+        (update,) = inputs.updates
+        self.total += _empty_sum(inputs, 1, self._narrow).num_words(update)
         return {name: update[name] for name in sorted(update)}
 
 
@@ -186,24 +167,20 @@ class _Summed:
         self._most = None if max_examples is None else max_examples * num_clients
         self.totals = Totals(num_clients)
 
-    def __call__(
-        self,
-        updates: Iterable[Mapping[str, Tensor]],
-        weights: Sequence[float],
-        base: Mapping[str, Tensor] | None,
-        *,
-        fraction_bits: int,
-        factor: Factor | None = None,
-    ) -> Tensors:
-        total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=self._num_clients, narrow=self._narrow)
-        self.rest = total.take(self.rest, next(iter(updates)), self._num_clients)
-        if self._most is not None and fraction_bits == COUNTED_BITS and total.weight > self._most:
+    def __call__(self, inputs: MeanInputs) -> Tensors:
+        total = _empty_sum(inputs, self._num_clients, self._narrow)
+        self.rest = total.take(self.rest, next(iter(inputs.updates)), self._num_clients)
+        if self._most is not None and inputs.fraction_bits == COUNTED_BITS and total.weight > self._most:
             raise AggregationError(
                 f"the weights of {self._num_clients} clients add up to {total.weight}, and robustness.max_examples "
                 f"allows {self._most}: some client sent a larger weight than it may have"
             )
-        self.totals.add(total.weight, fraction_bits)
+        self.totals.add(total.weight, inputs.fraction_bits)
         return total.mean()
+
+
+def _empty_sum(inputs: MeanInputs, num_clients: int, narrow: NarrowWords | None) -> FixedPointSum:
+    return FixedPointSum(inputs.base, fraction_bits=inputs.fraction_bits, num_clients=num_clients, narrow=narrow)
 
 
 def _apart_updates(apart: Mapping[str, Tensors]) -> list[Update]:

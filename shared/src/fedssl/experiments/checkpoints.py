@@ -7,12 +7,12 @@ replaced; files that it no longer lists are removed afterwards. Therefore a proc
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
@@ -27,6 +27,12 @@ MANIFEST = "manifest.json"
 _FORMAT = 1
 _SUFFIX = ".safetensors"
 _HINT = "take another folder, or start again with --restart"
+
+SITES = TypeAdapter(dict[int, dict[str, SiteCounts | str]])
+"""The JSON of `Result.site_evaluations`."""
+
+CROSS_SITE = TypeAdapter(dict[int, dict[str, dict[str, SiteCounts | str]]])
+"""The JSON of `Result.cross_site`."""
 
 
 def code_version(spec: RunSpec) -> dict[str, str]:
@@ -46,30 +52,6 @@ def run_key(spec: RunSpec) -> str:
     """
     text = json.dumps([_FORMAT, spec.model_dump(mode="json", exclude={"watch"}), code_version(spec)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def dumped_sites(answers: Mapping[Any, Mapping[str, SiteCounts | str]]) -> dict[str, dict[str, Any]]:
-    """Return each site's counts, by round or by the site whose classifier it is, as JSON has them, or why it has
-    none."""
-    return {
-        str(key): {
-            name: counts if isinstance(counts, str) else counts.model_dump(mode="json")
-            for name, counts in sites.items()
-        }
-        for key, sites in answers.items()
-    }
-
-
-def parse_sites(sites: Mapping[str, Any]) -> dict[str, SiteCounts | str]:
-    """Return one round of what :func:`dumped_sites` returns."""
-    return {
-        name: counts if isinstance(counts, str) else SiteCounts.model_validate(counts) for name, counts in sites.items()
-    }
-
-
-def parse_cross_site(rounds: Mapping[str, Any]) -> dict[int, dict[str, dict[str, SiteCounts | str]]]:
-    """Return the counts of the sites' classifiers by round, which :func:`dumped_sites` returns for each round."""
-    return {int(at): {owner: parse_sites(sites) for owner, sites in heads.items()} for at, heads in rounds.items()}
 
 
 class FolderCheckpoint:
@@ -128,8 +110,8 @@ class FolderCheckpoint:
             "files": files,
             "history": [dataclasses.asdict(record) for record in result.history],
             "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
-            "site_evaluations": dumped_sites(result.site_evaluations),
-            "cross_site": {str(at): dumped_sites(heads) for at, heads in result.cross_site.items()},
+            "site_evaluations": SITES.dump_python(result.site_evaluations, mode="json"),
+            "cross_site": CROSS_SITE.dump_python(result.cross_site, mode="json"),
         }
         write_atomically(self._folder / MANIFEST, json.dumps(manifest))
         self._files = files
@@ -157,10 +139,8 @@ class FolderCheckpoint:
             evaluations=evaluations[max(evaluations)] if evaluations else {},
             evaluations_by_round=evaluations,
             server_state=tensors.get("server", tensors["model"]),
-            site_evaluations={
-                int(at): parse_sites(sites) for at, sites in manifest.get("site_evaluations", {}).items()
-            },
-            cross_site=parse_cross_site(manifest.get("cross_site", {})),
+            site_evaluations=SITES.validate_python(manifest.get("site_evaluations", {})),
+            cross_site=CROSS_SITE.validate_python(manifest.get("cross_site", {})),
             images=manifest.get("images", ""),
         )
 

@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,7 @@ from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import ResultsError, SpecError
-from fedssl.experiments.checkpoints import (
-    FolderCheckpoint,
-    code_version,
-    dumped_sites,
-    parse_cross_site,
-    parse_sites,
-    run_key,
-)
+from fedssl.experiments.checkpoints import CROSS_SITE, SITES, FolderCheckpoint, code_version, run_key
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned
@@ -276,8 +269,8 @@ def parse_result(document: Mapping[str, Any]) -> FinishedRun:
             megabytes_by_round={int(at): value for at, value in document["megabytes_by_round"].items()},
             losses=list(document["losses"]),
             chance=_chance(document.get(CHANCE_KEY)),
-            site_evaluations={int(at): parse_sites(sites) for at, sites in document.get(SITES_KEY, {}).items()},
-            cross_site=parse_cross_site(document.get(CROSS_SITE_KEY, {})),
+            site_evaluations=SITES.validate_python(document.get(SITES_KEY, {})),
+            cross_site=CROSS_SITE.validate_python(document.get(CROSS_SITE_KEY, {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"result.json is not a run's result ({error!r}): start again with --restart") from error
@@ -317,10 +310,9 @@ def _write(result: Result, folder: Path) -> FinishedRun:
             save_tensors(_encoder(state), folder / f"encoder-{client}.safetensors")
     write_spec(result.spec, folder / SPEC)
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
-    names = [name for name in FinishedRun.__slots__ if name != "__weakref__"]
-    document = {name: getattr(finished, name) for name in names}
-    document[SITES_KEY] = dumped_sites(result.site_evaluations)
-    document[CROSS_SITE_KEY] = {str(at): dumped_sites(heads) for at, heads in result.cross_site.items()}
+    document = {each.name: getattr(finished, each.name) for each in fields(FinishedRun)}
+    document[SITES_KEY] = SITES.dump_python(result.site_evaluations, mode="json")
+    document[CROSS_SITE_KEY] = CROSS_SITE.dump_python(result.cross_site, mode="json")
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()
     write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
     return finished

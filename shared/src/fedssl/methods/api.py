@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedssl.aggregation import fixed_point_mean
-from fedssl.aggregation.fixed_point import Factor, TotalBits
+from fedssl.aggregation.fixed_point import Factor, NarrowWords, TotalBits
 from fedssl.aggregation.prefix_mean import PrefixMean
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.image_batches import Images
@@ -98,18 +98,21 @@ def refuse_to_distil(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Me
     raise MethodError("training on public images is part of a round: call run_local_round or run_aggregation")
 
 
-class FixedMean(Protocol):
-    """Computes a weighted mean as a sum of integers: `fixed_point_mean`, whose arguments it has."""
+@dataclass(frozen=True, slots=True)
+class MeanInputs:
+    """The arguments of `fixed_point_mean`, except the words that the engine chooses."""
 
-    def __call__(
-        self,
-        updates: Iterable[Mapping[str, torch.Tensor]],
-        weights: Sequence[float],
-        base: Mapping[str, torch.Tensor] | None,
-        *,
-        fraction_bits: int,
-        factor: Factor | None = None,
-    ) -> Tensors: ...
+    updates: Iterable[Mapping[str, torch.Tensor]]
+    weights: Sequence[float]
+    base: Mapping[str, torch.Tensor] | None
+    fraction_bits: int
+    factor: Factor | None = None
+
+    def mean(self, narrow: NarrowWords | None = None) -> Tensors:
+        """Return the weighted mean, as a sum of integers. It consumes the updates."""
+        return fixed_point_mean(
+            self.updates, self.weights, self.base, fraction_bits=self.fraction_bits, factor=self.factor, narrow=narrow
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +131,15 @@ class Context:
     none."""
     distil: "Distil" = refuse_to_distil
     """Trains on the public images, besides local training. The engine provides it, because it owns the optimiser."""
-    fixed_mean: FixedMean = fixed_point_mean
+    fixed_mean: Callable[[MeanInputs], Tensors] = MeanInputs.mean
     """Computes the means of a run with `aggregation.arithmetic = "fixed"`. The engine replaces it in a secure round, in
     which a client has only its own update and the coordinator only the sum of all."""
     total_bits: TotalBits | None = None
     """The bits of a round's total weight, from which the scales of 32-bit words follow; None if all have 64 bits."""
     prefix_mean: PrefixMean | None = None
     """The mean of the round's first updates, if the coordinator has begun it before the round closed."""
+    restart: bool = False
+    """All clients start cold after the round, because one has lost its state (`MethodConfig.restarts_states`)."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a fresh generator on the device: the same for each call of this client in this round for this

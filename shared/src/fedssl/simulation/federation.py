@@ -10,7 +10,7 @@ from fedssl.artifacts.header import file_bytes, frozen_bytes
 from fedssl.artifacts.tensors import Tensors
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import DistillationProgress, LocalProgress, LocalResult, run_aggregation, start_run
-from fedssl.engine.aggregation import ValueOutOfRange, split_state
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, split_state
 from fedssl.engine.narrow_words import bits_of_round
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.secure_sums import NoSecureSum, num_vector_bytes
@@ -48,12 +48,13 @@ class Federation:
         everywhere: Context,
         sizes: Mapping[str, int],
         train: Train,
+        *,
         on_progress: OnProgress,
         on_distillation: OnDistillation,
+        on_trained: OnTrained | None,
         cohorts: Mapping[int, Sequence[str]],
         lost_states: Mapping[int, Collection[str]],
         lost_clients: Mapping[int, Mapping[str, "Phase"]],
-        on_trained: OnTrained | None,
     ) -> None:
         self._on_trained = on_trained
         self._cohorts, self._lost_states, self._lost_clients = cohorts, lost_states, lost_clients
@@ -93,129 +94,98 @@ class Federation:
             result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
             return
         lost = result.client_states.keys() & set(cohort).intersection(self._lost_states.get(number, ()))
-        restart = bool(lost) and self._spec.method.restarts_states
+        kept = {name: state for name, state in result.client_states.items() if name not in lost}
+        trained = self._train_cohort(result, number, cohort, kept)
+        record = RoundRecord(
+            round_number=number,
+            clients={name: local.metrics for name, local in trained.items()},
+            num_examples={name: local.num_examples for name, local in trained.items()},
+            num_images=sum(local.num_images for local in trained.values()),
+            bytes_down=len(cohort) * self._bytes_down + self._num_new(result, cohort) * self._frozen_bytes,
+            bytes_up=len(cohort) * self._bytes_up,
+        )
+        follows_weights = bool(result.history) and result.history[-1].gave_weights
+        ctx = dataclasses.replace(
+            self._everywhere,
+            round_number=number,
+            total_bits=bits_of_round(self._spec, result.server_state, follows_weights=follows_weights),
+            restart=bool(lost) and self._spec.method.restarts_states,
+        )
+        aggregate = self._aggregate if self._spec.secure_aggregation is None else self._aggregate_securely
+        record = aggregate(result, trained, ctx, record)
+        result.history.append(dataclasses.replace(record, seconds=time.perf_counter() - started))
+
+    def _train_cohort(
+        self, result: Result, number: int, cohort: Sequence[str], kept: Mapping[str, ClientState]
+    ) -> dict[str, LocalResult]:
         contexts = [
             dataclasses.replace(
                 self._everywhere, round_number=number, client_id=name, dimensions=self._dimensions.get(name)
             )
             for name in cohort
         ]
-        kept = {name: state for name, state in result.client_states.items() if name not in lost}
         received, _ = split_state(result.server_state)
         trained = self._train_clients(received, kept, contexts, functools.partial(self._on_progress, number))
         if self._on_trained is not None:
             for name, local in trained.items():
                 self._on_trained(number, name, self._trained_model(received, local))
-        clients = {name: local.metrics for name, local in trained.items()}
-        updates = [
-            Update(name, local.num_examples, lambda tensors=local.update: tensors, local.metrics)  # type: ignore[misc]
-            for name, local in trained.items()
-        ]
-        num_examples = {update.client_id: update.num_examples for update in updates}
-        make_record = functools.partial(
-            RoundRecord,
-            round_number=number,
-            clients=clients,
-            num_examples=num_examples,
-            num_images=sum(local.num_images for local in trained.values()),
-            bytes_down=len(cohort) * self._bytes_down + self._num_new(result, cohort) * self._frozen_bytes,
-            bytes_up=len(cohort) * self._bytes_up,
-        )
-        follows_weights = bool(result.history) and result.history[-1].gave_weights
-        bits = bits_of_round(self._spec, result.server_state, follows_weights=follows_weights)
-        ctx = dataclasses.replace(self._everywhere, round_number=number, total_bits=bits)
-        if self._spec.secure_aggregation is not None:
-            self._train_securely(result, updates, trained, make_record, ctx, started, restart=restart)
-            return
+        return trained
+
+    def _aggregate(
+        self, result: Result, trained: Mapping[str, LocalResult], ctx: Context, record: RoundRecord
+    ) -> RoundRecord:
+        """Give `result` the weights of a round, unless it is skipped, and return its completed record."""
         try:
-            aggregated = run_aggregation(
+            found = run_aggregation(
                 self._method,
                 result.server_state,
-                updates,
+                _updates(trained),
                 ctx,
-                on_epoch=functools.partial(self._on_distillation, number),
-                restart=restart,
+                on_epoch=functools.partial(self._on_distillation, ctx.round_number),
             )
         except (TooFewUpdates, ValueOutOfRange) as error:
             if isinstance(error, TooFewUpdates) and self._spec.cohort.without_quorum != "skip":
                 raise
-            record = make_record(
-                seconds=time.perf_counter() - started,
-                rejected=sorted(error.norms.rejected),
-                updates=dict(error.norms.measures),
-                unusual=_unusual(result.history, error.norms, num_examples),
-                skipped=str(error),
-            )
-            result.history.append(record)
-            return
-        norms = aggregated.norms
+            return dataclasses.replace(_measured(record, error.norms, result.history), skipped=str(error))
+        record = _measured(record, found.norms, result.history)
+        clients = dict(record.clients)
         if self._spec.robustness.max_update_norm is not None:
-            for name, norm in norms.by_client.items():
+            for name, norm in found.norms.by_client.items():
                 clients[name] = {**clients[name], UPDATE_NORM: norm}
-        used = {name: local.state for name, local in trained.items() if name not in norms.rejected}
-        result.client_states = {} if restart else {**result.client_states, **used}
-        result.server_state, result.model = aggregated.state, aggregated.model
-        losses = {name: clients[name][LOSS] for name in used if LOSS in clients[name]} if is_fixed(ctx) else {}
-        record = make_record(
-            server={**aggregated.metrics, **mean_loss(losses, num_examples)},
-            seconds=time.perf_counter() - started,
-            rejected=sorted(norms.rejected),
-            updates=dict(norms.measures),
-            unusual=_unusual(result.history, norms, num_examples),
-            alarms=[
-                str(alarm)
-                for alarm in find_collapse_alerts(self._spec.watch, number, {name: clients[name] for name in used})
-            ],
+        used = {name: metrics for name, metrics in clients.items() if name not in found.norms.rejected}
+        losses = {name: metrics[LOSS] for name, metrics in used.items() if LOSS in metrics} if is_fixed(ctx) else {}
+        _publish(result, found, {name: trained[name].state for name in used}, ctx)
+        return dataclasses.replace(
+            record,
+            clients=clients,
+            server={**found.metrics, **mean_loss(losses, record.num_examples)},
+            alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, ctx.round_number, used)],
         )
-        result.history.append(record)
 
-    def _train_securely(
-        self,
-        result: Result,
-        updates: Sequence[Update],
-        trained: Mapping[str, LocalResult],
-        make_record: Callable[..., RoundRecord],
-        ctx: Context,
-        started: float,
-        *,
-        restart: bool,
-    ) -> None:
-        """Finish a round in which the coordinator receives only masked vectors, and measures no update."""
+    def _aggregate_securely(
+        self, result: Result, trained: Mapping[str, LocalResult], ctx: Context, record: RoundRecord
+    ) -> RoundRecord:
+        """Do what `_aggregate` does, if the coordinator receives only masked vectors, and measures no update."""
         from fedssl.engine.secure_rounds import run_secure_round
 
+        record = dataclasses.replace(record, bytes_up=len(trained) * num_vector_bytes(self._method, ctx))
+        received, _ = split_state(result.server_state)
         lost = self._lost_clients.get(ctx.round_number, {})
-        make_record = functools.partial(make_record, bytes_up=len(updates) * num_vector_bytes(self._method, ctx))
         try:
-            secure = run_secure_round(
-                self._method,
-                result.server_state,
-                split_state(result.server_state)[0],
-                updates,
-                ctx,
-                lost=lost,
-                restart=restart,
-            )
+            secure = run_secure_round(self._method, result.server_state, received, _updates(trained), ctx, lost=lost)
         except (NoSecureSum, ValueOutOfRange) as error:
             rejected = sorted(error.rejected) if isinstance(error, NoSecureSum) else []
-            seconds = time.perf_counter() - started
-            result.history.append(make_record(seconds=seconds, rejected=rejected, skipped=str(error)))
-            return
-        clients = {name: trained[name].metrics for name in secure.survivors}
-        used = {name: trained[name].state for name in secure.survivors}
-        result.client_states = {} if restart else {**result.client_states, **used}
-        result.server_state, result.model = secure.result.state, secure.result.model
-        record = make_record(
-            clients=clients,
-            num_examples={name: trained[name].num_examples for name in secure.survivors},
-            server=secure.result.metrics,
-            seconds=time.perf_counter() - started,
+            return dataclasses.replace(record, rejected=rejected, skipped=str(error))
+        metrics = secure.result.metrics
+        _publish(result, secure.result, {name: trained[name].state for name in secure.survivors}, ctx)
+        return dataclasses.replace(
+            record,
+            clients={name: record.clients[name] for name in secure.survivors},
+            num_examples={name: record.num_examples[name] for name in secure.survivors},
+            server=metrics,
             rejected=sorted(secure.rejected),
-            alarms=[
-                str(alarm)
-                for alarm in find_summed_alerts(self._spec.watch, secure.result.metrics, len(secure.survivors))
-            ],
+            alarms=[str(alarm) for alarm in find_summed_alerts(self._spec.watch, metrics, len(secure.survivors))],
         )
-        result.history.append(record)
 
     def _trained_model(self, broadcast: Tensors, local: LocalResult) -> Tensors:
         """Return the broadcast with the values that a client has trained, whether it sends or keeps them."""
@@ -228,6 +198,28 @@ class Federation:
     def _num_new(result: Result, cohort: Sequence[str]) -> int:
         """Return the number of clients in the cohort that have not taken part yet, and so lack the frozen tensors."""
         return len(set(cohort).difference(*(record.num_examples for record in result.history)))
+
+
+def _updates(trained: Mapping[str, LocalResult]) -> list[Update]:
+    return [
+        Update(name, local.num_examples, lambda tensors=local.update: tensors, local.metrics)  # type: ignore[misc]
+        for name, local in trained.items()
+    ]
+
+
+def _publish(result: Result, found: ServerResult, states: Mapping[str, ClientState], ctx: Context) -> None:
+    """Give `result` the weights of a round, and the states of the clients whose updates were used."""
+    result.client_states = {} if ctx.restart else {**result.client_states, **states}
+    result.server_state, result.model = found.state, found.model
+
+
+def _measured(record: RoundRecord, norms: Norms, history: Sequence[RoundRecord]) -> RoundRecord:
+    return dataclasses.replace(
+        record,
+        rejected=sorted(norms.rejected),
+        updates=dict(norms.measures),
+        unusual=_unusual(history, norms, record.num_examples),
+    )
 
 
 def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:

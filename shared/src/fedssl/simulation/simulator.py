@@ -113,12 +113,12 @@ def simulate(
             everywhere,
             sizes,
             train,
-            on_progress,
-            on_distillation,
-            cohorts or {},
-            lost_states or {},
-            lost_clients or {},
-            on_trained,
+            on_progress=on_progress,
+            on_distillation=on_distillation,
+            on_trained=on_trained,
+            cohorts=cohorts or {},
+            lost_states=lost_states or {},
+            lost_clients=lost_clients or {},
         )
         result = _resumed(checkpoint, spec, images) or federation.start(start)
         result.images = images

@@ -1,5 +1,6 @@
 """SCAFFOLD: the corrected step, the variates' update, and what the coordinator and the clients keep."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -252,7 +253,8 @@ def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
             sent = {key: tensor for key, tensor in state.items() if not key.startswith("control.")}
             sent |= {f"control_delta.{key}": torch.full_like(tensor, value) for key, tensor in names.items()}
             updates.append(Update(name, 10, lambda tensors=sent: tensors))  # type: ignore[misc]
-        return run_aggregation(METHODS["fedsimclr"], state, updates, context(spec, 1), restart=restart).state
+        ctx = dataclasses.replace(context(spec, 1), restart=restart)
+        return run_aggregation(METHODS["fedsimclr"], state, updates, ctx).state
 
     def value_of(state: Tensors) -> set[float]:
         return {float(number) for tensor in _part(state, "control").values() for number in tensor.unique()}

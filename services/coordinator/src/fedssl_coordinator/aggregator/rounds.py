@@ -163,20 +163,22 @@ def next_weights(
         _context(spec, current.number, device),
         prefix_mean=take_mean(current.id),
         total_bits=total_bits(run, spec, current.number),
+        restart=bool(_trained_without_state(spec, rows)),
     )
-    if _trained_without_state(spec, rows):
-        training["restart"] = True
     if spec.secure_aggregation is not None:
-        return _stored(_unmasked(spec, current, previous, ctx, **training))
+        return _stored(_unmasked(spec, current, previous, ctx))
     updates = [stored_update(row) for row in _accepted(rows)]
-    stored: list[Future[Weights]] = []
+    method, stored = METHODS[spec.method.name], list[Future[Weights]]()
     with ThreadPoolExecutor(1) as thread:  # the weights are written and synced while the updates are measured
-        training["on_result"] = lambda found: stored.append(thread.submit(_stored, found))
-        result = run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training)
+
+        def store(found: ServerResult) -> None:
+            stored.append(thread.submit(_stored, found))
+
+        result = run_aggregation(method, previous, updates, ctx, on_result=store, **training)
     return dataclasses.replace(stored[-1].result(), norms=result.norms)
 
 
-def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **training: Any) -> ServerResult:
+def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context) -> ServerResult:
     """Return the result of a secure round. Raises NoSum."""
     with transaction() as session:
         digests = secure_rounds.vectors(session, current.id)
@@ -187,7 +189,7 @@ def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context, **
         raise NoSum(f"the store lacks a masked vector: {error}") from error
     method, num_clients = METHODS[spec.method.name], len(found.survivors)
     try:
-        return run_secure_aggregation(method, previous, as_tensor(found), num_clients, ctx, apart=apart, **training)
+        return run_secure_aggregation(method, previous, as_tensor(found), num_clients, ctx, apart=apart)
     except NoSecureSum as error:  # no client can end the run with words of its own
         raise NoSum(str(error)) from error
 

@@ -19,7 +19,7 @@ from fedssl.cli.datasets.registration import (
     read_split,
     temporary_file,
 )
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_registered, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, note, show_list, show_registered, show_result
 from fedssl.cli.progress_bar import progress_bar
 
 app = typer.Typer(
@@ -70,11 +70,8 @@ def add(
             )
         with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
             view = client.add_evaluation_dataset(name, file, project=project, on_bytes=sent)
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        images = f"{view.num_train:,} training and {view.num_test:,} test images of {view.num_classes} classes"
-        note(f"{view.name} is registered: {images}, digest {view.digest}")
+    images = f"{view.num_train:,} training and {view.num_test:,} test images of {view.num_classes} classes"
+    show_result(view, f"{view.name} is registered: {images}, digest {view.digest}", output)
 
 
 @app.command("ls")
@@ -84,16 +81,13 @@ def list_evaluation_datasets(
     """List the evaluation data sets."""
     with connect(url, token_file) as client:
         found = list(client.evaluation_datasets())
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [
         (view.name, view.num_train, view.num_test, view.num_classes, view.channels, view.image_size, view.digest[:12],
          view.created_at)
         for view in found
     ]  # fmt: skip
     columns = ["name", "#train", "#test", "#classes", "#channels", "#size", "digest", "registered"]
-    show_table_by_project(columns, rows, [view.project for view in found])
+    show_list(found, columns, rows, output, projects=[view.project for view in found])
 
 
 @app.command()

@@ -19,7 +19,7 @@ from fedssl.cli.datasets.registration import (
     temporary_file,
 )
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_registered, show_table_by_project
+from fedssl.cli.output import Format, FormatOption, show_list, show_registered, show_result
 from fedssl.cli.progress_bar import progress_bar
 from fedssl.protocol.data import KNOWN_DATASETS
 
@@ -61,10 +61,7 @@ def add(
             write_public(images, file, shape, ImageSelection(max_images, seed), written)
         with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
             view = client.add_public_dataset(name, file, split=split, project=project, on_bytes=sent)
-    if output is Format.JSON:
-        show_json(view)
-    else:
-        note(f"{view.name} is registered: {view.num_images:,} images, digest {view.digest}")
+    show_result(view, f"{view.name} is registered: {view.num_images:,} images, digest {view.digest}", output)
 
 
 @app.command("ls")
@@ -74,15 +71,12 @@ def list_public_datasets(
     """List the public data sets."""
     with connect(url, token_file) as client:
         found = list(client.public_datasets())
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = [
         (view.name, view.split, view.num_images, view.channels, view.image_size, view.digest[:12], view.created_at)
         for view in found
     ]
     columns = ["name", "split", "#images", "#channels", "#size", "digest", "registered"]
-    show_table_by_project(columns, rows, [view.project for view in found])
+    show_list(found, columns, rows, output, projects=[view.project for view in found])
 
 
 @app.command()

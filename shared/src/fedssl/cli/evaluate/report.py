@@ -5,7 +5,7 @@ from typing import Any
 
 from fedssl.cli.evaluate.steps import Findings
 from fedssl.cli.output import Format, show_json, show_pairs, show_table
-from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
+from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.evaluation import FineTuneResult, ProbeResult
 from fedssl.run_files import finite
 
@@ -19,8 +19,8 @@ def show(findings: Findings, output: Format) -> None:
         return
     if found := rows(findings):
         show_table(["measure", "#value", "how"], found)
-    scores = scores_of(findings.results, findings.untrained, findings.chance)
-    show_scores(scores, "next to its baselines", findings.chance, findings.initial)
+    title = "next to its baselines"
+    show_scores(title, findings.results, findings.untrained, findings.chance, initial=findings.initial)
     request = findings.request
     show_pairs(
         {

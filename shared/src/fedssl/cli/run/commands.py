@@ -18,16 +18,7 @@ from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.dry_run import DryRunOption, document_of, estimate_of, participants_of, show_dry_run, with_times
 from fedssl.cli.errors import RunNotCompleted, UsageError
-from fedssl.cli.output import (
-    Format,
-    FormatOption,
-    cell,
-    note,
-    show_json,
-    show_json_line,
-    show_pairs,
-    show_table_by_project,
-)
+from fedssl.cli.output import Format, FormatOption, cell, note, show_json, show_json_line, show_list, show_pairs
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, site_evaluations, state
 from fedssl.cli.specs import read_spec
 from fedssl.protocol.states import RunState
@@ -90,16 +81,13 @@ def list_runs(
     """List runs, newest first."""
     with connect(url, token_file) as client:
         runs = list(client.runs(state))
-    if output is Format.JSON:
-        show_json(runs)
-        return
     rows = [
         (short(run.id), run.name, run.method, run.outcome or run.state, f"{run.rounds_closed}/{run.num_rounds}",
          run.created_at, run.reason)
         for run in runs
     ]  # fmt: skip
     columns = ["run", "name", "method", "state", "#rounds", "created", "reason"]
-    show_table_by_project(columns, rows, [run.project for run in runs])
+    show_list(runs, columns, rows, output, projects=[run.project for run in runs])
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 
 from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run, short
-from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
+from fedssl.cli.output import Format, FormatOption, duration, show_json, show_list, show_result, show_table
 from fedssl.cli.run.metric_files import WRITERS, MetricFormat, numbers_of
 from fedssl.protocol.views import AssignmentView
 
@@ -37,9 +37,6 @@ def list_rounds(
                 show_assignments(assignments)
             return
         found = list(client.rounds(run_id))
-    if output is Format.JSON:
-        show_json(found)
-        return
     rows = []
     for view in found:
         newest = {part.client_id: part for part in view.assignments}
@@ -50,7 +47,7 @@ def list_rounds(
             (view.number, view.verdict or view.state, f"{len(newest) - len(missing)}/{len(newest)}", view.opened_at,
              took, view.reason, "; ".join(missing[:_MAX_MISSING]) + more)
         )  # fmt: skip
-    show_table(["#round", "verdict", "#updates", "opened", "#took", "reason", "not accepted"], rows)
+    show_list(found, ["#round", "verdict", "#updates", "opened", "#took", "reason", "not accepted"], rows, output)
 
 
 def show_assignments(assignments: Sequence[AssignmentView]) -> None:
@@ -76,11 +73,8 @@ def list_metrics(
     """List a run's numbers: those of each client, and those of the whole round, whose client is `-`."""
     with connect(url, token_file) as client:
         found = list(client.metrics(find_run(client, run), name))
-    if output is Format.JSON:
-        show_json(found)
-    else:
-        rows = [(view.round_number, view.client_id, view.name, view.value) for view in found]
-        show_table(["#round", "client", "name", "#value"], rows)
+    rows = [(view.round_number, view.client_id, view.name, view.value) for view in found]
+    show_list(found, ["#round", "client", "name", "#value"], rows, output)
 
 
 def export_metrics(
@@ -116,7 +110,5 @@ def export_metrics(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     WRITERS[to](view, numbers, path)
-    if output is Format.JSON:
-        show_json({"run": str(view.id), "to": to, "out": str(path), "num_numbers": len(numbers)})
-    else:
-        note(f"{len(numbers):,} numbers are in {path}")
+    document = {"run": str(view.id), "to": to, "out": str(path), "num_numbers": len(numbers)}
+    show_result(document, f"{len(numbers):,} numbers are in {path}", output)

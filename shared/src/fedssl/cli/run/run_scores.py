@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from fedssl.cli.accuracies import ACCURACIES
-from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
+from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.protocol.chance import Chance
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView
@@ -41,7 +41,7 @@ def show_run_scores(found: Sequence[RunScores], initial: InitialConfig | None) -
     """Print a table for each data set and settings. `initial`: the weights that the run started from, if any."""
     for each in found:
         title = f"{each.dataset}, round {each.last_round}"
-        show_scores(scores_of(each.last, each.untrained, each.chance, each.best), title, each.chance, initial)
+        show_scores(title, each.last, each.untrained, each.chance, best=each.best, initial=initial)
 
 
 def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:

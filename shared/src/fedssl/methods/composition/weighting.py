@@ -10,7 +10,7 @@ from torch import Tensor
 from fedssl.aggregation import capped_at_median, capped_weights, weighted_mean
 from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Context, Update
+from fedssl.methods.api import Context, MeanInputs, Update
 
 
 def update_weights(
@@ -43,7 +43,7 @@ def mean_of(
     """
     if not is_fixed(ctx):
         return weighted_mean(tensors, weights)
-    return ctx.fixed_mean(tensors, weights, base, fraction_bits=COUNTED_BITS)
+    return ctx.fixed_mean(MeanInputs(tensors, weights, base, COUNTED_BITS))
 
 
 def equal_mean_of(
@@ -56,7 +56,7 @@ def equal_mean_of(
     ones = [1] * num_updates
     if not is_fixed(ctx):
         return weighted_mean(tensors, ones)
-    return ctx.fixed_mean(tensors, ones, base, fraction_bits=EQUAL_BITS)
+    return ctx.fixed_mean(MeanInputs(tensors, ones, base, EQUAL_BITS))
 
 
 def sum_of(
@@ -64,7 +64,7 @@ def sum_of(
 ) -> Tensors:
     """Return the sum of the clients' float64 tensors, in a spec with sums of integers: each is rounded to a multiple of
     2^-fraction_bits, and the sum is exact below 2^(53 - fraction_bits)."""
-    means = ctx.fixed_mean(tensors, [1] * num_updates, None, fraction_bits=fraction_bits)
+    means = ctx.fixed_mean(MeanInputs(tensors, [1] * num_updates, None, fraction_bits))
     scale = 2.0**fraction_bits
     return {name: (mean * num_updates * scale).round() / scale for name, mean in means.items()}
 

@@ -12,7 +12,7 @@ from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS
 from fedssl.aggregation.layerwise import capped_cosines
 from fedssl.aggregation.prefix_mean import PrefixMean
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Context, Metrics, ServerState, Update
+from fedssl.methods.api import Context, MeanInputs, Metrics, ServerState, Update
 from fedssl.methods.composition.server import Reducer
 from fedssl.methods.composition.weighting import equal_mean_of, has_own_weights, is_fixed, update_weights
 from fedssl.protocol.methods.reducers import EUAConfig, LDAWAConfig, MeanConfig, NoReducerConfig
@@ -42,7 +42,7 @@ def ldawa(config: LDAWAConfig) -> Reducer:
         if not is_fixed(ctx):
             return layerwise_divergence_aware(loaded, previous, _plain(config)), {}
         ones, factor = [1] * len(updates), capped_cosines(previous, _plain(config))
-        return ctx.fixed_mean(loaded, ones, previous, fraction_bits=EQUAL_BITS, factor=factor), {}
+        return ctx.fixed_mean(MeanInputs(loaded, ones, previous, EQUAL_BITS, factor)), {}
 
     return Reducer(reduce)
 
@@ -67,7 +67,7 @@ def mean(config: MeanConfig) -> Reducer:
             prefix_mean = PrefixMean() if ctx.prefix_mean is None else ctx.prefix_mean
             return prefix_mean.of([update.load for update in updates], weights(updates, ctx)), {}
         loaded, bits = (update.load() for update in updates), EQUAL_BITS if is_uniform else COUNTED_BITS
-        return ctx.fixed_mean(loaded, weights(updates, ctx), state, fraction_bits=bits), {}
+        return ctx.fixed_mean(MeanInputs(loaded, weights(updates, ctx), state, bits)), {}
 
     return Reducer(reduce, declares=None, begin=begin)
 

@@ -7,13 +7,11 @@ from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState
-from fedssl.protocol.training import CohortConfig
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Assignment, Round
 from fedssl_coordinator.federation.rounds import repository
 from fedssl_coordinator.federation.rounds.fitness import shortened
-from fedssl_coordinator.federation.rounds.steps import Step
 from fedssl_coordinator.federation.transitions import transition
 
 
@@ -29,23 +27,6 @@ def expire(session: Session, assignment: Assignment, reason: str, consequence: s
     closed: dict[str, Any] = {"reason": reason, "closed_at": func.now(), **values}
     won = transition(session, assignment, AssignmentState.EXPIRED, message, **closed)
     assert won, "the row is locked"
-
-
-def offer_again(
-    session: Session,
-    current: Round,
-    cohort: CohortConfig,
-    attempts: dict[str, int],
-    reasons: Mapping[str, str],
-    pauses: Mapping[str, float],
-    *,
-    costs_attempt: bool = True,
-) -> Step:
-    """Keep the updates of an attempt that ended without enough of them, and offer the other assignments again."""
-    repository.extend(session, current, cohort.deadline_seconds, next_attempt=costs_attempt)
-    repository.offer(session, current, attempts, pauses)
-    record_offers(session, current, f"attempt {current.attempt} of {cohort.max_attempts}", reasons)
-    return Step.WAIT
 
 
 def record_offers(session: Session, current: Round, why: str, reasons: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
 from fedssl_coordinator.federation.rounds import closing, fitness, policies, repository
-from fedssl_coordinator.federation.rounds.assignments import end_live, expire, offer_again, reasons_of, record_offers
+from fedssl_coordinator.federation.rounds.assignments import end_live, expire, reasons_of, record_offers
 from fedssl_coordinator.federation.rounds.fitness import shortened
 from fedssl_coordinator.federation.rounds.steps import CheckedInputs, Step
 from fedssl_coordinator.federation.transitions import about, transition
@@ -25,58 +25,83 @@ from fedssl_coordinator.identity import clients
 
 def check_open_round(session: Session, run: Run, current: Round, spec: RunSpec, checked: CheckedInputs | None) -> Step:
     """Close an open round or offer it again when it is time, and return the caller's next step."""
-    cohort = spec.cohort
-    overdue = repository.is_overdue(session, current.id)
-    enough = repository.has_enough(session, current)
-    _end_lost(session, current, offer_again=not (overdue or enough))
+    is_overdue = repository.is_overdue(session, current.id)
+    has_enough = repository.has_enough(session, current)
+    is_over = is_overdue or has_enough
+    _end_lost(session, current, offer_again=not is_over)
     claims = repository.claims(session, current.id)
-    if repository.has_live(session, current.id) and not (overdue or enough):
+    if repository.has_live(session, current.id) and not is_over:
         if claims:
             return _check_inputs(session, run, current, checked) or _answer_claims(session, run, current, claims)
         _forget_failures(session, run)
         return Step.WAIT
     # Once nothing is live nothing more can be accepted, so the count below is final.
     late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
-    end_live(session, current, late if enough else "the round's deadline has passed")
+    end_live(session, current, late if has_enough else "the round's deadline has passed")
     rows = repository.assignments(session, [current.id])
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
-    missing = members.intersection(clients.eligible(session, run.project, sorted(members - accepted)))
-    awaited = missing - policies.refusals(session, run, spec, sorted(missing)).keys()
-    awaited -= fitness.unfit(session, spec, run.method_version, sorted(missing)).keys()
-    if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):
-        message = f"aggregating {len(accepted)} of {plural(len(members), 'update')}"
-        transition(session, current, RoundState.AGGREGATING, message)
-        enqueue.wake_watchers(session)
-        if num_epochs := spec.method.distillation_epochs(current.number):
-            transition(
-                session, current, RoundState.DISTILLING, f"training for {plural(num_epochs, 'epoch')} on the updates"
-            )
-            distillation.ensure_queued(session, run, current.number, num_epochs)
-            return Step.WAIT
-        return Step.CHECK_AGAIN
+    missing = clients.eligible(session, run.project, sorted(members - accepted))
+    refused = policies.refusals(session, run, spec, missing)
+    left_out = refused | fitness.unfit(session, spec, run.method_version, missing)
+    num_possible = len(accepted) + sum(client not in left_out for client in missing)
+    if len(accepted) >= _quorum(spec.cohort, current, num_possible):
+        return _begin_aggregating(session, run, current, spec, f"{len(accepted)} of {plural(len(members), 'update')}")
     if missing and (step := _check_inputs(session, run, current, checked)) is not None:
         return step
     ended = [row for row in rows if row.client_id not in accepted]
-    attempts = {row.client_id: row.attempt for row in ended}
-    if missing and run.num_tries:  # the coordinator was at fault until now, and that costs no attempt
+    if not _offer_again(session, run, current, spec.cohort, ended, missing, claims):
+        _end_without_quorum(session, run, current, spec.cohort, reasons_of(ended))
+        return Step.WAIT if run.state == RunState.FINISHED else Step.CHECK_AGAIN
+    return Step.WAIT
+
+
+def _begin_aggregating(session: Session, run: Run, current: Round, spec: RunSpec, updates: str) -> Step:
+    """Close the round to updates: the aggregator is to compute its result, or queue the training on them."""
+    transition(session, current, RoundState.AGGREGATING, f"aggregating {updates}")
+    enqueue.wake_watchers(session)
+    num_epochs = spec.method.distillation_epochs(current.number)
+    if not num_epochs:
+        return Step.CHECK_AGAIN
+    message = f"training for {plural(num_epochs, 'epoch')} on the updates"
+    transition(session, current, RoundState.DISTILLING, message)
+    distillation.ensure_queued(session, run, current.number, num_epochs)
+    return Step.WAIT
+
+
+def _offer_again(
+    session: Session,
+    run: Run,
+    current: Round,
+    cohort: CohortConfig,
+    ended: Sequence[Assignment],
+    missing: Sequence[str],
+    claims: Sequence[Assignment],
+) -> bool:
+    """Offer the round to the `missing` clients again, keeping the updates that it has. Return False if it ends.
+
+    `ended`: the assignments of all clients without an accepted update. An attempt for which the coordinator was at
+    fault does not count.
+    """
+    newest = {row.client_id: row for row in ended}
+    again = {client: newest[client].attempt + 1 for client in missing}
+    first = again.keys() if run.num_tries else _first_claims(session, current, claims)
+    free = {client: attempt for client, attempt in again.items() if client in first}
+    if free:
         _forget_failures(session, run)
-        again = {client: attempts[client] + 1 for client in sorted(missing)}
-        return offer_again(session, current, cohort, again, reasons_of(ended), {}, costs_attempt=False)
-    if first := _first_claims(session, current, claims):
-        again = {client: attempts[client] + 1 for client in sorted(missing.intersection(first))}
-        if again:
-            return offer_again(session, current, cohort, again, reasons_of(ended), {}, costs_attempt=False)
-    _refute(session, claims)
-    reasons = reasons_of(ended)
-    if missing and current.attempt < cohort.max_attempts:  # a policy that was closed may be opened again
-        again = {client: attempts[client] + 1 for client in sorted(missing)}
-        newest = {row.client_id: row.state for row in rows}
+        repository.extend(session, current, cohort.deadline_seconds, next_attempt=False)
+        repository.offer(session, current, free)
+    else:
+        _refute(session, claims)
+        if not missing or current.attempt >= cohort.max_attempts:
+            return False
         # Asked again at once, it would decline again: its attempts leave time for what it lacks to come back.
         pause = min(cohort.deadline_seconds / 10, LONGEST_PAUSE_SECONDS)
-        pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
-        return offer_again(session, current, cohort, again, reasons, pauses)
-    return _without_quorum(session, run, current, cohort, reasons)
+        pauses = {client: pause for client in again if newest[client].state == AssignmentState.DECLINED}
+        repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
+        repository.offer(session, current, again, pauses)
+    record_offers(session, current, f"attempt {current.attempt} of {cohort.max_attempts}", reasons_of(ended))
+    return True
 
 
 def _check_inputs(session: Session, run: Run, current: Round, checked: CheckedInputs | None) -> Step | None:
@@ -162,12 +187,11 @@ def _end_lost(session: Session, current: Round, *, offer_again: bool) -> None:
         enqueue.wake_workers(session)
 
 
-def _without_quorum(
+def _end_without_quorum(
     session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
-) -> Step:
+) -> None:
     """End a round that has no attempt left, or the whole run: the spec chooses."""
     reason = f"too few updates after {plural(current.attempt, 'attempt')}: {shortened(reasons)}"
     if unusual := repository.unusual_before(session, current):
         reason += f". Before it, the update of {', '.join(unusual)} was unusual: see the events update.unusual"
     closing.end_without_result(session, run, current, cohort, reason)
-    return Step.WAIT if run.state == RunState.FINISHED else Step.CHECK_AGAIN

@@ -1,6 +1,8 @@
 """Registers and shows data sets, and pins the specs of runs to them. The images of a name never change."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -21,50 +23,17 @@ from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.artifacts.registration import path_of, rejections, require_uploaded
 from fedssl_coordinator.storage.datasets import repository
 
-
-def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatasetView | None:
-    """Return the data set if the same images have this name, or None if the name is free. Raises ProblemError."""
-    if repository.is_taken(session, PublicDataset, request.name):
-        return _same_public(_named(session, PublicDataset, request.name), request)
-    require_uploaded(session, request.digest)
-    return None
+Create = PublicDatasetCreate | EvaluationDatasetCreate
+View = TypeVar("View", PublicDatasetView, EvaluationDatasetView)
 
 
-def about_public(digest: str) -> dict[str, int]:
-    """Return the number and shape of the images in a file. Raises ProblemError.
-
-    The file may have to be fetched, so do not call this in a transaction.
-    """
-    with rejections(digest):
-        num_images, channels, size, _ = map_public(path_of(digest)).shape
+def _about_public(digest: str) -> dict[str, int]:
+    num_images, channels, size, _ = map_public(path_of(digest)).shape
     return {"num_images": num_images, "channels": channels, "image_size": size}
 
 
-def register_public(
-    session: Session, request: PublicDatasetCreate, about: Mapping[str, int]
-) -> tuple[PublicDatasetView, bool]:
-    """Register uploaded images, and return whether they are newly registered. Raises ProblemError."""
-    require_uploaded(session, request.digest)
-    row = _add(session, PublicDataset, request, about)
-    if row is None:
-        return _same_public(_named(session, PublicDataset, request.name), request), False
-    message = f"public data set {row.name}: {row.num_images} images of its {row.split} split"
-    record(session, "dataset.registered", message, data={"digest": row.digest})
-    return public_view(row), True
-
-
-def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> EvaluationDatasetView | None:
-    """Do the same as `known_public` for labelled images."""
-    if repository.is_taken(session, EvaluationDataset, request.name):
-        return _same_evaluation(_named(session, EvaluationDataset, request.name), request)
-    require_uploaded(session, request.digest)
-    return None
-
-
-def about_evaluation(digest: str) -> dict[str, int]:
-    """Do the same as `about_public` for labelled images."""
-    with rejections(digest):
-        found = map_labelled(path_of(digest))
+def _about_evaluation(digest: str) -> dict[str, int]:
+    found = map_labelled(path_of(digest))
     num_train, channels, size, _ = found.train_images.shape
     return {
         "num_train": num_train,
@@ -75,35 +44,71 @@ def about_evaluation(digest: str) -> dict[str, int]:
     }
 
 
-def register_evaluation(
-    session: Session, request: EvaluationDatasetCreate, about: Mapping[str, int]
-) -> tuple[EvaluationDatasetView, bool]:
-    """Do the same as `register_public` for labelled images."""
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[repository.Row, View]):
+    """A kind of data sets. `about`: returns the number and shape of the images in a file."""
+
+    table: type[repository.Row]
+    view: type[View]
+    about: Callable[[str], dict[str, int]]
+    describe: Callable[[repository.Row], str]
+
+    def view_of(self, row: repository.Row) -> View:
+        return self.view.model_validate(row, from_attributes=True)
+
+
+PUBLIC = Kind(
+    PublicDataset,
+    PublicDatasetView,
+    _about_public,
+    lambda row: f"public data set {row.name}: {row.num_images} images of its {row.split} split",
+)
+EVALUATION = Kind(
+    EvaluationDataset,
+    EvaluationDatasetView,
+    _about_evaluation,
+    lambda row: (
+        f"evaluation data set {row.name}: {row.num_train} and {row.num_test} images of {row.num_classes} classes"
+    ),
+)
+
+
+def known(session: Session, kind: Kind[repository.Row, View], request: Create) -> View | None:
+    """Return the data set if the same images have this name, or None if the name is free. Raises ProblemError."""
+    if repository.is_taken(session, kind.table, request.name):
+        return _same(session, kind, request)
     require_uploaded(session, request.digest)
-    row = _add(session, EvaluationDataset, request, about)
+    return None
+
+
+def about(kind: Kind[repository.Row, View], digest: str) -> dict[str, int]:
+    """Return the number and shape of the images in a file. Raises ProblemError.
+
+    The file may have to be fetched, so do not call this in a transaction.
+    """
+    with rejections(digest):
+        return kind.about(digest)
+
+
+def register(
+    session: Session, kind: Kind[repository.Row, View], request: Create, numbers: Mapping[str, int]
+) -> tuple[View, bool]:
+    """Register uploaded images, and return whether they are newly registered. Raises ProblemError."""
+    require_uploaded(session, request.digest)
+    project = projects.chosen(session, request.project)
+    row = repository.add(session, kind.table, project=project, **request.model_dump(exclude={"project"}), **numbers)
     if row is None:
-        return _same_evaluation(_named(session, EvaluationDataset, request.name), request), False
-    message = f"evaluation data set {row.name}: {row.num_train} and {row.num_test} images of {row.num_classes} classes"
-    record(session, "dataset.registered", message, data={"digest": row.digest})
-    return evaluation_view(row), True
+        return _same(session, kind, request), False
+    record(session, "dataset.registered", kind.describe(row), data={"digest": row.digest})
+    return kind.view_of(row), True
 
 
-def public_view(row: PublicDataset) -> PublicDatasetView:
-    return PublicDatasetView.model_validate(row, from_attributes=True)
-
-
-def evaluation_view(row: EvaluationDataset) -> EvaluationDatasetView:
-    return EvaluationDatasetView.model_validate(row, from_attributes=True)
-
-
-def show_public(session: Session, name: str) -> PublicDatasetView:
-    """Return a public data set. Raises ProblemError if the name is not registered."""
-    return public_view(_require(session, PublicDataset, name))
-
-
-def show_evaluation(session: Session, name: str) -> EvaluationDatasetView:
-    """Return an evaluation data set. Raises ProblemError if the name is not registered."""
-    return evaluation_view(_require(session, EvaluationDataset, name))
+def show(session: Session, kind: Kind[repository.Row, View], name: str) -> View:
+    """Return a data set. Raises ProblemError if the name is not registered."""
+    if (row := repository.get(session, kind.table, name)) is None:
+        path = kind.table.__tablename__.replace("_", "-")
+        raise ProblemError("not-found", f"no data set {name}: `GET /v1/{path}` lists the registered ones")
+    return kind.view_of(row)
 
 
 def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
@@ -189,51 +194,16 @@ def _check_unregistered(config: PublicDataConfig) -> None:
         )
 
 
-def _add(
-    session: Session,
-    table: type[repository.Row],
-    request: PublicDatasetCreate | EvaluationDatasetCreate,
-    about: Mapping[str, int],
-) -> repository.Row | None:
-    """Add a data set to the project of the request, or return None if its name is taken."""
-    values = request.model_dump(exclude={"project"})
-    return repository.add(session, table, project=projects.chosen(session, request.project), **values, **about)
-
-
-def _named(session: Session, table: type[repository.Row], name: str) -> repository.Row:
-    """Return the data set that has this name already. Raises ProblemError if it is not the caller's."""
-    if (row := repository.get(session, table, name)) is None:
-        raise _taken_by_others(name)
-    return row
-
-
-def _require(session: Session, table: type[repository.Row], name: str) -> repository.Row:
-    row = repository.get(session, table, name)
+def _same(session: Session, kind: Kind[repository.Row, View], request: Create) -> View:
+    """Return the data set that has the name already. Raises ProblemError unless it is the one of the request."""
+    row = repository.get(session, kind.table, request.name)
     if row is None:
-        kind = table.__tablename__.replace("_", "-")
-        raise ProblemError("not-found", f"no data set {name}: `GET /v1/{kind}` lists the registered ones")
-    return row
-
-
-def _same_public(row: PublicDataset, request: PublicDatasetCreate) -> PublicDatasetView:
-    if (row.digest, row.split) != (request.digest, request.split) or request.project not in (None, row.project):
-        raise _taken(row)
-    return public_view(row)
-
-
-def _same_evaluation(row: EvaluationDataset, request: EvaluationDatasetCreate) -> EvaluationDatasetView:
-    if row.digest != request.digest or request.project not in (None, row.project):
-        raise _taken(row)
-    return evaluation_view(row)
-
-
-def _taken(row: PublicDataset | EvaluationDataset) -> ProblemError:
-    detail = f"{row.name} already names other images, and the images of a name never change: choose another name"
-    return ProblemError("conflict", detail)
-
-
-def _taken_by_others(name: str) -> ProblemError:
-    return ProblemError("conflict", f"the name {name} is taken: choose another name")
+        raise ProblemError("conflict", f"the name {request.name} is taken: choose another name")
+    wanted = request.model_dump(exclude={"project"})
+    if any(getattr(row, key) != value for key, value in wanted.items()) or request.project not in (None, row.project):
+        detail = f"{row.name} already names other images, and the images of a name never change: choose another name"
+        raise ProblemError("conflict", detail)
+    return kind.view_of(row)
 
 
 def _invalid(key: str, message: str) -> ProblemError:
