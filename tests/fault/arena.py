@@ -207,6 +207,24 @@ class Arena(Federation):
             finally:
                 connection.execute("ALTER DATABASE fedssl ALLOW_CONNECTIONS true")
 
+    @contextmanager
+    def read_only(self, seconds: float) -> Iterator[None]:
+        """Let new connections take no writes during the block and for at least this many seconds, and end the others.
+
+        Connections that are opened meanwhile stay read-only afterwards.
+        """
+        self.injected.note("takes no writes", POSTGRES, f"for {seconds:g} s")
+        end = time.monotonic() + seconds
+        administrator = self.postgres.database_url("postgres").replace("+psycopg", "", 1)
+        with psycopg.connect(administrator, autocommit=True) as connection:
+            connection.execute("ALTER DATABASE fedssl SET default_transaction_read_only = on")
+            try:
+                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'fedssl'")
+                yield
+                time.sleep(max(0.0, end - time.monotonic()))
+            finally:
+                connection.execute("ALTER DATABASE fedssl RESET default_transaction_read_only")
+
     # Runs
 
     def begin(self, spec: RunSpec) -> UUID:

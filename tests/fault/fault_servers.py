@@ -31,6 +31,20 @@ def test_postgres_is_switched_off(arena: Arena, rng: random.Random) -> None:
     audit.completed(arena, run_id, spec)
 
 
+def test_postgres_takes_no_writes_for_a_while(arena: Arena) -> None:
+    """In a round, and in a distillation. As after a failover to a standby that is promoted later."""
+    spec = specs.spec("flesd", num_rounds=2)
+    run_id = arena.begin(spec)
+    running = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = 2 AND state = 'running'"
+    until_open(arena, Round(run_id, 1))
+    with arena.read_only(5.0):
+        pass
+    arena.until(lambda: arena.query(running, run_id), "a distillation")
+    with arena.read_only(5.0):
+        pass
+    audit.completed(arena, run_id, spec)
+
+
 def test_redis_forgets_all_messages(arena: Arena, rng: random.Random) -> None:
     """Redis loses the messages while the aggregator is stopped: the sweep finds the work that they were about."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)

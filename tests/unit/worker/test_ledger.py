@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,38 @@ def test_a_full_disk_leaves_an_intact_ledger(tmp_path: Path, monkeypatch: pytest
     ]
     assert kinds(tmp_path / "ledger").count("recovered") == (tries == 1)
     verify(tmp_path / "ledger")
+
+
+def test_a_ledger_that_disappears_while_it_is_open_is_not_begun_again(tmp_path: Path) -> None:
+    """As if the disk of STATE was unmounted: nothing is written in its place, so the disk can come back."""
+    folder, elsewhere = tmp_path / "ledger", tmp_path / "elsewhere"
+    ledger = filled(folder, 1)
+    folder.rename(elsewhere)
+    with pytest.raises(LedgerError, match="No such file or directory; nothing leaves"):
+        ledger.append("intent", **FIELDS)  # written through the open file, but without its head
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="has disappeared after entry 3: mount its disk again"):
+            ledger.append("intent", **FIELDS)
+    assert not folder.exists()
+    elsewhere.rename(folder)
+    ledger.append("intent", **FIELDS)
+    assert kinds(folder) == ["opened", "intent", "sent", "intent", "intent"]
+    verify(folder)
+
+
+def test_a_ledger_that_comes_back_with_fewer_entries_is_not_continued(tmp_path: Path) -> None:
+    """As if STATE came back from a copy, while the worker ran: each number would be given to two entries."""
+    folder = tmp_path / "ledger"
+    ledger = filled(folder, 1)
+    shutil.copytree(folder, tmp_path / "copy")
+    ledger.append("intent", **FIELDS)
+    shutil.rmtree(folder)
+    with pytest.raises(LedgerError, match="nothing leaves"):
+        ledger.append("intent", **FIELDS)
+    (tmp_path / "copy").rename(folder)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="ends with entry 3, and entry 4 had been written"):
+            ledger.append("intent", **FIELDS)
 
 
 # Crashes

@@ -238,3 +238,22 @@ def test_only_a_connection_that_was_idle_is_tested(
     )
     ask()
     assert len(tested) == 2
+
+
+def test_connections_that_were_opened_while_the_database_was_read_only_are_replaced(
+    coordinator: Coordinator, tables: Tables
+) -> None:
+    """As after a failover, or if a provider forbids writing because the disk is nearly full."""
+    worker = coordinator.worker("a")
+    [name] = tables.query("SELECT quote_ident(current_database())")[0]
+    tables.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")  # type: ignore[arg-type]
+    try:
+        _close_connections()
+        for act in (worker.heartbeat, lambda: worker.claim(0), lambda: coordinator.client.create_token("viewer")):
+            with pytest.raises(Unavailable, match="send the request again shortly"):
+                act()
+    finally:
+        tables.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")  # type: ignore[arg-type]
+    worker.heartbeat()
+    assert worker.claim(0) is None
+    coordinator.client.create_token("viewer")

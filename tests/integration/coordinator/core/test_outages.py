@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from fedssl.client import Client, Retry, Unavailable, WorkerClient
 from fedssl.protocol.states import Outcome
@@ -166,3 +167,19 @@ def _assert_unavailable(running: Federation, client: Client, worker: WorkerClien
         page = http.get("/runs", headers={"Accept": "text/html", "Cookie": f"{COOKIE}=a.b.c"})
         assert (page.status_code, page.headers["retry-after"]) == (503, "2")
         assert "The database is not answering." in page.text
+
+
+def test_redis_that_is_full_costs_beat_one_line_per_message(running: Federation, valkey: Valkey) -> None:
+    log = running.folder / "beat.log"
+    num_before = len(log.read_text())
+    with redis.Redis.from_url(valkey.url) as connection:
+        connection.config_set("maxmemory", "1kb")  # the default policy is noeviction
+        try:
+            running.wait_for(lambda: "maxmemory" in _said(log, num_before), "a line about a message")
+        finally:
+            connection.config_set("maxmemory", "0")
+    assert "Traceback" not in _said(log, num_before)
+
+
+def _said(log: Path, num_before: int) -> str:
+    return log.read_text()[num_before:]

@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from celery.beat import Scheduler
+import structlog
+from celery.beat import Scheduler, SchedulingError
 
 from fedssl_coordinator.core.celery_app import queue_of
 from fedssl_coordinator.core.queues import queue_depths
+
+log = structlog.get_logger(__name__)
 
 MOST_WAITING = 1_000
 """Messages: half an hour of sweeps, 1 MB. One more would find nothing that the waiting ones do not find."""
@@ -15,6 +18,10 @@ class Beat(Scheduler):  # type: ignore[misc]
     """Keeps its clock in memory: the default scheduler pickles it to disk, and the sweep does not need that."""
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send the task that is due, unless its queue holds MOST_WAITING messages."""
-        if queue_depths().get(queue_of(entry.task), 0) < MOST_WAITING:
-            super().apply_entry(entry, producer)
+        """Send the task that is due, unless its queue holds MOST_WAITING messages. A failure is one line of the log."""
+        if queue_depths().get(queue_of(entry.task), MOST_WAITING) >= MOST_WAITING:
+            return
+        try:
+            self.apply_async(entry, producer=producer, advance=False)
+        except SchedulingError as error:
+            log.warning("redis.unreachable", error=str(error), consequence="the task is sent when it is due again")

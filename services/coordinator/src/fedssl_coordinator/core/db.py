@@ -46,6 +46,10 @@ _TEMPORARY = ("08", "25P03", "40", "53", "55P03", "57")
 T = TypeVar("T")
 
 
+class DatabaseReadOnly(OperationalError):
+    """Postgres takes no writes on this connection: the server is a standby, or writing was switched off."""
+
+
 class BrokenReference(IntegrityError):
     """A row refers to one that another transaction deleted in the meantime, or is deleted while others refer to it."""
 
@@ -62,7 +66,7 @@ _REQUESTS = 10  # the others are for work in threads: claims, streams, transfers
 
 @event.listens_for(Engine, "handle_error", retval=True)
 def classify_error(context: ExceptionContext) -> DatabaseError | None:
-    """Raise OperationalError for temporary errors only, and BrokenReference for violated foreign keys.
+    """Raise OperationalError for temporary errors only, BrokenReference for broken foreign keys, and DatabaseReadOnly.
 
     The driver also raises OperationalError for permanent errors, such as a statement with too many parameters.
     """
@@ -74,6 +78,11 @@ def classify_error(context: ExceptionContext) -> DatabaseError | None:
     is_temporary = has_temporary_state or context.is_disconnect or context.connection is None
     if isinstance(error, psycopg.errors.ForeignKeyViolation):
         return BrokenReference(context.statement, context.parameters, error)
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        # As after a lost connection, the pool opens new ones: those that it has stay read-only after a failover, or
+        # after writing was switched on again.
+        context.is_disconnect = True
+        return DatabaseReadOnly(context.statement, context.parameters, error)
     if isinstance(found, OperationalError) and not is_temporary:
         return DatabaseError(context.statement, context.parameters, error)
     if has_temporary_state and not isinstance(found, OperationalError):

@@ -49,6 +49,7 @@ class Ledger:
         self._point = Point()
         self._length = 0
         self._anchored = self._newest_informative = 0
+        self._newest_written = 0
         self._written_policy: str | None = None
         self._totals: Totals | None = None
         with self._lock:
@@ -134,6 +135,7 @@ class Ledger:
     def _advance(self, entry: LedgerEntry, point: Point) -> None:
         """Remember that an entry is on the disk and that the chain ends at `point`."""
         self._point = point
+        self._newest_written = max(self._newest_written, entry.seq)
         if self._totals is not None:
             self._totals.count(entry)
         self._written_policy = entry.body.get("policy")
@@ -151,6 +153,11 @@ class Ledger:
             raise LedgerError(f"cannot use the ledger in {self._folder}: {error.strerror}") from error
 
     def _open_or_begin(self) -> None:
+        if self._newest_written and not segments(self._folder):
+            raise LedgerError(
+                f"the ledger in {self._folder} has disappeared after entry {self._newest_written}: mount its disk "
+                "again, or restore it"
+            )
         self._folder.mkdir(mode=0o700, exist_ok=True)
         key = self._folder / "key"
         if segments(self._folder):
@@ -181,10 +188,11 @@ class Ledger:
                 ) from None
         if self._point.key not in ("", self._key.public):
             raise LedgerError(f"{self._folder / 'key'} is not the key of this ledger: restore the key")
-        newest = read_head(self._folder)
-        if newest is not None and newest[0] > self._point.seq:
+        head = read_head(self._folder)
+        newest = max(self._newest_written, 0 if head is None else head[0])
+        if newest > self._point.seq:
             raise LedgerError(
-                f"the ledger in {self._folder} ends with entry {self._point.seq}, and entry {newest[0]} had been "
+                f"the ledger in {self._folder} ends with entry {self._point.seq}, and entry {newest} had been "
                 f"written: its end was cut off. The worker does not continue this ledger: restore {last.path}, or move "
                 f"{self._folder} elsewhere as evidence, and start again"
             )
