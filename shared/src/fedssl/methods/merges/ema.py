@@ -101,7 +101,7 @@ class DivergenceAwareEMA(Merge):
     def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory, rounding: float) -> Tensor:
         """Return mu, from the global network in `modules` and the client's own in `kept`.
 
-        `rounding`: how far the two can be apart if the client was alone, because of its upload.
+        `rounding`: how far the two can be apart if no other client took part, because of its upload.
         """
         if self.config.variant == "paper":
             received = [modules[name] for name in _MEASURED if name in modules]
