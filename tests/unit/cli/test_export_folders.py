@@ -180,6 +180,8 @@ def _bundle(tmp_path: Path, channels: int) -> Path:
         path = run / "monai" / "images" / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(path)
+    Image.fromarray(pixels[:, :, 0]).save(path.with_name("turned.tif"), tiffinfo={274: 6})
+    Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 257).save(path.with_name("16-bits.png"))
     return run
 
 
@@ -199,10 +201,13 @@ def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         theirs = {Path(row[0]).name: [float(value) for value in row[1:]] for row in csv.reader(file)}
     with (tmp_path / "ours.csv").open(newline="") as file:
         ours = {row["path"]: [float(row[f"p_{name}"]) for name in CLASSES] for row in csv.DictReader(file)}
-    assert len(ours) == 5
+    assert len(ours) == 7
     assert theirs.keys() == ours.keys()
     for name, expected in ours.items():
         assert theirs[name] == pytest.approx(expected, abs=1e-5)
+    Image.fromarray(np.full((20, 31), 1e4, np.float32)).save("images/values.tif")
+    with pytest.raises(SystemExit, match=r"images/values\.tif: only images with one page of 8 bits"):
+        monai.bundle.run(config_file="configs/inference.json", meta_file="configs/metadata.json")
 
 
 def test_the_bundle_describes_its_network(tmp_path: Path) -> None:
