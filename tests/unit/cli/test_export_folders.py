@@ -127,6 +127,28 @@ def test_without_a_classifier_timm_gives_representations(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_code_of_the_card_gives_the_representations_of_fedssl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int
+) -> None:
+    run = _run(tmp_path / "run", VIT, channels, head=False)
+    folder = Path(done("export", run, "--to", "huggingface")["file"])
+    (folder / "images").mkdir()
+    turned = Image.Exif()
+    turned[274] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (41, 75, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(folder / "images" / "0.jpg", exif=turned)
+    done("embed", folder / "images", "--model", run, "--out", tmp_path / "ours.npz")
+    monkeypatch.chdir(folder)
+    import_torchvision()
+    code = Path("README.md").read_text().rpartition("```python\n")[2].removesuffix("```\n")
+    names: dict[str, Any] = {}
+    exec(code.replace("image.png", "images/0.jpg"), names)
+    with np.load(tmp_path / "ours.npz") as ours:
+        expected = torch.from_numpy(ours["embeddings"])
+    torch.testing.assert_close(names["representation"].detach(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_huggingface_hub_reads_card_and_weights(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT)
     done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
