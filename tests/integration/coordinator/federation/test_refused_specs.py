@@ -69,8 +69,8 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "more clients than there are": (
         {"cohort": {"clients": ["a"], "min_clients": 2}}, "spec.cohort", "larger than the list",
     ),
-    "a client's name in capitals": ({"cohort": {"clients": ["Hospital"]}}, "spec.cohort.clients.0", "at most 63 lower-case letters"),
-    "a client's name and a line break": ({"cohort": {"clients": ["a\n"]}}, "spec.cohort.clients.0", "at most 63 lower-case letters"),
+    "a client's name in capitals": ({"cohort": {"clients": ["Hospital"]}}, "spec.cohort.clients.0", "at most 63 lower"),
+    "a client's name and a line break": ({"cohort": {"clients": ["a\n"]}}, "spec.cohort.clients.0", "at most 63 lower"),
     "nobody sampled": ({"cohort": {"fraction": 0}}, "spec.cohort.fraction", "greater than 0"),
     "no quorum": ({"cohort": {"min_updates": 0}}, "spec.cohort.min_updates", "greater than or equal to 1"),
     "deadline in the past": ({"cohort": {"deadline_seconds": -1}}, "spec.cohort.deadline_seconds", "greater"),
