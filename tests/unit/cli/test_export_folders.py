@@ -127,6 +127,28 @@ def test_without_a_classifier_timm_gives_representations(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_code_of_the_card_gives_the_representations_of_fedssl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int
+) -> None:
+    run = _run(tmp_path / "run", VIT, channels, head=False)
+    folder = Path(done("export", run, "--to", "huggingface")["file"])
+    (folder / "images").mkdir()
+    turned = Image.Exif()
+    turned[274] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (41, 75, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(folder / "images" / "0.jpg", exif=turned)
+    done("embed", folder / "images", "--model", run, "--out", tmp_path / "ours.npz")
+    monkeypatch.chdir(folder)
+    import_torchvision()
+    code = Path("README.md").read_text().rpartition("```python\n")[2].removesuffix("```\n")
+    names: dict[str, Any] = {}
+    exec(code.replace("image.png", "images/0.jpg"), names)
+    with np.load(tmp_path / "ours.npz") as ours:
+        expected = torch.from_numpy(ours["embeddings"])
+    torch.testing.assert_close(names["representation"].detach(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_huggingface_hub_reads_card_and_weights(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT)
     done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
@@ -180,6 +202,8 @@ def _bundle(tmp_path: Path, channels: int) -> Path:
         path = run / "monai" / "images" / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(path)
+    Image.fromarray(pixels[:, :, 0]).save(path.with_name("turned.tif"), tiffinfo={274: 6})
+    Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 257).save(path.with_name("16-bits.png"))
     return run
 
 
@@ -199,10 +223,13 @@ def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         theirs = {Path(row[0]).name: [float(value) for value in row[1:]] for row in csv.reader(file)}
     with (tmp_path / "ours.csv").open(newline="") as file:
         ours = {row["path"]: [float(row[f"p_{name}"]) for name in CLASSES] for row in csv.DictReader(file)}
-    assert len(ours) == 5
+    assert len(ours) == 7
     assert theirs.keys() == ours.keys()
     for name, expected in ours.items():
         assert theirs[name] == pytest.approx(expected, abs=1e-5)
+    Image.fromarray(np.full((20, 31), 1e4, np.float32)).save("images/values.tif")
+    with pytest.raises(SystemExit, match=r"images/values\.tif: only images with one page of 8 bits"):
+        monai.bundle.run(config_file="configs/inference.json", meta_file="configs/metadata.json")
 
 
 def test_the_bundle_describes_its_network(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_changes_come_after_the_file_and_in_order(tmp_path: Path) -> None:
         ("training = 3", "training: must be a table of keys and values (it is 3)"),
         ("[data]\nchannels = 1\nmean = [1, 2]", "data.mean needs 1 value, one per channel; got 2"),
         ("[cohort]\nclients = []", "cohort.clients is empty"),
+        ('name = "-x"', "name: a run's name has at most 100 letters"),
         ('num_rounds = "many"', "num_rounds: should be a valid integer"),
         ("num_rounds = nan", "num_rounds: "),
     ],

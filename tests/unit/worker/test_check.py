@@ -24,7 +24,7 @@ from support.answers import Answers, answering
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy, InspectingProxy
 from support.federation import tiny_spec
-from support.methods import method_spec
+from support.methods import CONFIGS, method_spec
 
 HEALTHY = {("GET", "/healthz"): {"status": "ok"}, ("GET", "/readyz"): {"status": "ok", "checks": {}}}
 SITES = {"classes": ["cat", "dog", "owl"], "min_count": 2, "score_bins": 4}
@@ -193,6 +193,11 @@ def test_a_policy_without_a_rule_for_evaluations_is_a_note(server: Answers, site
     (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
     given = ("--policy", site / "policy.toml", "--labels", "own", "--spec", spec)
     assert "no rule allows evaluation" in _by_name(_check(server.url, site, *given))["evaluation at the site"][1]
+    rule = '[[allow]]\nartifact = "evaluation"\nmethods = ["*"]\nmin_count = 2\n'
+    rules = "max_evaluations_total = 1\n" + ALLOW + rule
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=rules))
+    found, what = _by_name(_check(server.url, site, *given))["evaluation at the site"]
+    assert (found, what) == ("note", "the run asks for 2 evaluations, max_evaluations_total allows 1 in all runs")
     rule = '[[allow]]\nartifact = "evaluation"\nmethods = ["*"]\nmin_count = 20\n'
     (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW + rule))
     checks = _by_name(_check(server.url, site, *given, code=1))
@@ -239,6 +244,14 @@ def test_a_run_that_trains_on_labels_or_groups_which_the_site_lacks_is_a_problem
     spec = _spec(site, method={"name": "ridge-probe", "classes": ["cat", "owl"], "multi_label": True})
     found = _by_name(_check(server.url, site, "--labels", site / "l.csv", "--spec", spec, code=1))
     assert "no column of owl" in found["labels"][1]
+
+
+def test_supervised_training_needs_a_folder_per_class(server: Answers, site: Path) -> None:
+    spec = _spec(site, method={"name": "supervised", "num_classes": 3})
+    found = _by_name(_check(server.url, site, "--spec", spec, code=1))
+    assert "not in method.num_classes = 3 folders" in found["class folders"][1]
+    (site / "images" / "owl").mkdir()
+    assert "class folders" not in _by_name(_check(server.url, site, "--spec", spec))
 
 
 def test_a_shape_that_the_worker_does_not_serve_is_a_problem(server: Answers, site: Path) -> None:
@@ -291,8 +304,13 @@ def _progress(step: int, images_per_second: float = 1.0) -> LocalProgress:
 
 
 def test_methods_that_need_labels_or_begin_with_a_round_without_training_are_timed(server: Answers, site: Path) -> None:
-    for name in ("supervised", "orchestra"):
-        changes = {"data": {"channels": 1, "image_size": 8}, "training": {"batch_size": 16}, "num_rounds": 2}
+    for name, keys in (("supervised", {"num_classes": 2}), ("orchestra", CONFIGS["orchestra"])):
+        changes = {
+            "method": {"name": name, **keys},
+            "data": {"channels": 1, "image_size": 8},
+            "training": {"batch_size": 16},
+            "num_rounds": 2,
+        }
         (site / "spec.json").write_text(method_spec(name, **changes).model_dump_json())
         found = _check(server.url, site, "--spec", site / "spec.json")
         assert found["seconds_per_round"] > 0, name

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Mount
 
 from fedssl.errors import StoreUnavailable
+from fedssl.protocol.validation import message_of
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import UNREACHABLE, BrokenReference, bound_sessions, transaction
 from fedssl_coordinator.core.logs import about
@@ -242,7 +243,7 @@ def _error(entry: dict[str, Any]) -> dict[str, Any]:
     loc = list(entry["loc"])
     if loc[:1] == ["body"] and len(loc) > 1:
         loc = loc[1:]
-    message = _MESSAGES.get(entry["type"], entry["msg"].removeprefix("Value error, "))
+    message = _MESSAGES.get(entry["type"]) or message_of(entry)
     return {"loc": [printable(str(part), 100) for part in loc], "msg": printable(message, 500)}
 
 

@@ -40,7 +40,7 @@ from fedssl.secure_aggregation.round_context import round_context
 from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import UNREADABLE, OwnImages, PreparedImages, PublicImages
 from fedssl_worker.devices import describe_environment, image_device
-from fedssl_worker.labels import OwnLabels
+from fedssl_worker.labels import OwnLabels, require_class_folders
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
 
 log = structlog.get_logger()
@@ -202,7 +202,7 @@ class Executor:
         The fingerprint then covers the labels too: after they were corrected, an update of before is not sent again.
         """
         if isinstance(item.spec.method, SupervisedConfig):
-            self._check_class_folders(item.spec.method)
+            require_class_folders(self._images.num_class_folders, item.spec.method)
         if (config := wants_site_labels(item.spec)) is None:
             return images
         if self._labels is None:
@@ -215,15 +215,6 @@ class Executor:
         for tensor in (data.labels, data.held_out):
             digest.update(tensor.cpu().numpy().tobytes())
         return dataclasses.replace(images, data=data, fingerprint=digest.hexdigest())
-
-    def _check_class_folders(self, method: SupervisedConfig) -> None:
-        """Raise DataError if a class has no folder: the classes after it would have other numbers than elsewhere."""
-        if self._images.num_class_folders not in (None, method.num_classes):
-            raise DataError(
-                f"this client's images are not in method.num_classes = {method.num_classes} folders, one per class: "
-                "classes are numbered by the names of their folders, which must be the same at all clients; add an "
-                "empty folder for each class that this client lacks, or change method.num_classes"
-            )
 
     def _grouped(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
         """Return the images with the groups that the run's batches need: those of the labels, or else of the files.

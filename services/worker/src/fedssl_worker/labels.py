@@ -14,6 +14,7 @@ from fedssl.methods import METHODS
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
+from fedssl.protocol.methods.supervised import SupervisedConfig
 
 log = structlog.get_logger()
 
@@ -67,6 +68,19 @@ def load_own_labels(data: str, source: str | None, names: Path | None, num_image
         raise DataError(f"{source} has labels of {len(labels)} images, and {data} has {num_images}: correct the labels")
     log.info("labels.loaded", num_labelled=int(labels.is_labelled.sum()), num_classes=len(labels.class_names))
     return OwnLabels(labels, {} if names is None else read_label_names(names.expanduser()))
+
+
+def require_class_folders(num_folders: int | None, method: SupervisedConfig) -> None:
+    """Raise DataError if a class has no folder: the classes after it would have other numbers than elsewhere.
+
+    `num_folders`: the number of class folders, or None if the labels are not from folders.
+    """
+    if num_folders not in (None, method.num_classes):
+        raise DataError(
+            f"this client's images are not in method.num_classes = {method.num_classes} folders, one per class: "
+            "classes are numbered by the names of their folders, which must be the same at all clients; add an "
+            "empty folder for each class that this client lacks, or change method.num_classes"
+        )
 
 
 def supported_methods(labels: OwnLabels | None, *, has_labels: bool) -> dict[str, int]:

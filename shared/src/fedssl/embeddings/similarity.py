@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedssl.embeddings.index_file import Float32
 from fedssl.errors import DataError
 from fedssl.evaluation import nearest
+from fedssl.evaluation.directions import directions
 
 _MAX_COSINES = 2**25  # 128 MB
 _ROUNDING = 2e-6  # float32's, in a cosine: that of two equal images may be as much below 1
@@ -48,7 +48,7 @@ def find_nearest(h_NH: Float32, query_H: Tensor, num: int) -> list[Neighbour]:
     """Return the images with the largest cosine to a query, the nearest first; all of them if there are fewer."""
     searched_NH, query_1H = torch.from_numpy(h_NH), query_H.reshape(1, -1)
     positions = nearest(searched_NH, query_1H, num)[0]
-    cosines = F.cosine_similarity(searched_NH[positions], query_1H)
+    cosines = directions(searched_NH[positions]) @ directions(query_1H)[0]
     return [Neighbour(*pair) for pair in zip(positions.tolist(), cosines.tolist(), strict=True)]
 
 
@@ -105,7 +105,7 @@ def find_outliers(h_NH: Float32, k: int, num: int, device: torch.device | str = 
 
 def _blocks(h_NH: Float32, device: torch.device | str) -> Iterator[tuple[int, Tensor]]:
     """Yield the cosines (B, N) of some images to all images, with the position of the first of them."""
-    unit_NH = F.normalize(torch.from_numpy(h_NH).to(device), dim=1)
+    unit_NH = directions(torch.from_numpy(h_NH).to(device))
     step = max(1, min(1024, _MAX_COSINES // len(unit_NH)))
     for start in range(0, len(unit_NH), step):
         yield start, unit_NH[start : start + step] @ unit_NH.T

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from fedssl.evaluation.directions import directions
 
 _ROWS = 2048
 
@@ -66,7 +67,7 @@ def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
     num_pairs = len(h_NH) * (len(h_NH) - 1) / 2
     if num_pairs == 0:
         return math.nan
-    u_NH = F.normalize(h_NH.detach().float(), dim=1)
+    u_NH = directions(h_NH.float())
     squared_N = u_NH.square().sum(dim=1)  # 1, and 0 for zero vectors, which a dead ReLU makes
     total = torch.zeros((), dtype=torch.float64, device=h_NH.device)
     for start in range(0, len(u_NH), _ROWS):
@@ -82,7 +83,7 @@ def alignment(first_NH: Tensor, second_NH: Tensor) -> float:
     """Return the mean squared distance between the directions of two views (SSD Eq. 3); smaller is better."""
     total = torch.zeros((), dtype=torch.float64, device=first_NH.device)
     for start in range(0, len(first_NH), _ROWS):
-        u, v = (F.normalize(x[start : start + _ROWS].detach().double(), dim=1) for x in (first_NH, second_NH))
+        u, v = (directions(x[start : start + _ROWS].double()) for x in (first_NH, second_NH))
         total += (u - v).square().sum()
     return float(total) / max(len(first_NH), 1)
 
@@ -94,7 +95,7 @@ def angle_between(local_ND: Tensor, global_ND: Tensor) -> Tensor:
         local_ND, global_ND: embeddings of the same N samples under a client's model and the global one. FedX reports
             angles above 90 degrees, so it measures projector outputs: representations after a ReLU have none.
     """
-    u_ND, v_ND = (F.normalize(x.detach().double(), dim=1) for x in (local_ND, global_ND))
+    u_ND, v_ND = (directions(x.double()) for x in (local_ND, global_ND))
     # arccos of the cosine would lose half of the digits near 0 and 180 degrees.
     return torch.rad2deg(2 * torch.atan2((u_ND - v_ND).norm(dim=1), (u_ND + v_ND).norm(dim=1)))
 
@@ -115,7 +116,7 @@ def _pieces(h_NH: Tensor, *, center: bool, normalize: bool) -> Iterator[Tensor]:
 
     def prepared(start: int) -> Tensor:
         rows = h_NH[start : start + _ROWS].detach().double()
-        return F.normalize(rows, dim=1) if normalize else rows
+        return directions(rows) if normalize else rows
 
     starts = range(0, len(h_NH), _ROWS)
     mean_H = sum(prepared(start).sum(dim=0) for start in starts) / len(h_NH) if center and len(h_NH) else 0

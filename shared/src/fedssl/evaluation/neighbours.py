@@ -1,8 +1,9 @@
 """Weighted k-nearest-neighbour classification of representations (Wu et al. 2018)."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from fedssl.evaluation.directions import directions
 
 _CHUNK = 1024
 _MAX_COSINES = 2**26  # a quarter of a gigabyte
@@ -11,9 +12,10 @@ _MAX_COSINES = 2**26  # a quarter of a gigabyte
 def nearest(searched_NH: Tensor, queries_QH: Tensor, k: int) -> Tensor:
     """Return the positions (Q, k) of the most similar representations by cosine, the nearest first.
 
-    If fewer than k are searched, all of them are returned. For few queries: all cosines are computed at once.
+    If fewer than k are searched, all of them are returned. The order of equal cosines is not defined. For few queries:
+    all cosines are computed at once.
     """
-    searched_NH, queries_QH = (F.normalize(x.detach().float(), dim=1) for x in (searched_NH, queries_QH))
+    searched_NH, queries_QH = (directions(x.float()) for x in (searched_NH, queries_QH))
     return (queries_QH @ searched_NH.T).topk(min(k, len(searched_NH)), dim=1).indices
 
 
@@ -30,13 +32,14 @@ def knn_accuracy(
     Args:
         train_features, test_features: float (N, H), on one device; they are normalised here.
         train_labels, test_labels: int64 (N,).
-        k: the number of neighbours that vote; all of them if the training set is smaller.
+        k: the number of neighbours that vote; all of them if the training set is smaller. If the k-th has the cosine of
+            others, torch chooses which of them vote.
         temperature: a neighbour of cosine s votes with weight exp(s / temperature).
 
     Goes through the test set in pieces, so memory grows with the training set only.
     """
     device = train_features.device
-    train_NH, test_NH = (F.normalize(x.detach().float(), dim=1) for x in (train_features, test_features))
+    train_NH, test_NH = (directions(x.float()) for x in (train_features, test_features))
     train_labels, test_labels = train_labels.to(device), test_labels.to(device)
     num_classes = int(max(train_labels.max(), test_labels.max())) + 1
     num_right = torch.zeros((), dtype=torch.int64, device=device)
@@ -61,7 +64,7 @@ def knn_scores(
         presence_NC: 1 for each label that a training image has, else 0.
         k, temperature: see :func:`knn_accuracy`.
     """
-    train_NH, test_NH = (F.normalize(x.detach().float(), dim=1) for x in (train_features, test_features))
+    train_NH, test_NH = (directions(x.float()) for x in (train_features, test_features))
     presence_NC = presence_NC.to(train_NH)
     k, parts = min(k, len(train_NH)), [presence_NC[:0]]
     chunk = max(1, min(_CHUNK, _MAX_COSINES // max(len(train_NH), k * presence_NC.shape[1])))

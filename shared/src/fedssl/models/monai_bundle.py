@@ -5,7 +5,8 @@ network, `configs/inference.json` how it is applied, `models/model.ts` is the ne
 `models/model.pt` its state dict, and `docs/README.md` is the model card.
 
 The network takes images of values 0..1 and gives probabilities: normalisation is part of it. `inference.json` prepares
-image files by PIL in the same way as fedssl does.
+image files by PIL in the same way as fedssl does, and stops at files that PIL would read differently. PIL gets
+the bytes of a file and not its path: it would map some TIFF files into memory, and scramble those that are turned.
 """
 
 import io
@@ -25,6 +26,11 @@ from fedssl.models.pretrained import PretrainedEncoder
 
 _SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 _MONAI = "1.6.1"  # the release that the tests use
+_READ = (
+    "getattr(image, 'n_frames', 1) == 1 and (image.mode in ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr', "
+    "'LAB') or (image.format, image.mode) == ('PNG', 'I;16'))"
+)
+_NOT_READ = ": only images with one page of 8 bits, and grey PNG files of 16 bits, are read as in the training"
 _COLOURS = {1: {"0": "image"}, 3: {"0": "R", "1": "G", "2": "B"}}
 
 
@@ -116,12 +122,20 @@ def _metadata(encoder: PretrainedEncoder, head: Head) -> dict[str, Any]:
 def _inference(encoder: PretrainedEncoder) -> dict[str, Any]:
     channels, size = encoder.data.channels, encoder.data.image_size
     mode = "L" if channels == 1 else "RGB"
-    opened = f"ImageOps.exif_transpose(Image.open(name)).convert('{mode}')"
-    fitted = f"ImageOps.fit({opened}, ({size}, {size}), method=Image.Resampling.BILINEAR)"
-    pixels = f"np.asarray({fitted}, np.float32).reshape({size}, {size}, {channels}).transpose(2, 0, 1) / 255"
+    fitted = f"ImageOps.fit(image.convert('{mode}'), ({size}, {size}), method=Image.Resampling.BILINEAR)"
+    steps = (
+        f"name: (lambda image: image if {_READ} else sys.exit(name + '{_NOT_READ}'))"
+        "(Image.open(io.BytesIO(pathlib.Path(name).read_bytes())))",
+        "image: ImageOps.exif_transpose(image)",
+        "image: Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if image.mode == 'I;16' else image",
+        f"image: np.asarray({fitted}, np.float32).reshape({size}, {size}, {channels}).transpose(2, 0, 1) / 255",
+    )
     return {
         "imports": [
             "$import glob",
+            "$import io",
+            "$import pathlib",
+            "$import sys",
             "$import numpy as np",
             "$import torch",
             "$from PIL import Image",
@@ -141,7 +155,7 @@ def _inference(encoder: PretrainedEncoder) -> dict[str, Any]:
         "preprocessing": {
             "_target_": "Compose",
             "transforms": [
-                {"_target_": "Lambdad", "keys": "image", "func": f"$lambda name: {pixels}"},
+                *({"_target_": "Lambdad", "keys": "image", "func": f"$lambda {step}"} for step in steps),
                 {"_target_": "EnsureTyped", "keys": "image"},
             ],
         },

@@ -2,8 +2,9 @@
 
     timm.create_model("local-dir:FOLDER", pretrained=True)
 
-gives the network, and `timm.data.resolve_model_data_config` the normalisation. The files are those of a model on the
-Hugging Face Hub: `config.json` in timm's form, `model.safetensors` with timm's names, and `README.md`, the model card.
+gives the network, and `timm.data.resolve_model_data_config` the normalisation. The card has the code that turns and
+crops an image as fedssl does, because timm's transform does not turn it. The files are those of a model on the Hugging
+Face Hub: `config.json` in timm's form, `model.safetensors` with timm's names, and `README.md`, the model card.
 """
 
 import json
@@ -146,10 +147,14 @@ def _readme(encoder: PretrainedEncoder, head: Head | None, card: str | None) -> 
     """Return the model card with the header that the Hugging Face Hub reads."""
     task = "image-feature-extraction" if head is None else "image-classification"
     header = f"---\nlibrary_name: timm\npipeline_tag: {task}\ntags: [timm, fedssl, federated]\n---\n\n"
+    size, mode = encoder.data.image_size, "L" if encoder.data.channels == 1 else "RGB"
     use = (
-        "```python\nimport timm\n\n"
+        "```python\nimport timm\nfrom PIL import Image, ImageOps\n\n"
         'model = timm.create_model("local-dir:.", pretrained=True).eval()  # this folder\n'
-        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n```\n"
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
+        f'image = ImageOps.exif_transpose(Image.open("image.png")).convert("{mode}")  # a file of 8 bits\n'
+        f"image = ImageOps.fit(image, ({size}, {size}), method=Image.Resampling.BILINEAR)  # as in the training\n"
+        f"{'representation' if head is None else 'logits'} = model(transform(image)[None])\n```\n"
     )
     body = f"# {encoder.config}\n" if card is None else _without_header(card)
     return f"{header}{body.rstrip()}\n\n## With timm\n\n{use}"

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedssl.errors import SpecError
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.validation import message_of
 
 _MAX_LINES = 20
 
@@ -52,7 +53,7 @@ def _line(entry: dict[str, Any], model: type[BaseModel]) -> str:
         return f"  {place}: must be given"
     if kind in ("model_type", "model_attributes_type"):
         return f"  {place}: must be a table of keys and values (it is {given!r})"
-    message = str(entry["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    message = message_of(entry).removeprefix("Input ")
     if kind == "value_error":  # raised by a validator of fedssl, whose message names the keys
         return f"  {message}"
     actual = f" (it is {given!r})" if isinstance(given, str | int | float | bool | None) else ""

@@ -91,6 +91,24 @@ def test_a_finished_run_is_a_start_after_any_of_its_rounds(coordinator: Coordina
     assert (last.spec.model.initial.round, last.spec.model.initial.digest) == (2, source.model)
 
 
+def test_images_that_are_prepared_otherwise_than_those_of_the_start_are_an_event(
+    coordinator: Coordinator, finished: Cast
+) -> None:
+    spec = starting(run=str(finished.id))
+    events = []
+    for changes in ({}, {"mean": [0.5], "std": [0.2], "image_size": 12}):
+        changed = spec.model_copy(update={"data": spec.data.model_validate({**spec.data.model_dump(), **changes})})
+        log = coordinator.client.event_log(coordinator.client.create_run(changed, start=False).id)
+        events.append([event.message for event in log if event.kind == "run.start_differs"])
+    assert events == [
+        [],
+        [
+            f"run {finished.id}, whose weights are the start, had other images: data.mean was not set, and is [0.5]; "
+            "data.std was not set, and is [0.2]; data.image_size was 8, and is 12"
+        ],
+    ]
+
+
 def test_the_same_request_again_gives_the_same_run(coordinator: Coordinator, finished: Cast, tmp_path: Path) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     for spec in (starting(weights="start"), starting(run=str(finished.id))):

@@ -23,14 +23,18 @@ from fedssl.models import build_encoder
 from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, ServedShapes
 from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT, EvaluationConfig
+from fedssl.protocol.methods.supervised import SupervisedConfig
 from fedssl.protocol.policy import SiteArtifact
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import BINARY_COLUMNS, MeasureCounts, SiteCounts
+from fedssl.wording import plural
 from fedssl_worker.check.outgoing import Outgoing
-from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.disclosure.policy import Policy
+from fedssl_worker.labels import OwnLabels, load_own_labels, require_class_folders
 from fedssl_worker.settings import Settings
 
 _ANY_CLIENT = "client"  # draws the split of the labels if no policy names the client
+_FOLDERS = "add empty folders, or ask the run's operator"
 _REPAIR = "correct the labels: docs/data.md describes them"
 
 
@@ -102,9 +106,19 @@ def check_labels(
             yield from _cross_site(spec, config, outgoing)
     except DataError as error:
         yield Check("labels", Found.WRONG, str(error), _REPAIR)
+    if spec is not None and isinstance(spec.method, SupervisedConfig):
+        yield from _class_folders(settings, spec.method)
     if spec is not None and spec.data.distinct_groups and not _has_groups(settings, own):
         what = "the images have none, which data.distinct_groups needs: this worker would decline the run's rounds"
         yield Check("groups", Found.WRONG, what, "give a file of labels with a column group")
+
+
+def _class_folders(settings: Settings, method: SupervisedConfig) -> Iterator[Check]:
+    files = list_files(settings.data, "train")
+    try:
+        require_class_folders(None if files is None or files.labels is None else len(files.class_names), method)
+    except DataError as error:
+        yield Check("class folders", Found.WRONG, f"{error}; this worker would decline the run's rounds", _FOLDERS)
 
 
 def _has_groups(settings: Settings, own: OwnLabels | None) -> bool:
@@ -130,6 +144,8 @@ def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoin
         if rule is None:
             todo = 'add a rule with artifact = "evaluation" if counts per class may leave'
             return Check(name, Found.NOTE, f"the policy does not permit it: {why}", todo)
+        if (over := _over_total(outgoing.policy, spec, config)) is not None:
+            return Check(name, Found.NOTE, over, "raise the limit if you agree to this")
         fewest = DEFAULT_MIN_COUNT if rule.min_count is None else rule.min_count
     labels = with_run_classes(
         own.labels, config.sites.classes, multi_label=config.sites.multi_label, renamed=own.renamed
@@ -144,6 +160,15 @@ def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoin
         f"test images: at most {size(num_bytes)}"
     )
     return Check(name, Found.OK, what)
+
+
+def _over_total(policy: Policy, spec: RunSpec, config: EvaluationConfig) -> str | None:
+    """Return that this run by itself asks for more evaluations than the policy permits in all runs, or None."""
+    most = policy.max_evaluations_total
+    num_due = sum(config.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
+    if most is None or num_due <= most:
+        return None
+    return f"the run asks for {plural(num_due, 'evaluation')}, max_evaluations_total allows {most} in all runs"
 
 
 def _cross_site(spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | None) -> Iterator[Check]:

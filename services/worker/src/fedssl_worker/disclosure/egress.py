@@ -193,9 +193,10 @@ class Egress:
         if digest_of(update) != digest:
             raise DigestMismatch("the update's file changed after it was trained: it is not sent")
         self._enforcer.require_permitted(item)
-        if (num_images := num_summed(update, item.plan)) is not None:
-            self._enforcer.require_enough_images(item, num_images)
-        self._enforcer.require_enough_held_out(item, num_held_out(update, item))
+        num_summed, num_held_out = _numbers_of_images(update, item)
+        if num_summed is not None:
+            self._enforcer.require_enough_images(item, num_summed)
+        self._enforcer.require_enough_held_out(item, num_held_out)
         return header
 
     def send_masked(
@@ -394,22 +395,22 @@ def _checked(item: WorkItem, receipt: AnchorReceipt | None) -> AnchorReceipt | N
     return receipt
 
 
-def num_summed(path: Path, plan: ArtifactPlan) -> int | None:
-    """Return the number of images in an update's sums of representations, or None if it has no sums, or zeros."""
-    if not {GRAM, MOMENT} <= {tensor.name for tensor in plan.update if tensor.kind == "probe-sums"}:
-        return None
-    tensors = load_tensors(path)
-    return int(tensors[GRAM][-1, -1]) if bool(tensors[GRAM].any() | tensors[MOMENT].any()) else None
+def _numbers_of_images(path: Path, item: WorkItem) -> tuple[int | None, int]:
+    """Return the numbers of images in an update's sums of representations, and in its counts of right predictions.
 
-
-def num_held_out(path: Path, item: WorkItem) -> int:
-    """Return the number of images in an update's counts of right predictions, or 0 if it has none."""
-    if HELD_OUT not in {tensor.name for tensor in item.plan.update if tensor.kind == "probe-sums"}:
-        return 0
+    The first is None if it has no sums, or zeros; the second is 0 if it has no counts.
+    """
+    names = {tensor.name for tensor in item.plan.update if tensor.kind == "probe-sums"}
+    if not {GRAM, MOMENT} <= names:
+        return None, 0
     tensors = load_tensors(path)
+    gram, moment = tensors[GRAM], tensors[MOMENT]
+    num_summed = int(gram[-1, -1]) if bool(gram.any() | moment.any()) else None
+    if HELD_OUT not in names:
+        return num_summed, 0
     config = wants_site_labels(item.spec)
-    per_image = tensors[MOMENT].shape[1] if config is not None and config.multi_label else 1
-    return int(tensors[HELD_OUT]) // per_image
+    per_image = moment.shape[1] if config is not None and config.multi_label else 1
+    return num_summed, int(tensors[HELD_OUT]) // per_image
 
 
 def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class ClientAlgorithm:
         """
         if state is not None:
             load_modules(modules, self._kept(modules, ctx), state, "client state")
-        self.receive(modules, broadcast, cold=state is None, ctx=ctx)
+        self.receive(modules, broadcast, state, ctx)
         if state is not None:
             load_tensors(modules, self.own(modules, ctx), state, "client state")
         if ctx.spec.model.batch_norm == "recalibrate":
@@ -171,9 +171,9 @@ class ClientAlgorithm:
         for part in self.parts:
             part.begin(modules, broadcast, data, ctx)
 
-    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, *, cold: bool, ctx: Context) -> None:
+    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, state: ClientState | None, ctx: Context) -> None:
         """Put the broadcast into the shared modules by the merge rule."""
-        self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=cold, ctx=ctx)
+        self.merge_rule.receive(modules, self.sent(modules), broadcast, state, ctx)
 
     def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
         """Prepare what changes from step to step of the round."""

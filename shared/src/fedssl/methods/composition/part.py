@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms, Update
+from fedssl.methods.api import Batch, ClientData, ClientState, Context, Schedule, Terms, Update
 from fedssl.protocol.plan import ArtifactPlan, Kind
 
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
@@ -226,7 +226,13 @@ class Merge(Part):
         return name
 
     def receive(
-        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+        self,
+        modules: nn.ModuleDict,
+        names: tuple[str, ...],
+        broadcast: Tensors,
+        state: ClientState | None,
+        ctx: Context,
     ) -> None:
-        """Put the broadcast into the named modules. Kept modules hold the client state already, unless `cold`."""
+        """Put the broadcast into the named modules. Kept modules hold the client's `state` already,
+        which is None if the client starts cold."""
         raise NotImplementedError

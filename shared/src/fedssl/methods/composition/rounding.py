@@ -62,6 +62,14 @@ def rounded_update(
     return sent, errors
 
 
+def error_length(state: Mapping[str, torch.Tensor], modules: Sequence[str]) -> torch.Tensor:
+    """Return || e ||_2 over these modules' errors in a client's state, as one vector; 0 if there are none."""
+    starts = tuple(f"{_PREFIX}{name}." for name in modules)
+    norms = [torch.linalg.vector_norm(error) for name, error in state.items() if name.startswith(starts)]
+    length: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    return length
+
+
 def restored_update(
     update: Mapping[str, torch.Tensor], received: Mapping[str, torch.Tensor], names: Sequence[str]
 ) -> Tensors:

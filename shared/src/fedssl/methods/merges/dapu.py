@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import ClientData, Context, Schedule
+from fedssl.methods.api import ClientData, ClientState, Context, Schedule
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import load_modules
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
@@ -61,10 +61,15 @@ class DivergenceAwarePredictorUpdate(Merge):
         return TARGET.names.get(name, name) if self.config.aggregate == "target" else name
 
     def receive(
-        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+        self,
+        modules: nn.ModuleDict,
+        names: tuple[str, ...],
+        broadcast: Tensors,
+        state: ClientState | None,
+        ctx: Context,
     ) -> None:
         load_modules(modules, names, broadcast, "broadcast")
-        if cold:
+        if state is None:
             return
         if self.config.update != "online":
             TARGET.restart(modules)

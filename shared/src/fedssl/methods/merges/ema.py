@@ -31,10 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import ClientData, Context, Schedule
+from fedssl.methods.api import ClientData, ClientState, Context, Schedule
 from fedssl.methods.composition.follower import TARGETS
 from fedssl.methods.composition.modules import load_modules
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
+from fedssl.methods.composition.rounding import error_length
 from fedssl.methods.merges.divergence import (
     MergeMemory,
     copies,
@@ -46,8 +47,9 @@ from fedssl.methods.merges.divergence import (
 )
 from fedssl.protocol.methods.merges import DivergenceAwareConfig
 
-MEMORY, _START = "ema", "ema_start"
+MEMORY, _START, _ERROR = "ema", "ema_start", "upload_error"
 MIXED = (ENCODER, PROJECTOR, PREDICTOR)
+_MEASURED = (ENCODER, PROJECTOR)
 _ROUNDING = 1e-6  # of a network's length: nearer networks are equal, except for rounding
 
 
@@ -61,25 +63,32 @@ class DivergenceAwareEMA(Merge):
     remembered: ClassVar[tuple[str, ...]] = MIXED
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        numbers = {name: torch.zeros(()) for name in ("drift", "first", "coefficient")}
+        names = ("drift", "first", "coefficient", *([_ERROR] if ctx.spec.upload.rounds else []))
+        numbers = {name: torch.zeros(()) for name in names}
         last_round = torch.zeros((), dtype=torch.int64)
         kept = MergeMemory(modules, self.remembered, last_round=last_round, **numbers)
         start = {_START: copies(modules, (ENCODER,))} if self.config.variant == "reference" else {}
         return {MEMORY: kept, **start}
 
     def receive(
-        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+        self,
+        modules: nn.ModuleDict,
+        names: tuple[str, ...],
+        broadcast: Tensors,
+        state: ClientState | None,
+        ctx: Context,
     ) -> None:
         load_modules(modules, names, broadcast, "broadcast")
-        if cold:
+        if state is None:
             return
+        kept = memory(modules, MEMORY)
+        rounding = _upload_rounding(kept, state) if ctx.spec.upload.rounds else 0.0
         if not self.mixes(modules, ctx):
             for target in TARGETS:
                 if not set(target.names.values()) & set(names):  # an averaged one was received
                     target.restart(modules)
             return
-        kept = memory(modules, MEMORY)
-        coefficient = self._coefficient(modules, kept)
+        coefficient = self._coefficient(modules, kept, rounding)
         for name in MIXED:
             if name in modules:
                 _mix(modules[name], kept.local[name], coefficient)
@@ -89,13 +98,17 @@ class DivergenceAwareEMA(Merge):
         last = int(memory(modules, MEMORY).number("last_round"))
         return last > 0 and (not self.config.selective or last == ctx.round_number - 1)
 
-    def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory) -> Tensor:
-        """Return mu, from the global network in `modules` and the client's own in `kept`."""
+    def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory, rounding: float) -> Tensor:
+        """Return mu, from the global network in `modules` and the client's own in `kept`.
+
+        `rounding`: how far the two can be apart if no other client took part, because of its upload.
+        """
         if self.config.variant == "paper":
-            received = [modules[name] for name in (ENCODER, PROJECTOR) if name in modules]
-            own = [kept.local[name] for name in (ENCODER, PROJECTOR) if name in modules]
+            received = [modules[name] for name in _MEASURED if name in modules]
+            own = [kept.local[name] for name in _MEASURED if name in modules]
             distance = parameter_distance(received, own)
-            _set_first(kept, torch.where(distance > _ROUNDING * parameter_length(own), distance, 0.0))
+            is_rounding = distance <= _ROUNDING * parameter_length(own) + rounding
+            _set_first(kept, torch.where(is_rounding, 0.0, distance))
         else:
             distance = kept.number("drift")
         first = kept.number("first")
@@ -117,6 +130,18 @@ class DivergenceAwareEMA(Merge):
             _set_first(kept, kept.number("drift"))
         kept.number("last_round").fill_(ctx.round_number)
         take(kept.local, modules)
+
+
+def _upload_rounding(kept: MergeMemory, state: ClientState) -> float:
+    """Return how far a client's own weights can be from those that the coordinator restored from its last update.
+
+    These have the error that the update took over, and not the one that it left: both are counted. The latter is kept,
+    because the next update takes it over.
+    """
+    left = error_length(state, _MEASURED)
+    taken_over = float(kept.number(_ERROR))
+    kept.number(_ERROR).copy_(left)
+    return taken_over + float(left)
 
 
 def _set_first(kept: MergeMemory, distance: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Context
+from fedssl.methods.api import ClientState, Context
 from fedssl.methods.composition.modules import load_modules
 from fedssl.methods.composition.part import Merge
 from fedssl.protocol.methods.merges import LocalConfig
@@ -25,7 +25,12 @@ class Local(Merge):
     sends: ClassVar[bool] = False
 
     def receive(
-        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+        self,
+        modules: nn.ModuleDict,
+        names: tuple[str, ...],
+        broadcast: Tensors,
+        state: ClientState | None,
+        ctx: Context,
     ) -> None:
-        if cold:
+        if state is None:
             load_modules(modules, names, broadcast, "broadcast")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Context
+from fedssl.methods.api import ClientState, Context
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.methods.composition.part import Part
 from fedssl.methods.merges.client_distillation import LearnFromStudent
@@ -46,10 +46,10 @@ class SimilarityClient(ClientAlgorithm):
         """False if clients' encoders differ: they would be compiled in turn, in every round."""
         return not self.config.own_encoders and all(part.compiles for part in self.parts)
 
-    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, *, cold: bool, ctx: Context) -> None:
+    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, state: ClientState | None, ctx: Context) -> None:
         lesson = self.config.client_distillation
         if ctx.client_id not in self.config.own_encoders:
-            self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=cold, ctx=ctx)
+            self.merge_rule.receive(modules, self.sent(modules), broadcast, state, ctx)
         elif lesson is not None:
             LearnFromStudent(self.config, lesson).receive(modules, broadcast, ctx)
 

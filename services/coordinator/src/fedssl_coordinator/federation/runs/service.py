@@ -64,6 +64,8 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
         assert same is not None, "the insert conflicted with it"
         return same
     record(session, "run.created", f"{run.name}: {run.method}, {plural(run.num_rounds, 'round')}", run_id=run.id)
+    if (difference := starts.difference(session, spec)) is not None:
+        record(session, "run.start_differs", difference, run_id=run.id)
     if request.start:
         _start(session, run)
     return show(session, run.id)

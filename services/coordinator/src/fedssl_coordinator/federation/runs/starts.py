@@ -2,6 +2,7 @@
 
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.data import DataConfig
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
@@ -11,6 +12,8 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.weights import service as weights
+
+_PREPARATION = ("mean", "std", "window", "image_size")
 
 
 def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
@@ -28,6 +31,28 @@ def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
         key = "run" if config.run else "weights"
         raise _invalid(key, f"the weights of {config.source} are no longer stored: start from others")
     return _with_initial(spec, config)
+
+
+def difference(session: Session, spec: RunSpec) -> str | None:
+    """Return how a new run prepares images otherwise than the run whose weights it starts from, or None.
+
+    What registered weights were trained with is not known.
+    """
+    config = spec.model.initial
+    source = None if config is None or config.run is None else run_rows.get(session, config.run)
+    if source is None:
+        return None
+    theirs = RunSpec.model_validate(source.spec).data
+    found = [key for key in _PREPARATION if getattr(theirs, key) != getattr(spec.data, key)]
+    if not found:
+        return None
+    values = (f"data.{key} was {_shown(theirs, key)}, and is {_shown(spec.data, key)}" for key in found)
+    return f"run {source.id}, whose weights are the start, had other images: {'; '.join(values)}"
+
+
+def _shown(data: DataConfig, key: str) -> str:
+    value = data.model_dump(mode="json")[key]
+    return "not set" if value is None else str(value)
 
 
 def as_asked(asked: RunSpec, stored: RunSpec) -> RunSpec:
