@@ -19,7 +19,8 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *PAGES]
 PROGRAMS = {"fedssl": fedssl_app, "fedssl-coordinator": coordinator_app, "fedssl-worker": worker_app}
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^ *```(\w+)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"`((?:fedssl|fedssl-worker|fedssl-coordinator) [a-z][^`]*)`")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
@@ -30,8 +31,23 @@ def _blocks(language: str) -> list[tuple[str, str]]:
 
 
 def _commands() -> list[tuple[str, list[str]]]:
-    lines = [(name, line) for name, text in _blocks("console") for line in text.splitlines() if line.startswith("$ ")]
-    return [(name, shlex.split(line[2:], comments=True)) for name, line in lines]
+    lines = [
+        (name, line.strip())
+        for language, prompt in (("console", "$ "), ("bash", "fedssl"), ("sh", "fedssl"))
+        for name, text in _blocks(language)
+        for line in text.splitlines()
+        if line.strip().startswith(prompt)
+    ]
+    return [(name, shlex.split(line.removeprefix("$ ").partition(" | ")[0], comments=True)) for name, line in lines]
+
+
+def _mentions() -> list[tuple[str, str]]:
+    return [
+        (path.name, " ".join(command.split()))
+        for path in DOCUMENTS
+        if path.name not in {"CHANGELOG.md", "log.md"}  # which also name what was renamed since
+        for command in _INLINE.findall(path.read_text())
+    ]
 
 
 @pytest.mark.parametrize(("document", "text"), _blocks("toml"))
@@ -59,10 +75,16 @@ def test_every_command_exists_with_its_options(document: str, words: list[str]) 
         _check(typer.main.get_command(PROGRAMS[words[0]]), words[1:])
 
 
+@pytest.mark.parametrize(("document", "command"), sorted(set(_mentions())))
+def test_every_mentioned_command_exists_with_its_options(document: str, command: str) -> None:
+    program, *words = shlex.split(command, comments=True)
+    _check(typer.main.get_command(PROGRAMS[program]), words)
+
+
 def _check(command: Any, words: list[str]) -> None:
-    if words[0] == "--connection":
+    if words[:1] == ["--connection"]:
         words = words[2:]
-    while hasattr(command, "commands"):
+    while words and hasattr(command, "commands"):
         assert words[0] in command.commands, f"{words[0]} is no command of {command.name}"
         command, words = command.commands[words[0]], words[1:]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -42,7 +42,7 @@ def asked_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int,
     """Return the clients that a round is offered to, in name order: with `cohort.over_sampling`, more than it needs.
 
     >>> asked_cohort("abcd", CohortConfig(fraction=0.5, over_sampling=1.5), 0, 1)
-    ['a', 'b', 'd']
+    ['b', 'c', 'd']
     """
     candidates = _drawn(client_ids, run_seed, round_number)
     return sorted(candidates[: cohort.num_asked(len(candidates))])

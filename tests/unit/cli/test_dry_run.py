@@ -65,6 +65,24 @@ def test_a_simulation_is_described_with_its_true_numbers(spec: Path) -> None:
     assert "dry run: nothing was started" in shown.stderr
 
 
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("fedsimclr", "robustness.max_center_norm=5"),
+        ("ridge-probe", "aggregation.encoder_average.decay=0.9"),
+        ("ridge-probe", 'upload.dtype="bfloat16"'),
+    ],
+)
+def test_a_run_that_could_only_fail_at_its_start_is_wrong_usage(
+    spec: Path, method: str, setting: str, dry_run: list[str]
+) -> None:
+    classes = ", classes=['0','1','2','3','4','5','6','7','8','9']" if method == "ridge-probe" else ""
+    named = ("--set", f'method={{name="{method}"{classes}}}', "--set", setting)
+    result = CliRunner().invoke(app, ["simulate", str(spec), *named, *dry_run])
+    assert (result.exit_code, "leave" in result.output) == (2, True), result.output
+
+
 def test_frozen_tensors_are_shown_and_counted_once_per_client(spec: Path) -> None:
     """The first block has 9 * 4 weights, and 4 * 4 numbers and a counter of BatchNorm."""
     whole = json.loads(fedssl("simulate", spec, "--dry-run", "--format", "json").stdout)

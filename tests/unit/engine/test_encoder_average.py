@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedssl.aggregation import AggregationError, moving_average
 from fedssl.engine import start_run
-from fedssl.errors import MethodError
+from fedssl.errors import SpecError
 from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.methods import METHODS
 from fedssl.protocol.runs import RunSpec
@@ -99,7 +99,7 @@ def test_methods_whose_encoder_never_changes_refuse_it() -> None:
     with pytest.raises(ValidationError, match=r"single sends nothing that changes it: leave it out"):
         _spec("single")
     spec = _spec("ridge-probe")
-    with pytest.raises(MethodError, match="ridge-probe trains none here: leave it out"):
+    with pytest.raises(SpecError, match="ridge-probe trains none here: leave it out"):
         start_run(METHODS["ridge-probe"], context(spec, 0))
 
 

@@ -10,7 +10,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import start_run
 from fedssl.engine.norm_bounding import TooFewUpdates, bounded
 from fedssl.engine.update_measures import Layout, Step, measure
-from fedssl.errors import MethodError
+from fedssl.errors import SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
@@ -143,7 +143,7 @@ def test_a_bound_on_what_a_method_does_not_send_is_refused_at_its_start(
     if has_it:
         start_run(method, context(spec, 0))
         return
-    with pytest.raises(MethodError, match=rf"{name} sends no .*: leave robustness.{setting} out"):
+    with pytest.raises(SpecError, match=rf"{name} sends no .*: leave robustness.{setting} out"):
         start_run(method, context(spec, 0))
 
 

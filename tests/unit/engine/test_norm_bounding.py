@@ -10,7 +10,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
 from fedssl.engine.norm_bounding import TooFewUpdates
-from fedssl.errors import MethodError
+from fedssl.errors import SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
 from support.methods import method_spec
@@ -101,5 +101,5 @@ def test_too_few_are_left() -> None:
 
 def test_a_method_without_weights_to_compare_is_refused_at_its_start() -> None:
     ctx = _context(CLIP, "flesd")
-    with pytest.raises(MethodError, match="flesd sends no weights that could be compared with the broadcast"):
+    with pytest.raises(SpecError, match="flesd sends no weights that could be compared with the broadcast"):
         start_run(METHODS["flesd"], ctx)

@@ -65,12 +65,13 @@ def _masked_bytes(spec: RunSpec) -> int | None:
 
 
 def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
-    """Return what the run's method would send and receive; None without torch."""
+    """Return what the run's method would send and receive; None without torch. Raises SpecError if it cannot start."""
     if importlib.util.find_spec("torch") is None:
         return None
+    from fedssl.engine.aggregation import starting_plan
     from fedssl.methods import METHODS
 
-    return METHODS[spec.method.name].bind(spec).plan
+    return starting_plan(METHODS[spec.method.name].bind(spec))
 
 
 def frozen_bytes_of(spec: RunSpec) -> int | None:

@@ -13,7 +13,7 @@ from fedssl.aggregation.layerwise import is_variance
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine import encoder_average, narrow_words, server_optimizer
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
-from fedssl.engine.encoder_average import averaged_encoder, first_average, next_average
+from fedssl.engine.encoder_average import averaged_encoder, check_average, first_average, next_average
 from fedssl.engine.fixed_range import out_of_range
 from fedssl.engine.narrow_words import TotalledMeans
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded, least_updates
@@ -26,6 +26,7 @@ from fedssl.methods.composition.rounding import restored_update
 from fedssl.methods.composition.start import load_start
 from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.measures import WEIGHT_SHARE
+from fedssl.protocol.plan import ArtifactPlan
 from fedssl.wording import plural
 
 
@@ -77,16 +78,27 @@ def start_run(
     weights that the spec starts from.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `initial`: the
-    tensors of the spec's `model.initial`. Raises SpecError if they do not fit, and MethodError if they are missing.
+    tensors of the spec's `model.initial`. Raises SpecError if they do not fit, MethodError if they are missing, and the
+    errors of `starting_plan`.
     """
     bound = method.bind(ctx.spec)
-    check_bound(bound.restored_plan, ctx)
+    starting_plan(bound)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     modules = bound.client.build(ctx)
     loaded = load_start(modules, bound.client.parts, initial, ctx)
     state = bound.server.initial_state(modules, ctx)
     kept = first_optimizer_state(bound, state, ctx) | first_average(bound, state, ctx)
     return dataclasses.replace(published(bound, state, kept, {}, ctx), loaded=loaded)
+
+
+def starting_plan(bound: BoundMethod) -> ArtifactPlan:
+    """Return the artifact plan of a run that can start.
+
+    Raises SpecError if the spec bounds, averages or rounds what the method does not send or train.
+    """
+    check_bound(bound.restored_plan, bound.spec)
+    check_average(bound)
+    return bound.plan
 
 
 def begin_aggregation(method: Method, updates: Sequence[Update], ctx: Context) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from fedssl.aggregation import moving_average
 from fedssl.artifacts.tensors import Tensors
-from fedssl.errors import MethodError
+from fedssl.errors import SpecError
 from fedssl.methods import BoundMethod
 from fedssl.methods.api import Context, ServerState
 
@@ -15,19 +15,21 @@ _NUM_ROUNDS = f"{PREFIX}num_rounds"
 _ENCODER = "encoder."
 
 
-def first_average(bound: BoundMethod, state: ServerState, ctx: Context) -> Tensors:
-    """Return the average before the first round, which is the start, or nothing if the spec has none.
-
-    Raises MethodError if no round changes the encoder.
-    """
-    if ctx.spec.aggregation.encoder_average is None:
-        return {}
-    if not (names := _averaged_names(bound)):
-        raise MethodError(
-            f"aggregation.encoder_average is of an encoder that is trained, and {ctx.spec.method.name} trains none "
+def check_average(bound: BoundMethod) -> None:
+    """Raise SpecError if the spec averages an encoder that no round changes."""
+    if bound.spec.aggregation.encoder_average is not None and not _averaged_names(bound):
+        raise SpecError(
+            f"aggregation.encoder_average is of an encoder that is trained, and {bound.spec.method.name} trains none "
             "here: leave it out"
         )
-    return {_NUM_ROUNDS: torch.zeros(1, dtype=torch.int64), **{f"{PREFIX}{name}": state[name] for name in names}}
+
+
+def first_average(bound: BoundMethod, state: ServerState, ctx: Context) -> Tensors:
+    """Return the average before the first round, which is the start, or nothing if the spec has none."""
+    if ctx.spec.aggregation.encoder_average is None:
+        return {}
+    averaged = {f"{PREFIX}{name}": state[name] for name in _averaged_names(bound)}
+    return {_NUM_ROUNDS: torch.zeros(1, dtype=torch.int64), **averaged}
 
 
 def next_average(bound: BoundMethod, state: ServerState, kept: Mapping[str, torch.Tensor], ctx: Context) -> Tensors:

@@ -17,11 +17,12 @@ import torch
 from fedssl.aggregation.mean import rounded
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.update_measures import Layout, measure, recorded, row_norms, why_unusable
-from fedssl.errors import MethodError
+from fedssl.errors import MethodError, SpecError
 from fedssl.methods.api import Context, Metrics, Update
 from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, FEATURE_NORM, UPDATE_NORM
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.robustness import RobustnessConfig
+from fedssl.protocol.runs import RunSpec
 from fedssl.wording import plural
 
 _SETTINGS = {
@@ -58,11 +59,11 @@ class TooFewUpdates(MethodError):
         self.norms = norms
 
 
-def check_bound(plan: ArtifactPlan, ctx: Context) -> None:
-    """Raise MethodError if the spec bounds a norm that this method's updates do not have."""
-    for name in _limits(ctx.spec.robustness).keys() - Layout.of(plan).metrics:
+def check_bound(plan: ArtifactPlan, spec: RunSpec) -> None:
+    """Raise SpecError if the spec bounds a norm that this method's updates do not have."""
+    for name in _limits(spec.robustness).keys() - Layout.of(plan).metrics:
         setting, what = _SETTINGS[name]
-        raise MethodError(f"{ctx.spec.method.name} sends no {what}: leave robustness.{setting} out")
+        raise SpecError(f"{spec.method.name} sends no {what}: leave robustness.{setting} out")
 
 
 def is_bounded(ctx: Context) -> bool:

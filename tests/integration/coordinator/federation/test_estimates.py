@@ -33,6 +33,33 @@ def test_bytes_are_known_once_an_aggregator_has_computed_the_plan(coordinator: C
     assert list(coordinator.client.runs()) == []
 
 
+def test_the_plan_of_a_spec_whose_settings_need_each_other_is_computed(coordinator: Coordinator) -> None:
+    """The reducer needs `cohort.min_updates`, and the warm-up `num_rounds`, on which the plan does not depend."""
+    method = {**tiny_spec().model_dump(mode="json")["method"], "reducer": {"name": "median"}}
+    training = {"optimizer": {"warmup_rounds": 20}}
+    spec = tiny_spec(num_rounds=30, method=method, cohort={"min_updates": 3}, training=training)
+    assert coordinator.client.estimate(spec).is_measuring
+
+    coordinator.compute_plans()
+
+    after = coordinator.client.estimate(spec)
+    assert (after.is_measuring, after.bytes_up_per_client) == (
+        False,
+        file_bytes(METHODS[spec.method.name].bind(spec).plan.update),
+    )
+
+
+def test_a_bound_on_what_the_method_does_not_send_is_refused_with_the_reason(coordinator: Coordinator) -> None:
+    spec = tiny_spec(robustness={"max_center_norm": 5.0})
+    assert coordinator.client.estimate(spec).is_measuring
+
+    coordinator.compute_plans()
+
+    with pytest.raises(Rejected, match=r"sends no cluster centers: leave robustness\.max_center_norm out"):
+        coordinator.client.create_run(spec)
+    assert not coordinator.client.estimate(tiny_spec(robustness={"max_update_norm": 5.0})).left_out
+
+
 def test_a_spec_without_a_plan_is_refused_with_the_reason(coordinator: Coordinator) -> None:
     coordinator.worker("a")
     model = tiny_spec().model_dump(mode="json")["model"]

@@ -1,5 +1,6 @@
 """Computes the artifact plans of specs, for estimates."""
 
+from fedssl.engine.aggregation import starting_plan
 from fedssl.errors import DataError, MethodError, SpecError
 from fedssl.methods import METHODS
 from fedssl.models.initialisation import on_meta_device
@@ -16,7 +17,7 @@ def compute(digest: str) -> None:
         return
     try:
         with on_meta_device():
-            plan = METHODS[spec.method.name].bind(spec).plan
+            plan = starting_plan(METHODS[spec.method.name].bind(spec))
     except (MethodError, DataError, SpecError) as error:  # with which the preparation of a run ends it
         plan_cache.keep_refusal(digest, str(error))
         return

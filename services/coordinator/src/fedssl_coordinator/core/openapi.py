@@ -1,6 +1,5 @@
 """The OpenAPI document, with the errors of each operation: by status, as problem+json."""
 
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -78,10 +77,9 @@ def _described(status: int) -> str:
     """Return the types of the problems that have a status.
 
     >>> _described(416)
-    'Range Not Satisfiable: `urn:fedssl:problem:range-not-satisfiable` (The range is outside the artifact)'
+    '`urn:fedssl:problem:range-not-satisfiable` (The range is outside the artifact)'
     """
-    found = [f"`{PREFIX}{slug}` ({title})" for slug, (known, title) in PROBLEMS.items() if known == status]
-    return f"{HTTPStatus(status).phrase}: {', '.join(found)}"
+    return ", ".join(f"`{PREFIX}{slug}` ({title})" for slug, (known, title) in PROBLEMS.items() if known == status)
 
 
 def _name(status: int | None) -> str:

@@ -30,21 +30,18 @@ _IRRELEVANT = (
     "partition",
     "evaluation",
     "watch",
-    "robustness",
-    "aggregation",
     "secure_aggregation",
 )
 
 
 def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:
     """Return the plan of such a run. If it is not known yet, return None and have an aggregator compute it."""
-    text = _relevant(spec)
-    digest = _digest(text)
+    digest = _digest(spec)
     try:
         found = redis_connection().get(_plan_key(digest))
         if found is not None:
             return ArtifactPlan.model_validate_json(found)
-        if redis_connection().set(_spec_key(digest), text, ex=_ASKED_SECONDS, nx=True):
+        if redis_connection().set(_spec_key(digest), spec.model_dump_json(), ex=_ASKED_SECONDS, nx=True):
             enqueue.compute_plan(session, digest)
     except redis.RedisError as error:
         log.warning("redis.unreachable", error=type(error).__name__, consequence="an estimate has no bytes")
@@ -54,7 +51,7 @@ def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:
 def refusal(spec: RunSpec) -> str | None:
     """Return why no run can have such a spec, if an aggregator has found that out; None if nothing is known."""
     try:
-        found = redis_connection().get(_refusal_key(_digest(_relevant(spec))))
+        found = redis_connection().get(_refusal_key(_digest(spec)))
     except redis.RedisError as error:
         log.warning("redis.unreachable", error=type(error).__name__, consequence="an impossible spec is not refused")
         return None
@@ -85,14 +82,9 @@ def keep_refusal(digest: str, why: str) -> None:
     redis_connection().set(_refusal_key(digest), json.dumps(why), ex=_REFUSAL_KEPT_SECONDS)
 
 
-def _relevant(spec: RunSpec) -> str:
-    """Return the spec as JSON, without the settings on which its plan does not depend."""
-    usual = RunSpec()
-    return spec.model_copy(update={name: getattr(usual, name) for name in _IRRELEVANT}).model_dump_json()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(spec: RunSpec) -> str:
+    """Return the digest of the settings on which the plan, or its refusal, depends. They may not be a valid spec."""
+    return hashlib.sha256(spec.model_dump_json(exclude=set(_IRRELEVANT)).encode()).hexdigest()
 
 
 def _spec_key(digest: str) -> str:

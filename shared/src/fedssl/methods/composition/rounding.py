@@ -15,7 +15,7 @@ import torch
 
 from fedssl.aggregation import is_batch_norm_buffer
 from fedssl.artifacts.tensors import Tensors
-from fedssl.errors import MethodError
+from fedssl.errors import SpecError
 from fedssl.protocol.plan import ArtifactPlan
 
 _PREFIX = "upload_error."
@@ -38,9 +38,9 @@ def rounded_names(plan: ArtifactPlan) -> list[str]:
 
 
 def rounded_plan(plan: ArtifactPlan, method: str) -> ArtifactPlan:
-    """Return the plan with rounded weights. Raises MethodError if the method sends none."""
+    """Return the plan with rounded weights. Raises SpecError if the method sends none."""
     if not (names := set(rounded_names(plan))):
-        raise MethodError(f"upload.dtype is of weights that are sent, and {method} sends none: leave it out")
+        raise SpecError(f"upload.dtype is of weights that are sent, and {method} sends none: leave it out")
     update = tuple(each.model_copy(update={"dtype": "BF16"}) if each.name in names else each for each in plan.update)
     return plan.model_copy(update={"update": update})
 
