@@ -35,6 +35,7 @@ from fedssl.client import (
 from fedssl.errors import FedSSLError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import Health
+from support.listening import Listener
 
 from .conftest import Answer, Received, ScriptedServer, json_answer, problem
 
@@ -172,6 +173,50 @@ def test_an_answer_without_end_is_not_read_to_its_end(server: ScriptedServer, mo
         client.run(uuid4())
 
 
+def test_an_answer_of_too_many_values_is_not_parsed(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB of empty objects took a worker 11 GB of memory and a minute of processor time."""
+    monkeypatch.setattr("fedssl.client.connection._MOST_VALUES", 1000)
+    server.script = lambda request: json_answer({"secure_cohort": [{}] * 501})
+    with WorkerClient(server.url, TOKEN, retry=ONCE) as worker:
+        for ask in (lambda: worker.claim(0), lambda: worker.secure_status(uuid4())):
+            with pytest.raises(BadAnswer, match="an answer of more than 1000 values"):
+                ask()
+
+
+def test_no_cookies_are_kept(server: ScriptedServer) -> None:
+    """A proxy that sets many would make every later request too large for the coordinator."""
+    server.script = lambda request: json_answer(Health(status="ok"), **{"Set-Cookie": "place=1; Path=/"})
+    with Client(server.url, TOKEN) as client:
+        client.health()
+        client.health()
+    assert ["Cookie" in request.headers for request in server.requests] == [False, False]
+
+
+class _Heads(Listener):
+    """Sends interim responses as fast as they are read, 8 MiB of them."""
+
+    num_sent = 0
+
+    def _serve(self, client: socket.socket) -> None:
+        with client:
+            client.recv(1 << 16)
+            head = b"HTTP/1.1 102 Processing\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"
+            for _ in range(140):
+                client.sendall(head)
+                self.num_sent += len(head)
+
+
+def test_heads_without_end_are_not_read_to_their_end() -> None:
+    """There was no wait for bytes, so that no time was used up: a worker read them for as long as they came."""
+    with (
+        _Heads() as server,
+        Client(server.url, TOKEN, retry=ONCE) as client,
+        pytest.raises(Unreachable, match="the exchange took too long"),
+    ):
+        client.health()
+    assert server.num_sent < 8 << 20
+
+
 @pytest.mark.parametrize("status", [200, 409])
 def test_nothing_is_unpacked(server: ScriptedServer, status: int) -> None:
     """A kilobyte could be a gigabyte."""
@@ -268,6 +313,14 @@ def test_pages_are_followed(server: ScriptedServer) -> None:
     with Client(server.url, TOKEN) as client:
         assert [metric.round_number for metric in client.metrics(uuid4(), "loss")] == [0, 1, 2]
     assert all(request.query["name"] == "loss" for request in server.requests)
+
+
+def test_a_page_that_follows_itself_ends_the_list(server: ScriptedServer) -> None:
+    """As behind a proxy that leaves out the query: the list never ended."""
+    server.script = lambda request: json_answer({"items": [], "next_cursor": "b"})
+    with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="returned one page twice"):
+        list(client.runs())
+    assert len(server.requests) == 2
 
 
 def test_names_cannot_leave_their_place_in_the_path(server: ScriptedServer) -> None:

@@ -1,11 +1,14 @@
 """Downloads that break and continue, uploads from disk."""
 
 import base64
+import errno
 import fcntl
 import hashlib
 import random
+import resource
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -26,6 +29,7 @@ from fedssl.client.uploads import WHOLE_BYTES
 from fedssl.errors import ArtifactTooLarge, Cancelled, DigestMismatch
 
 from .conftest import Answer, Received, Script, ScriptedServer, json_answer, problem
+from .test_connection import run_view
 
 QUICK = Retry(seconds=20, first_delay=0.01, max_delay=0.05)
 BODY = random.Random(1).randbytes(300_000)
@@ -92,6 +96,30 @@ def test_more_bytes_than_expected_are_not_taken(server: ScriptedServer, tmp_path
     server.script = lambda request: Answer(200, BODY, with_length=with_length)
     with WorkerClient(server.url, "t") as client, pytest.raises(ArtifactTooLarge):
         client.download(DIGEST, tmp_path / "broadcast", max_bytes=len(BODY) - 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_not_begun(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=len(BODY) - 1))
+    server.script = breaking(None)
+    with Client(server.url, "t") as client, pytest.raises(OSError, match="300,000 bytes are to arrive") as caught:
+        client.download_model(uuid4(), tmp_path / "model")
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_without_end_does_not_leave_a_full_disk(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = lambda request: Answer(200, BODY * 10, with_length=False)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Client(server.url, "t") as client:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(BODY), before[1]))  # stands for the disk's size
+        try:
+            with pytest.raises(OSError, match="too large"):
+                client.download_artifact(DIGEST, tmp_path / "artifact")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,6 +269,15 @@ def test_one_process_at_a_time_fetches_a_file(server: ScriptedServer, tmp_path: 
         with pytest.raises(ClientError, match="another process is fetching"):
             client.download(DIGEST, tmp_path / "broadcast")
     assert server.requests == []
+
+
+def test_a_pull_of_weights_that_stay_older_than_the_run_ends(server: ScriptedServer, tmp_path: Path) -> None:
+    """As behind a proxy that answers with an older copy: `pull` fetched it again and again."""
+    view = run_view(uuid4()) | {"model": "0" * 64}
+    server.script = lambda request: breaking(None)(request) if request.path.endswith("/model") else json_answer(view)
+    with Client(server.url, "t") as client, pytest.raises(BadAnswer, match="answer with older weights"):
+        client.pull(uuid4(), tmp_path)
+    assert sum(request.path.endswith("/model") for request in server.requests) == 2
 
 
 def test_what_is_not_there_any_more_leaves_no_part(server: ScriptedServer, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
@@ -56,6 +57,11 @@ def is_private(url: str) -> bool:
     """
     address = parsed(url)
     return address is not None and (address.scheme == "https" or is_loopback(address.host))
+
+
+def no_cookies() -> CookieJar:
+    """Return a cookie jar that keeps none: a proxy could set cookies until every further request was too large."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=[]))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
-from fedssl.client.addresses import is_loopback, parsed, proxies_of_environment
+from fedssl.client.addresses import is_loopback, no_cookies, parsed, proxies_of_environment
 from fedssl.client.deadline import Deadline, observe_deadlines, running
 from fedssl.client.direct_transfer import DirectTransfer, MayGoTo
 from fedssl.client.errors import BadAnswer, ClientError, InvalidRequest, StoreUnreachable, Unreachable, api_error
@@ -29,6 +29,7 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM_BYTES = 1 << 20
 _ANSWER_BYTES = 64 << 20  # the limit of a body that is read into memory; files are streamed
 _ANSWER_BYTES_PER_SECOND = 16 << 10
+_MOST_VALUES = 1 << 19  # a value of 3 bytes costs up to 4 kB of memory in pydantic's errors
 MALFORMED = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """The errors of validation: pydantic's ValidationError is a ValueError, and our validators may receive any value."""
 
@@ -78,6 +79,7 @@ class Connection:
                 base_url=self.url,
                 # Not compressed, because a few compressed bytes could expand to any size.
                 headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+                cookies=no_cookies(),
                 timeout=self._limits(None),
                 transport=transport,
                 verify=verify,
@@ -179,7 +181,7 @@ class Connection:
         return ({**headers, "Accept-Direct": "1"}, (307,)) if self.direct_transfer.is_open else (dict(headers), ())
 
     def pages(self, path: str, item: type[M], params: Params | None = None) -> Iterator[M]:
-        """Yield every item of a list, page by page."""
+        """Yield every item of a list, page by page. Raises BadAnswer if a page follows itself."""
         page_type = Page[item]  # type: ignore[valid-type]
         query: dict[str, str | int | float] = {"limit": _PAGE_SIZE, **(params or {})}
         while True:
@@ -187,6 +189,8 @@ class Connection:
             yield from page.items
             if page.next_cursor is None:
                 return
+            if page.next_cursor == query.get("cursor"):
+                raise BadAnswer(f"GET {path} returned one page twice: does a proxy in between leave out the query?")
             query["cursor"] = page.next_cursor
 
     @contextmanager
@@ -247,9 +251,13 @@ class Connection:
 
 
 def read(response: httpx.Response, max_bytes: int | None = None) -> bytes:
-    """Return the body of a response that is not a file. Raises BadAnswer if it is compressed or too long."""
+    """Return the body of a response that is not a file. Raises BadAnswer if it is compressed or too long.
+
+    With `max_bytes`, as for a worker, it also raises BadAnswer if the body could have too many JSON values.
+    """
     if _is_packed(response):
         raise BadAnswer(f"{response.request.url.host} compresses its answers, unasked: does a proxy stand in between?")
+    is_limited = max_bytes is not None
     max_bytes = _ANSWER_BYTES if max_bytes is None else max_bytes
     too_long = BadAnswer(
         f"{response.request.url.host} sends an answer of more than {max_bytes} bytes: is this a fedssl coordinator?"
@@ -261,6 +269,11 @@ def read(response: httpx.Response, max_bytes: int | None = None) -> bytes:
         body += chunk
         if len(body) > max_bytes:
             raise too_long
+    if is_limited and body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
+        raise BadAnswer(
+            f"{response.request.url.host} sends an answer of more than {_MOST_VALUES} values: is this a fedssl "
+            "coordinator?"
+        )
     return bytes(body)
 
 

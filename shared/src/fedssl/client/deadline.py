@@ -20,6 +20,7 @@ TRANSFER_BYTES_PER_SECOND = 128.0
 coordinator cuts off uploads at about the same rate (`FEDSSL_STALL_BYTES` in `FEDSSL_STALL_SECONDS`)."""
 
 _PIECE_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 20
 _current = threading.local()
 
 
@@ -27,14 +28,15 @@ class Deadline:
     """How long an exchange may still wait for its peer: `seconds`, and more only if enough bytes pass.
 
     Bytes that are sent, and those of a response's body, add the time that they may take at `bytes_per_second`; at most
-    `seconds` are left at any time. Those of a response's head add nothing, because a peer can send any number of heads.
-    The time that this side needs, for example to write to a disk, does not count.
+    `seconds` are left at any time. Those of a response's head add nothing, because a peer can send any number of heads;
+    no time is left after 1 MiB of them. The time that this side needs, for example to write to a disk, does not count.
     """
 
     def __init__(self, seconds: float, bytes_per_second: float) -> None:
         self._seconds = self._left = seconds
         self._bytes_per_second = bytes_per_second
         self._has_head = False
+        self._num_head_bytes = 0
 
     def head_came(self) -> None:
         """Record that the response's head is complete."""
@@ -48,6 +50,10 @@ class Deadline:
         """Record bytes that were received."""
         if self._has_head:
             self.sent(num_bytes)
+            return
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > _HEAD_BYTES:
+            self._left = 0.0
 
     def wait(self, act: Callable[[float], T], timeout: float | None, error: type[Exception]) -> T:
         """Call `act` with the seconds that it may wait, and return its result. Raises `error` if none are left."""

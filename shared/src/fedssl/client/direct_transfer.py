@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx
 
-from fedssl.client.addresses import is_loopback, origin, parsed, proxies_of_environment
+from fedssl.client.addresses import is_loopback, no_cookies, origin, parsed, proxies_of_environment
 from fedssl.client.deadline import TRANSFER_BYTES_PER_SECOND, Deadline, observe_deadlines, running
 from fedssl.client.errors import BadAnswer, StoreUnreachable, Unavailable, Unreachable
 from fedssl.client.tls import Tls, trust_error
@@ -187,7 +186,7 @@ class DirectTransfer:
                 with proxies_of_environment():
                     client = self._clients[key] = httpx.Client(
                         headers={"Accept-Encoding": "identity"},
-                        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                        cookies=no_cookies(),
                         timeout=self._timeout,
                         verify=verify,
                         trust_env=not key[1],

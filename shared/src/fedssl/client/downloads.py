@@ -4,9 +4,11 @@ Until a file is complete, the bytes that have arrived are next to it in `.NAME.D
 unreachable coordinator or a killed process costs only time, because the next attempt requests the rest.
 """
 
+import errno
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -51,10 +53,11 @@ def download(
     """Download an artifact to `destination`, which appears only when it is complete, and return its digest.
 
     If `digest` is None, the response's ETag names it. The time that `retry` allows counts from the last attempt that
-    made progress. Raises ArtifactTooLarge above `max_bytes`, DigestMismatch and ClientError.
+    made progress. Raises ArtifactTooLarge above `max_bytes`, DigestMismatch, ClientError, and OSError if the disk has
+    too little room.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with _part(destination, digest) as part:
+    with _part(destination, digest, is_limited=max_bytes is not None) as part:
         transfer = _Download(connection, path, params, part, digest, max_bytes, on_bytes, on_size)
         transfer.run(RetryTimer(retry or connection.retry))
         part.file.flush()
@@ -86,10 +89,11 @@ class _Part:
 
 
 @contextmanager
-def _part(destination: Path, digest: str | None) -> Iterator[_Part]:
+def _part(destination: Path, digest: str | None, *, is_limited: bool) -> Iterator[_Part]:
     """Open the part of a file, and lock it for this process. It is kept if the rest may still arrive.
 
-    Raises ClientError if another process has locked it.
+    It is also removed if the disk fails, unless the file's size is limited: it could have filled the disk. Raises
+    ClientError if another process has locked it.
     """
     path = _place(destination, digest)
     if digest is None:
@@ -102,7 +106,8 @@ def _part(destination: Path, digest: str | None) -> Iterator[_Part]:
             yield part
         except BaseException as error:
             is_lasting = isinstance(error, ApiError) and not is_temporary(error)
-            if is_lasting or isinstance(error, ArtifactError) or not os.fstat(file.fileno()).st_size:
+            is_lasting |= isinstance(error, ArtifactError) or (isinstance(error, OSError) and not is_limited)
+            if is_lasting or not os.fstat(file.fileno()).st_size:
                 with suppress(FileNotFoundError):
                     part.path.unlink()
             raise
@@ -213,6 +218,7 @@ class _Download:
         self._check_size(self._size + rest)
         if rest:
             self._on_size(self._size + rest)
+            _require_room(self._part.path, rest)
         for chunk in response.iter_raw():
             self._check_size(self._size + len(chunk))
             self._part.file.write(chunk)
@@ -251,3 +257,11 @@ class _Download:
     def _check_size(self, size: int) -> None:
         if self._max_bytes is not None and size > self._max_bytes:
             raise ArtifactTooLarge(f"{self._path} has more than the {self._max_bytes} bytes that the plan allows for")
+
+
+def _require_room(path: Path, num_bytes: int) -> None:
+    """Raise OSError if the file's disk has no room for `num_bytes` more."""
+    free = shutil.disk_usage(path.parent).free
+    if num_bytes > free:
+        reason = f"{num_bytes:,} bytes are to arrive, and the disk has room for {free:,}: make room, or choose another"
+        raise OSError(errno.ENOSPC, reason, str(path.parent))

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fedssl.client import model_card, model_files
 from fedssl.client.downloads import OnBytes, OnSize
-from fedssl.client.errors import ClientError
+from fedssl.client.errors import BadAnswer, ClientError
 from fedssl.errors import ResultsError
 from fedssl.protocol.views import EvaluationView, RoundView, RunView, SiteRoundView
 from fedssl.run_files import LINEAGE, read_json
@@ -60,7 +60,12 @@ def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool,
     while not initial and view.model != digest:  # a round has closed since: the card must describe these weights
         view = client.run(run_id)
         if view.model != digest:
-            digest = fetch("latest")
+            before, digest = digest, fetch("latest")
+            if digest == before:
+                raise BadAnswer(
+                    f"the coordinator's newest weights of this run are {view.model}, but it sends {digest}: does a "
+                    "proxy in between answer with older weights?"
+                )
     spec = folder / model_files.SPEC
     model_files.write_spec(view.spec, spec)
     files = {"model": model, "spec": spec}
