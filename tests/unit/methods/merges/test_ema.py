@@ -188,7 +188,7 @@ def test_a_federation_of_one_is_not_apart_from_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "rounded, tolerance",
+    ("rounded", "tolerance"),
     [({"aggregation": {"arithmetic": "fixed"}}, 1e-3), ({"upload": {"dtype": "bfloat16"}}, 0.1)],
     ids=["fixed", "bfloat16"],
 )
