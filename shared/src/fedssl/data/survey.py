@@ -4,6 +4,7 @@ Every image is decoded once. Nothing is kept of it but its shape, a few of its v
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -198,7 +199,7 @@ def _see(files: ImageFiles, name: str, num_values: int) -> _Seen:
     digest = hashlib.blake2b(repr((values.shape, values.dtype.str)).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(values).data)
     flat = values.reshape(-1)
-    some = flat[:: max(1, -(-flat.size // num_values))].astype(np.float32)
+    some = flat[:: _step(flat.size, num_values, width * channels)].astype(np.float32)
     floating = ", floating-point" * (values.dtype.kind == "f")
     return _Seen(
         (width, height),
@@ -209,6 +210,20 @@ def _see(files: ImageFiles, name: str, num_values: int) -> _Seen:
         digest.digest(),
         some[np.isfinite(some)],
     )
+
+
+def _step(size: int, num_values: int, row: int) -> int:
+    """Return the distance of the values of a sample: about `num_values` of `size` values, in rows of `row` values.
+
+    It has no common factor with a row. Otherwise the sample could be of one channel or of one column of pixels only.
+
+    >>> _step(224 * 224 * 3, 4194, 224 * 3)
+    37
+    """
+    step = max(1, -(-size // num_values))
+    while math.gcd(step, row) > 1:
+        step += 1
+    return step
 
 
 def _histogram(values: NDArray[np.float32]) -> Histogram:

@@ -23,3 +23,11 @@ def all_of(session: Session, project: str) -> Sequence[Row]:
     statement = select(Row).join(Client, Client.id == Row.client_id)
     statement = statement.where(Client.project == project, Client.revoked_at.is_(None)).order_by(Row.client_id)
     return session.scalars(statement, execution_options={"populate_existing": True}).all()
+
+
+def histograms(session: Session, project: str) -> dict[str, tuple[float | None, ...]]:
+    """Return the histograms that a project's clients, except the revoked ones, have reported, in their names' order."""
+    histogram = Row.report["card"]["histogram"]
+    statement = select(Row.client_id, histogram).join(Client, Client.id == Row.client_id).order_by(Row.client_id)
+    statement = statement.where(Client.project == project, Client.revoked_at.is_(None), histogram.is_not(None))
+    return {client_id: tuple(values) for client_id, values in session.execute(statement)}

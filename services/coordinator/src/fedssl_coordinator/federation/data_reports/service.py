@@ -24,15 +24,26 @@ def receive(session: Session, client_id: str, report: DataReport) -> None:
     if report.card is None:
         repository.put(session, client_id, report)
         return
-    before = {site.client_id for site in show(session, project).sites if site.is_drifting}
+    before = _drifting(session, project)
     repository.put(session, client_id, report)
-    for site in show(session, project).sites:
-        if site.is_drifting and site.client_id not in before:
+    for name, distance in _drifting(session, project).items():
+        if name not in before:
             message = (
-                f"the images of {site.client_id} differ from the federation's: the distance of their intensity "
-                f"histogram to the mean is {site.drift:.2f}, {DRIFT_ALARM} or more"
+                f"the images of {name} differ from the federation's: the distance of their intensity histogram to the "
+                f"mean is {distance:.2f}, {DRIFT_ALARM} or more"
             )
-            record(session, "client.data_drift", message, client_id=site.client_id, data={"drift": site.drift})
+            record(session, "client.data_drift", message, client_id=name, data={"drift": distance})
+
+
+def _drifting(session: Session, project: str) -> dict[str, float]:
+    """Return the distance to the mean of each client whose images are an alarm."""
+    # Only the histograms are read: each client of a large federation reports when its worker starts.
+    histograms = repository.histograms(session, project)
+    mean = mean_histogram(list(histograms.values()))
+    if mean is None:
+        return {}
+    distances = {name: drift(histogram, mean) for name, histogram in histograms.items()}
+    return {name: each for name, each in distances.items() if each is not None and each >= DRIFT_ALARM}
 
 
 def _require_possible(client: Client, report: DataReport) -> None:
