@@ -7,7 +7,9 @@ from uuid import UUID
 import pytest
 from playwright.sync_api import Locator, Page
 
-from support.browsing import ARTIFACTS, CACHE, PALETTES, SIZES, Open
+from fedssl.client import Client
+from fedssl.protocol.runs import RunSpec
+from support.browsing import ARTIFACTS, CACHE, PALETTES, SIZES, SPEC, Open
 
 AXE = CACHE / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = {
@@ -73,6 +75,13 @@ def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: 
     watched.page.set_viewport_size({"width": width, "height": 800})
     page = watched.open(PAGES[name].format(run=run, large=large, nothing=UUID(int=7)))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("size", ["wide", "tablet"])
+def test_the_list_of_runs_is_as_wide_as_the_page(look: Open, client: Client, large: UUID, size: str) -> None:
+    client.create_run(RunSpec.model_validate({**SPEC, "name": "fedalignuniform-dirichlet-0.3-seed-3"}), start=False)
+    table = look(size).open("/runs").locator("#list .scroll")
+    assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 def test_on_a_tablet_scores_and_events_are_within_the_page(look: Open, run: UUID) -> None:

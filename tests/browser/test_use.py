@@ -42,6 +42,28 @@ _SINGLE = """async () => {
   await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
 }"""
 
+_ALARM = _SINGLE.replace(
+    "y: [0.1] }], y: [0, 1] }", 'y: [0.5, 0.5, 0.5] }], y: [0, null], marks: [{ y: 2, text: "", zone: true }] }'
+).replace("x: [0],", "x: [1, 2, 3],")
+
+_PIXELS = """() => {
+  const column = tested.ctx.getImageData(tested.bbox.left + 40, 0, 1, tested.ctx.canvas.height).data;
+  return [0.5, 1.2].map((y) => [...column.slice(4 * Math.round(tested.valToPos(y, "y", true))).slice(0, 4)]);
+}"""
+
+_COLLAPSED = """async () => {
+  const { src } = document.querySelector('script[src$="/run.js"]');
+  const { plane } = await import(src.replace("run.js", "plane_and_heat.js"));
+  const place = document.createElement("div");
+  document.querySelector("main").prepend(place);
+  const texts = [];
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = (text) => texts.push(text);
+  plane(place, () => [{ points: [[1e-14, 0, 0], [6e-14, 5e-15, 5]] }])();
+  CanvasRenderingContext2D.prototype.fillText = write;
+  return texts;
+}"""
+
 
 def _spec(name: str, **changes: object) -> RunSpec:
     cohort = {"clients": WORKERS, "min_clients": 3, "lease_seconds": 20}
@@ -81,12 +103,18 @@ def test_by_keyboard_from_the_sign_in_to_a_cancelled_stop(look: Open, client: Cl
 
 
 def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUID) -> None:
-    client.create_run(_spec("other", seed=8), start=False)
+    other = client.create_run(_spec("other", seed=8), start=False).id
     page = look().open("/runs")
     for key in ("j", "x", "j", "x", "c"):
         page.keyboard.press(key)
     page.wait_for_url("**/compare?**")
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
+    page.goto(f"/compare?runs={run},{other}")
+    copied = page.evaluate(
+        "getSelection().selectAllChildren(document.querySelector('table')), getSelection().toString()"
+    )
+    assert re.search(r"Rounds closed\s+8\s+0\s", copied), copied  # values, and no changes that run into them
+    assert re.search(r">\u22128</span>\s+<span", page.content())
 
 
 def test_going_back_from_a_comparison_the_selection_can_be_changed(look: Open, client: Client, run: UUID) -> None:
@@ -120,6 +148,21 @@ def test_a_single_round_has_no_axis_of_a_hundred(look: Open, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     page.evaluate(_SINGLE)
     assert page.evaluate("[window.tested.scales.x.min, window.tested.scales.x.max]") == [-0.5, 0.5]
+
+
+def test_an_alarms_zone_is_in_the_chart_and_behind_the_lines(look: Open, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    page.evaluate(_ALARM)
+    assert page.evaluate("window.tested.scales.y.max") >= 2
+    line, zone = page.evaluate(_PIXELS)
+    assert line != zone
+
+
+def test_a_collapsed_encoders_path_has_few_ticks(look: Open, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    texts = page.evaluate(_COLLAPSED)
+    assert len(texts) < 20
+    assert "5.0e\u221215" in texts
 
 
 def test_a_single_update_has_its_divergence(look: Open, client: Client, run: UUID) -> None:
@@ -200,7 +243,8 @@ def test_reasons_stand_beside_their_clients(look: Open, large: UUID, tables: Tab
 
 def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) -> None:
     waits = client.create_run(_spec("waits", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
-    page = look().open(f"/runs/{waits}")
+    watched = look()
+    page = watched.open(f"/runs/{waits}")
     page.locator("#stop").focus()
     page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
     page.wait_for_timeout(1000)
@@ -211,7 +255,14 @@ def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) 
     page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
     expect(page.locator("#ask-pause h2[data-mark]")).to_have_count(0)
     expect(page.locator("#ask-stop h2[data-mark]")).to_have_count(1)
+    page.keyboard.press("Escape")
+    gone = f"/runs/{UUID(int=7)}/live"
+    page.route("**/live?*", lambda route: route.continue_(url=route.request.url.split("/runs/")[0] + gone))
+    expect(page.locator(".top .live")).to_have_text("Deleted", timeout=20_000)
+    expect(page.locator("#reason")).to_contain_text("There is no run")
+    expect(page.locator("#actions")).to_be_empty()
     client.stop(waits)
+    watched.complaints.clear()  # of the answers of 404
 
 
 def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, client: Client, run: UUID) -> None:
@@ -261,6 +312,11 @@ def test_a_selection_of_runs_survives_a_filter(look: Open, client: Client, run: 
     expect(page.locator("#list tbody tr")).to_have_count(1)
     expect(page.locator("#compare output")).to_have_text("1")
     page.get_by_label("Select left").check()
+    page.get_by_role("link", name=re.compile("^Finished")).click()
+    expect(page.locator("#compare output")).to_have_text("2")
+    page.goto("/clients")
+    page.goto("/runs?q=picked")
+    expect(page.get_by_label("Select picked")).to_be_checked()
     page.click("#compare button.pri")
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
 
@@ -275,8 +331,10 @@ def test_a_narrow_page_has_every_column_with_its_heading(look: Open, run: UUID) 
     expect(page.get_by_role("link", name="Compare")).to_be_visible()
 
 
-def test_a_page_is_printed_in_the_light_theme(look: Open, run: UUID) -> None:
-    page = look("wide", "dark").open(f"/runs/{run}")
+def test_a_page_is_printed_in_the_light_theme_with_what_was_never_scrolled_into_view(look: Open, run: UUID) -> None:
+    page = look("phone", "dark").open(f"/runs/{run}")
+    for panel in ("heat", "embedding"):
+        expect(page.locator(f"#{panel} canvas")).to_have_count(1)
     page.evaluate("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme })")
     page.pdf()
     assert page.evaluate("printed") == "light"
@@ -327,6 +385,13 @@ def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run:
     page.wait_for_timeout(300)
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#gantt-say")).to_contain_text("round 1:")
+    page.get_by_role("button", name="All rounds").click()
+    expect(page.locator("#gantt-sub")).to_have_text("outcome of every round")
+    page.focus("#gantt")
+    for key in ("ArrowDown", "End", "ArrowLeft"):
+        page.keyboard.press(key)
+    expect(page.locator("#gantt-say")).to_have_text("client-1, round 7: accepted")
+    expect(page.locator(".tip")).to_contain_text("round 7accepted")
 
 
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
@@ -512,5 +577,6 @@ def test_a_secure_round_shows_its_phase_what_was_revealed_and_what_is_not_promis
     expect(section).to_contain_text("No cryptographer outside this project has reviewed the protocol.")
     page.goto(f"/runs/{made}")
     expect(page.get_by_text("sums of 3 updates or more. Not promised")).to_be_visible()
+    expect(page.locator("#loss")).to_contain_text("Clients do not send their own losses in this run")
     losses = [metric.value for metric in client.metrics(made, "loss")]
     assert len(losses) == 1

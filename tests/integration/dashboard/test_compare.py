@@ -140,6 +140,7 @@ def test_accuracies_are_shown_next_to_their_baselines(
         text = viewer.get(path).text
         assert "untrained 25.0%, chance 15.0%" in text, path
         assert "untrained 20.0%, chance 15.0%" in text, path
+        assert "+25.0 points since round 0" in text, path
     assert viewer.get(f"/runs/{judged.id}/curves.json").json()["chance"] == 0.15
     jobs = " ".join(viewer.get(f"/runs/{judged.id}/jobs").text.split())
     assert "chance is 15.0%, the share of the largest of 10 classes" in jobs

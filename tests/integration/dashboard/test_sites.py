@@ -164,7 +164,15 @@ def test_the_coordinator_s_own_panels_explain_that_only_sites_evaluate(viewer: B
     text = viewer.get(f"/runs/{judged.id}").text
     assert "None, frozen encoder" not in text
     assert "evaluated at the sites" in text
-    assert "The spec does not request an evaluation" in text
+    assert "Evaluated at the sites: their table is below" in text
+    assert "The spec does not request an evaluation" not in text
+
+
+def test_a_client_s_page_counts_the_evaluations_that_it_answered(viewer: Browser, judged: Cast) -> None:
+    path = "/clients/p"
+    assert "counted on its labelled images" not in viewer.get(path).text
+    _answer(judged, "p")
+    assert "what it counted on its labelled images, in 1 evaluation at the sites" in viewer.get(path).text
 
 
 def test_a_run_without_evaluations_at_its_sites_has_no_such_panel(viewer: Browser, cast: Cast) -> None:

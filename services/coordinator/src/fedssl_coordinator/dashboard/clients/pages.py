@@ -15,7 +15,7 @@ from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
-from fedssl_coordinator.dashboard.run import member_queries
+from fedssl_coordinator.dashboard.run import member_queries, site_queries
 from fedssl_coordinator.dashboard.session import Form, MayRevoke, Revoking, Steering, Viewing
 from fedssl_coordinator.federation.clients import service
 from fedssl_coordinator.federation.data_reports import service as data_reports
@@ -69,6 +69,7 @@ def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Curs
         size_bounds=SIZE_BOUNDS,
         anchor=anchors.newest(session, client_id), live=member_queries.live_parts(session, client_id), count=count,
         total=total, num_runs=member_queries.num_runs(session, client_id),
+        num_counted=site_queries.num_counted(session, client_id),
     )  # fmt: skip
 
 

@@ -30,3 +30,10 @@ def progress(session: Session, run_id: UUID) -> Progress:
         .where(SiteEvaluation.run_id == run_id)
     )
     return Progress._make(session.execute(statement).one())
+
+
+def num_counted(session: Session, client_id: str) -> int:
+    """Return how many evaluations the client has answered with counts, in the runs that are kept."""
+    is_counted = SiteEvaluation.state == SiteEvaluationState.COMPLETED
+    statement = select(func.count()).where(SiteEvaluation.client_id == client_id, is_counted)
+    return session.scalar(statement) or 0

@@ -52,7 +52,7 @@ class Row:
     verdicts: str
     curve: str
     probe: float | None
-    change: float | None
+    change: str
     knn: float | None
     rank: float | None
     dataset: str | None
@@ -132,13 +132,14 @@ def _newest(scores: Sequence[queries.Score], name: str) -> float | None:
     return next((value for score in reversed(scores) if (value := score.results.get(name)) is not None), None)
 
 
-def _change(probes: Sequence[tuple[int, float]]) -> float | None:
-    """Return the change since the score at least ten rounds before."""
+def _change(probes: Sequence[tuple[int, float]]) -> str:
+    """Return the change since the score at least ten rounds before, or else since the previous one, in words."""
     if len(probes) < 2:
-        return None
+        return ""
     number, value = probes[-1]
-    before = [earlier for at, earlier in probes[:-1] if at <= number - _BACK]
-    return value - (before[-1] if before else probes[-2][1])
+    earlier = [(at, score) for at, score in probes[:-1] if at <= number - _BACK] or probes[:-1]
+    at, score = earlier[-1]
+    return f"{formats.points(value - score)} points since round {at}"
 
 
 def needing_attention(session: Session) -> list[Row]:

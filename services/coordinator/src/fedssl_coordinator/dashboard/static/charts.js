@@ -63,7 +63,7 @@ export function chart(element, options) {
 }
 
 function described(options, width) {
-  const { series, y, places, unit } = options;
+  const { series, marks, y, places, unit } = options;
   const axis = { stroke: token("text-3"), font: "11px Inter, system-ui, sans-serif", ticks: { show: false } };
   const [low, high] = ["low", "high"].map((end) => 1 + series.findIndex((line) => line.band === end));
   return {
@@ -84,7 +84,9 @@ function described(options, width) {
         distr: options.isLogX ? 3 : 1,
         range: options.isLogX ? undefined : (_, a, b) => (options.x.length === 1 ? around(options) : [a, b]),
       },
-      y: options.isLog ? { distr: 3 } : { range: (_, a, b) => extent(y, a, b) },
+      y: options.isLog
+        ? { distr: 3 }
+        : { range: (_, a, b) => extent(y, a, Math.max(b, ...marks.map((mark) => mark.y))) },
     },
     axes: [
       {
@@ -162,8 +164,10 @@ function annotate(plot, { series, marks }) {
     const at = plot.valToPos(mark.y, "y", true);
     if (at < top || at > top + height) continue;
     if (mark.zone) {
+      g.globalCompositeOperation = "destination-over"; /* behind the lines, which it must not hide */
       g.fillStyle = token("zone");
       g.fillRect(left, at, width, top + height - at);
+      g.globalCompositeOperation = "source-over";
     }
     g.strokeStyle = g.fillStyle = token(mark.color ?? "bad");
     g.lineWidth = ratio;

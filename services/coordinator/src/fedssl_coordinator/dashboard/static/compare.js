@@ -49,7 +49,7 @@ if (root) {
     return {
       client: run.id,
       label: run.name,
-      end: run.name.slice(0, 22),
+      end: run.name.length > 24 ? `${run.name.slice(0, 10)}…${run.name.slice(-12)}` : run.name,
       slot,
       width: 1.6,
       dash: slot >= 6 ? [5, 3] : undefined,

@@ -43,10 +43,12 @@ export function gantt(root, load) {
   let outcomes = null;
   let hits = [];
   let cell = [0, 0];
+  let focused = [0, 0];
   const everybody = () => Object.keys(outcomes?.clients ?? {});
   const dense = () =>
     mode === "all" && everybody().length > 24; /* one row per client, three pixels high, without names */
   const rows = () => (dense() ? everybody() : names);
+  const outcomeOf = (client, index) => WORDS[outcomes?.clients[client]?.[index]];
   const height = () => (dense() ? TOP + rows().length * 3 + 24 : TOP + (names.length + 1) * ROW + 24);
   const redraw = picture(element, height, draw);
 
@@ -89,6 +91,15 @@ export function gantt(root, load) {
         g.fillRect(index * bar, TOP + row * tall + from, Math.max(0.8, bar - (bar > 3 ? 0.8 : 0)), size);
       }),
     );
+    if (document.activeElement === element)
+      drawFocus(g, cell[0] * bar, TOP + cell[1] * tall, Math.max(bar, 4), Math.max(tall, 4));
+  }
+
+  function drawFocus(g, x, y, w, h) {
+    focused = [x + w / 2, y + h];
+    g.strokeStyle = token("accent");
+    g.lineWidth = 2;
+    g.strokeRect(x, y, w, h);
   }
 
   function drawClock(g, w, h, bar) {
@@ -152,14 +163,8 @@ export function gantt(root, load) {
     }
     if (document.activeElement === element) {
       const round = rounds[Math.min(cell[0], rounds.length - 1)];
-      g.strokeStyle = token("accent");
-      g.lineWidth = 2;
-      g.strokeRect(
-        X(round.opened) + 1,
-        TOP + cell[1] * ROW + 1,
-        Math.max(8, X(round.closed ?? end) - X(round.opened) - 4),
-        ROW - 2,
-      );
+      const wide = Math.max(8, X(round.closed ?? end) - X(round.opened) - 4);
+      drawFocus(g, X(round.opened) + 1, TOP + cell[1] * ROW + 1, wide, ROW - 2);
     }
   }
 
@@ -267,7 +272,7 @@ export function gantt(root, load) {
       if (client) {
         showTip(
           client,
-          [[`round ${index + 1}`, WORDS[outcomes.clients[client]?.[index]] ?? "did not take part"]],
+          [[`round ${index + 1}`, outcomeOf(client, index) ?? "did not take part"]],
           event.clientX,
           event.clientY,
         );
@@ -288,20 +293,33 @@ export function gantt(root, load) {
     }
   });
   element.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-    if (!step || mode === "all" || !frame?.rounds.length) return;
+    const step = {
+      ArrowLeft: [-1, 0],
+      ArrowRight: [1, 0],
+      ArrowUp: [0, -1],
+      ArrowDown: [0, 1],
+      Home: [-Infinity, 0],
+      End: [Infinity, 0],
+    }[event.key];
+    const width = mode === "all" ? verdicts.length : frame?.rounds.length;
+    if (!step || !width) return;
     event.preventDefault();
     cell = [
-      Math.max(0, Math.min(frame.rounds.length - 1, cell[0] + step[0])),
-      Math.max(0, Math.min(names.length - 1, cell[1] + step[1])),
+      Math.max(0, Math.min(width - 1, cell[0] + step[0])),
+      Math.max(0, Math.min(rows().length - 1, cell[1] + step[1])),
     ];
-    const round = frame.rounds[cell[0]];
-    const part = frame.parts.findLast((one) => one.client === names[cell[1]] && one.round === round.number);
-    $("#gantt-say").textContent =
-      `${names[cell[1]]}, round ${round.number}: ${part ? part.state + (part.reason ? `, ${part.reason}` : "") : "did not take part"}`;
+    const client = rows()[cell[1]];
+    const number = mode === "all" ? cell[0] + 1 : frame.rounds[cell[0]].number;
+    const part = frame?.parts.findLast((one) => one.client === client && one.round === number);
+    const outcome = (mode === "all" ? outcomeOf(client, cell[0]) : part?.state) ?? "did not take part";
+    const text = part?.reason ? `${outcome}, ${part.reason}` : outcome;
+    $("#gantt-say").textContent = `${client}, round ${number}: ${text}`;
     redraw();
+    const box = element.getBoundingClientRect();
+    showTip(client, [[`round ${number}`, text]], box.left + focused[0], box.top + focused[1]);
   });
   for (const kind of ["focus", "blur"]) element.addEventListener(kind, redraw);
+  element.addEventListener("blur", hideTip);
 
   const drawKey = () => {
     $("#gantt-sub").textContent = mode === "clock" ? "clock time in UTC, four rounds" : "outcome of every round";
@@ -318,9 +336,11 @@ export function gantt(root, load) {
   $("#gantt-mode").addEventListener("click", async (event) => {
     const button = event.target.closest("button");
     if (!button) return;
-    mode = button.dataset.mode;
     for (const other of $$("#gantt-mode button")) other.setAttribute("aria-pressed", other === button);
-    if (mode === "all") outcomes = await load("outcomes.json");
+    if (button.dataset.mode === "all") outcomes = await load("outcomes.json");
+    if (button.getAttribute("aria-pressed") !== "true") return; /* the other was chosen meanwhile */
+    mode = button.dataset.mode;
+    cell = [0, 0];
     element.parentElement.classList.toggle("dense", dense());
     drawKey();
     redraw();
@@ -343,7 +363,7 @@ export function gantt(root, load) {
     const found = named();
     const isNew = found.join() !== names.join();
     names = found;
-    cell = [cell[0], Math.max(0, Math.min(names.length - 1, cell[1]))];
+    cell = [cell[0], Math.max(0, Math.min(rows().length - 1, cell[1]))];
     if (isNew) redraw();
     return isNew;
   };

@@ -118,14 +118,17 @@ if (off) {
   $("#keys-open").addEventListener("click", () => $("#keys").showModal());
 }
 
+/* the coordinator's explanation in its answer, if this is one of its answers */
+export const problem = (html) =>
+  new DOMParser().parseFromString(html, "text/html").querySelector(".note.bad")?.textContent;
+
 /* If a request fails, replace its target with the error: what the target showed may be out of date. */
 const explain =
   (text) =>
   ({ detail: { elt, target, xhr } }) => {
     if (elt.getAttribute("hx-swap") === "none") return; /* the live page has its own indicator */
     const note = Object.assign(document.createElement("div"), { className: "note bad", role: "alert" });
-    const detail = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector(".note.bad");
-    note.textContent = detail?.textContent ?? text(xhr.status);
+    note.textContent = problem(xhr.responseText) ?? text(xhr.status);
     target.replaceChildren(note);
   };
 document.addEventListener(

@@ -1,7 +1,7 @@
 /* One EventSource while the page is visible. Events are merged into at most one change per second.
 
    The stream ends when the run ends. From then on the page polls, until the last evaluation has ended too. */
-import { $ } from "./layout.js";
+import { $, problem } from "./layout.js";
 
 const BEAT = 5000; /* progress sends no events, so the page polls for it */
 
@@ -85,7 +85,14 @@ export function live(root, url, onChange) {
   addEventListener("pagehide", close);
   document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
     if (detail.successful) changed = Date.now();
-    if (!detail.successful) showStatus("No connection", true);
+    const gone = detail.xhr.status === 404 && problem(detail.xhr.responseText); /* a proxy's 404 explains nothing */
+    if (gone) {
+      root.dataset.live = "";
+      close();
+      $("#reason").textContent = gone;
+      $("#actions").replaceChildren();
+      showStatus("Deleted", true);
+    } else if (!detail.successful) showStatus("No connection", true);
     else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) showStatus("Live", false);
   });
   if (ago && root.dataset.live) {

@@ -8,9 +8,9 @@ const nice = (low, high) => {
   const span = high - low || 1;
   const unit = 10 ** Math.floor(Math.log10(span));
   const step = [1, 2, 5, 10].map((k) => (k * unit) / 2).find((s) => span / s <= 5) ?? unit;
-  const ticks = [];
-  for (let t = Math.ceil(low / step) * step; t <= high + 1e-9; t += step) ticks.push(+t.toFixed(6));
-  return ticks;
+  const first = Math.ceil(low / step);
+  const count = Math.floor(high / step + 1e-9) - first + 1; /* at most six, however small the numbers are */
+  return Array.from({ length: count }, (_, i) => +((first + i) * step).toPrecision(12));
 };
 
 /* `paths`: [{label, slot?, points: [[alignment, uniformity, round], ...]}] */
@@ -19,7 +19,6 @@ export function plane(element, read) {
     const paths = read();
     const all = paths.flatMap((path) => path.points);
     if (!all.length) return;
-    const L = 44;
     const B = 36;
     const R = 12;
     const T = 10;
@@ -29,9 +28,11 @@ export function plane(element, read) {
     };
     const [x0, x1] = grow(Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0])));
     const [y0, y1] = grow(Math.min(...all.map((p) => p[1])), Math.max(...all.map((p) => p[1])));
+    const upward = nice(y0, y1);
+    const L = Math.max(44, ...upward.map((tick) => g.measureText(short(tick)).width + 22));
     const X = (a) => L + ((a - x0) / (x1 - x0)) * (w - L - R);
     const Y = (u) => T + ((y1 - u) / (y1 - y0)) * (h - T - B);
-    for (const tick of nice(y0, y1)) {
+    for (const tick of upward) {
       g.fillStyle = token("line");
       g.fillRect(L, Y(tick), w - L - R, 1);
       g.fillStyle = token("text-3");
@@ -126,10 +127,12 @@ export function heat(element, read, slots) {
       if (!labelled.has(i)) return;
       const named = slots.get(client);
       const y = T + i * rh + rh / 2;
-      if (named?.slot < 12) drawGlyph(g, named.slot, 5, y);
+      const hasGlyph = named?.slot < 12;
+      const left = hasGlyph ? 16 : 2;
+      if (hasGlyph) drawGlyph(g, named.slot, 5, y);
       g.fillStyle = token("text-2");
       g.textAlign = "left";
-      g.fillText(named?.code ?? (client.length > 6 ? `…${client.slice(-5)}` : client), 16, y);
+      g.fillText(named?.code ?? (client.length > 6 ? `…${client.slice(-5)}` : client), left, y, L - left - 4);
       g.textAlign = "right";
       g.fillText(short(data.last[i]), w - 4, y);
     });
@@ -182,6 +185,6 @@ export const decoded = (payload) => ({
 });
 export const showScale = (payload) => {
   $("#heat-low").textContent = short(payload.low);
-  $("#heat-high").textContent = short(payload.high);
+  $("#heat-high").textContent = `${short(payload.high)}${payload.scale === "log" ? ", log scale" : ""}`;
   $("#heat-key").hidden = false;
 };

@@ -178,7 +178,6 @@ key.addEventListener("change", (event) => {
 /* divergence, one cell per client and round */
 let cells = null;
 let drawHeat = null;
-let heatNear = false;
 async function showHeat() {
   if ($("#heat").dataset.empty && !drawHeat) return;
   const payload = await load("heat.json?name=divergence");
@@ -190,7 +189,6 @@ async function showHeat() {
 }
 
 const showMaps = embedding(load);
-let mapsNear = false;
 const timeline = gantt(root, load);
 keys["["] = () => timeline.move(-1);
 keys["]"] = () => timeline.move(1);
@@ -210,29 +208,13 @@ async function quietly(work) {
   } while (loading.get(work));
   loading.delete(work);
 }
-/* load what is below the fold only when it is about to be scrolled into view */
-const near = (element, work) =>
-  new IntersectionObserver(
-    (seen, observer) => {
-      if (seen.some((entry) => entry.isIntersecting)) {
-        observer.disconnect();
-        quietly(work);
-      }
-    },
-    { rootMargin: "400px" },
-  ).observe(element);
 quietly(showCurves);
 quietly(showLoss);
 quietly(showWatch);
 quietly(() => timeline.show(null));
-near($("#heat"), () => {
-  heatNear = true;
-  return showHeat();
-});
-near($("#embedding"), () => {
-  mapsNear = true;
-  return showMaps();
-});
+/* also what is below the fold: a page may be printed before it is scrolled */
+quietly(showHeat);
+quietly(showMaps);
 
 /* Apply patches. An open dialog or menu is not replaced. */
 const patches = $("#patch");
@@ -255,7 +237,7 @@ patches.addEventListener("htmx:afterRequest", (event) => {
   if ($("#pin") && !$("#pin").value) chosen = "";
   quietly(showLoss);
   quietly(showWatch);
-  if (heatNear) quietly(showHeat);
+  quietly(showHeat);
 });
 
 live(root, url, (kinds) => {
@@ -267,7 +249,7 @@ live(root, url, (kinds) => {
     quietly(showCurves);
     quietly(showLoss);
     quietly(showWatch);
-    if (heatNear) quietly(showHeat);
-    if (mapsNear) quietly(showMaps);
+    quietly(showHeat);
+    quietly(showMaps);
   }
 });

@@ -5,7 +5,8 @@ import { here } from "./row_keys.js";
 const bar = $("#compare");
 const list = $("#list");
 const boxes = () => $$('input[name="runs"]', list);
-const chosen = new Set(); /* with those that the filter hides */
+const chosen = new Set(); /* with those that the filter, the group or the page of the list hides */
+const KEPT = "fedssl-chosen"; /* while this tab is open */
 const show = () => {
   const shown = boxes();
   for (const box of shown) {
@@ -21,16 +22,18 @@ const show = () => {
   bar.hidden = chosen.size === 0;
   $("output", bar).textContent = chosen.size;
   $("button.pri", bar).disabled = chosen.size < 2;
+  sessionStorage.setItem(KEPT, JSON.stringify([...chosen]));
+};
+const tick = () => {
+  for (const box of boxes()) box.checked = chosen.has(box.value);
+  show();
 };
 list.addEventListener("change", show);
 bar.addEventListener("reset", () => {
   chosen.clear();
   setTimeout(show); /* after the reset has cleared the boxes */
 });
-document.body.addEventListener("htmx:afterSwap", () => {
-  for (const box of boxes()) box.checked = chosen.has(box.value);
-  show();
-});
+document.body.addEventListener("htmx:afterSwap", tick);
 /* another group of runs is searched for the same text */
 const keepText = () => {
   for (const link of $$(".tools .seg a")) {
@@ -43,7 +46,9 @@ const keepText = () => {
 $("#q").addEventListener("input", keepText);
 /* browsers restore boxes and text after the scripts have run, if a person goes back to this page */
 addEventListener("pageshow", () => {
-  show();
+  chosen.clear();
+  for (const run of JSON.parse(sessionStorage.getItem(KEPT) ?? "[]")) chosen.add(run);
+  tick();
   keepText();
 });
 Object.assign(keys, {
