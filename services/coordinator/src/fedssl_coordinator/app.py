@@ -18,7 +18,7 @@ from fedssl.protocol.validation import message_of
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import UNREACHABLE, BrokenReference, bound_sessions, transaction
 from fedssl_coordinator.core.logs import about
-from fedssl_coordinator.core.openapi import DEFAULT_RESPONSES, DocumentedAPI
+from fedssl_coordinator.core.openapi import DocumentedAPI
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable, problem_response
 from fedssl_coordinator.core.project_scope import ProjectScope
 from fedssl_coordinator.core.pubsub import Wakeups
@@ -96,13 +96,13 @@ def create_app() -> FastAPI:
         redirect_slashes=False,  # the redirect would name the host that the caller sent
         lifespan=_lifespan,
         telemetry={"operation_spans": False, "logs": False},  # one span per request; our log has the errors
-        responses=DEFAULT_RESPONSES,
     )
     app.state.refusals = Quota(60)
-    # Routes are searched in this order. FastAPI searches an included router twice per request, so the two that have the
-    # routes of an update are not included.
-    app.router.routes.extend([*work.router.routes, *artifacts.router.routes])
+    # Routes are searched in this order. None of the routers is included: FastAPI would search it twice per request, and
+    # build each of its routes again at the first one.
     for router in (
+        work.router,
+        artifacts.router,
         runs.router,
         dimensions.router,
         distillation.router,
@@ -125,7 +125,7 @@ def create_app() -> FastAPI:
         health,
         dashboard.router,
     ):
-        app.include_router(router)
+        app.router.routes.extend(router.routes)
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Engine,
     ExceptionContext,
     any_,
+    bindparam,
     cast,
     column,
     create_engine,
@@ -244,6 +245,11 @@ def exclusive(name: str) -> Iterator[Connection | None]:
 def among(column: InstrumentedAttribute[T], values: Sequence[T]) -> ColumnElement[bool]:
     """Return the SQL condition that `column` is one of the values, as one parameter: a statement has at most 65,535."""
     return column == any_(literal(values, ARRAY(column.type)))
+
+
+def among_named(column: InstrumentedAttribute[T], name: str) -> ColumnElement[bool]:
+    """Return the same condition for a statement that is built once: the parameter `name` has the values."""
+    return column == any_(bindparam(name, type_=ARRAY(column.type)))
 
 
 def is_held(name: ColumnElement[str]) -> ColumnElement[bool]:

@@ -11,9 +11,6 @@ _SCHEMA = {"schema": {"$ref": "#/components/schemas/Problem"}}
 _ANY = "Any other error, such as a method that the path does not have (405) or a failure of the coordinator (500)"
 _UNCOUNTED = ("/healthz", "/readyz")  # by the rate limits
 
-DEFAULT_RESPONSES: dict[int | str, dict[str, Any]] = {"default": {"description": "Problem details (RFC 9457)"}}
-"""The `responses` of the application, and of routers that it does not include."""
-
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what a route's `responses` declare for the errors of its own.
@@ -36,11 +33,13 @@ class DocumentedAPI(FastAPI):
 
 def _add_problems(document: dict[str, Any]) -> None:
     components = document["components"]
-    components["schemas"]["Problem"] = Problem.model_json_schema()
+    schemas = components["schemas"]
+    schemas["Problem"] = Problem.model_json_schema()
+    del schemas["HTTPValidationError"], schemas["ValidationError"]
     used: set[int] = set()
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            responses = operation["responses"]
+            responses = {key: value for key, value in operation["responses"].items() if not _is_fastapis(value)}
             declared = {int(status) for status, response in responses.items() if "$ref" in response}
             statuses = declared | _implied(path, operation)
             used |= statuses
@@ -53,6 +52,11 @@ def _add_problems(document: dict[str, Any]) -> None:
             operation["responses"] = dict(sorted(responses.items()))
     components["responses"] = {_name(status): _response(_described(status)) for status in sorted(used)}
     components["responses"][_name(None)] = _response(_ANY)
+
+
+def _is_fastapis(response: dict[str, Any]) -> bool:
+    """Return whether FastAPI added a response for invalid requests: ours is a problem."""
+    return "HTTPValidationError" in str(response.get("content"))
 
 
 def _implied(path: str, operation: dict[str, Any]) -> set[int]:

@@ -33,4 +33,4 @@ PAGES = (
     reference_pages,
 )
 for pages in PAGES:
-    router.include_router(pages.router)
+    router.routes.extend(pages.router.routes)

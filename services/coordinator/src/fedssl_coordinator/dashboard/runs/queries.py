@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, String, cast, func, or_, select, true
+from sqlalchemy import ColumnElement, Integer, String, bindparam, cast, func, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.chance import Chance
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
+from fedssl_coordinator.core.db import among_named
 from fedssl_coordinator.core.models import (
     Assignment,
     Client,
@@ -85,13 +86,27 @@ def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, gro
     return session.scalars(statement).all()
 
 
+_newest = (
+    select(Round)
+    .where(Round.run_id == Run.id)
+    .order_by(Round.number.desc())
+    .limit(bindparam("limit", type_=Integer))
+    .lateral("newest")
+)
+_last_round = aliased(Round, _newest)
+_LAST_ROUNDS = (
+    select(_last_round)
+    .select_from(Run)
+    .join(_newest, true())
+    .where(among_named(Run.id, "runs"))
+    .order_by(_last_round.number)
+)
+
+
 def last_rounds(session: Session, run_ids: Sequence[UUID], limit: int = RIBBON) -> dict[UUID, list[Round]]:
     """Return the newest rounds of each run, oldest first."""
-    newest = select(Round).where(Round.run_id == Run.id).order_by(Round.number.desc()).limit(limit).lateral("newest")
-    row = aliased(Round, newest)
-    statement = select(row).select_from(Run).join(newest, true()).where(Run.id.in_(run_ids)).order_by(row.number)
     found: defaultdict[UUID, list[Round]] = defaultdict(list)
-    for found_row in session.scalars(statement):
+    for found_row in session.scalars(_LAST_ROUNDS, {"runs": run_ids, "limit": limit}):
         found[found_row.run_id].append(found_row)
     return found
 

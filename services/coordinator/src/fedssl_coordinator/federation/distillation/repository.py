@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import JobState, RunState
@@ -13,12 +13,16 @@ from fedssl_coordinator.core.models import DistillationJob, Run
 from fedssl_coordinator.federation.jobs import repository as jobs
 from fedssl_coordinator.federation.retries import MOST_DEATHS
 
+_UNFINISHED = (
+    select(DistillationJob)
+    .where(DistillationJob.run_id == bindparam("run"), DistillationJob.state.in_(jobs.UNFINISHED))
+    .execution_options(populate_existing=True)
+)
+
 
 def unfinished(session: Session, run_id: UUID) -> DistillationJob | None:
     """Return the run's queued or running job. A unique index allows at most one."""
-    is_unfinished = DistillationJob.state.in_(jobs.UNFINISHED)
-    statement = select(DistillationJob).where(DistillationJob.run_id == run_id, is_unfinished)
-    return session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
+    return session.scalars(_UNFINISHED, {"run": run_id}).one_or_none()
 
 
 def oldest_first(

@@ -11,8 +11,20 @@ from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.wording import plural
+from fedssl_coordinator.core.db import among_named
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.federation.rounds.fitness import shortened
+
+_declined = aliased(Assignment)
+_DECLINED = (
+    select(Assignment)
+    .join(Round, Round.id == Assignment.round_id)
+    .where(among_named(Round.run_id, "runs"), Round.state == RoundState.OPEN)
+    .where(exists().where(_declined.round_id == Round.id, _declined.state == AssignmentState.DECLINED))
+    .order_by(Assignment.client_id, Assignment.attempt)
+    .execution_options(populate_existing=True)
+)
+"""Finds the assignments of those open rounds of the `runs` that a client has declined, by client and attempt."""
 
 
 def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
@@ -22,7 +34,7 @@ def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
         return {}
     declined: dict[UUID, dict[str, str]] = {}
     members: dict[UUID, set[str]] = {}
-    for row in _assignments(session, running):
+    for row in session.scalars(_DECLINED, {"runs": running}):
         members.setdefault(row.run_id, set()).add(row.client_id)
         by_client = declined.setdefault(row.run_id, {})
         if row.state == AssignmentState.DECLINED:
@@ -34,17 +46,3 @@ def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
         for run_id, found in declined.items()
         if found
     }
-
-
-def _assignments(session: Session, run_ids: Sequence[UUID]) -> Sequence[Assignment]:
-    """Return the assignments of open rounds that a client has declined, in the order of their attempts."""
-    declined = aliased(Assignment)
-    statement = (
-        select(Assignment)
-        .join(Round, Round.id == Assignment.round_id)
-        .where(Round.run_id.in_(run_ids), Round.state == RoundState.OPEN)
-        .where(exists().where(declined.round_id == Round.id, declined.state == AssignmentState.DECLINED))
-        .order_by(Assignment.client_id, Assignment.attempt)
-        .execution_options(populate_existing=True)
-    )
-    return session.scalars(statement).all()

@@ -11,7 +11,7 @@ from sqlalchemy import Text, cast, func, literal, select, true
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
-from fedssl_coordinator.core.db import among, is_held
+from fedssl_coordinator.core.db import among_named, is_held
 from fedssl_coordinator.core.models import Assignment, DistillationJob, Round, Run
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
@@ -19,6 +19,26 @@ from fedssl_coordinator.federation.rounds.repository import LIVE
 
 SECONDS = 30.0
 """An aggregator that is free takes a run up within a second, or at the next sweep."""
+
+_current = select(Round).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED).lateral("current")
+_is_live = select(Assignment.id).where(Assignment.round_id == _current.c.id, Assignment.state.in_(LIVE)).exists()
+_delivered_at = select(func.max(Assignment.closed_at)).where(
+    Assignment.round_id == _current.c.id,
+    Assignment.state.not_in([AssignmentState.OFFERED, AssignmentState.LEASED]),
+)
+_closed_at = select(func.max(Round.closed_at)).where(Round.run_id == Run.id)
+_distilling = select(DistillationJob.id).where(DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED))
+_WAITING = (
+    select(
+        Run.id, _current.c.number, _current.c.state, _current.c.deadline, _is_live, _delivered_at.scalar_subquery(),
+        _closed_at.scalar_subquery(), func.now(),
+    )
+    .select_from(Run)
+    .outerjoin(_current, true())
+    .where(among_named(Run.id, "runs"), due(Run), ~_distilling.exists())
+    .where(~is_held(literal("run/") + cast(Run.id, Text)))
+)  # fmt: skip
+"""Finds those of the `runs` that no aggregator works on, with their unclosed round, if any."""
 
 
 def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
@@ -51,29 +71,9 @@ def _rounded(seconds: float) -> str:
 
 def _waiting(session: Session, runs: dict[UUID, Run]) -> list[tuple[UUID, int, float]]:
     """Return the runs that need an aggregator and that none works on: round, and seconds since it was needed."""
-    unclosed = select(Round).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
-    current = unclosed.lateral("current")
-    live = select(Assignment.id).where(Assignment.round_id == current.c.id, Assignment.state.in_(LIVE)).exists()
-    delivered = select(func.max(Assignment.closed_at)).where(
-        Assignment.round_id == current.c.id,
-        Assignment.state.not_in([AssignmentState.OFFERED, AssignmentState.LEASED]),
-    )
-    closed = select(func.max(Round.closed_at)).where(Round.run_id == Run.id)
-    distilling = select(DistillationJob.id).where(
-        DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED)
-    )
-    statement = (
-        select(
-            Run.id, current.c.number, current.c.state, current.c.deadline, live, delivered.scalar_subquery(),
-            closed.scalar_subquery(), func.now(),
-        )
-        .select_from(Run)
-        .outerjoin(current, true())
-        .where(among(Run.id, list(runs)), due(Run), ~distilling.exists())
-        .where(~is_held(literal("run/") + cast(Run.id, Text)))
-    )  # fmt: skip
     found = []
-    for run_id, number, state, deadline, is_live, delivered_at, closed_at, now in session.execute(statement):
+    values = {"runs": list(runs)}
+    for run_id, number, state, deadline, is_live, delivered_at, closed_at, now in session.execute(_WAITING, values):
         since = deadline if is_live else _since(runs[run_id], state, deadline, delivered_at, closed_at)
         if since is not None:
             found.append((run_id, number or 0, (now - since).total_seconds()))

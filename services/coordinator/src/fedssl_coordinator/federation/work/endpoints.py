@@ -31,7 +31,7 @@ from fedssl.protocol.work import (
 )
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
-from fedssl_coordinator.core.openapi import DEFAULT_RESPONSES, problems
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
@@ -43,7 +43,7 @@ from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, Conten
 from fedssl_coordinator.storage.artifacts.service import UpdatePermit, UploadStatus, has_arrived, permit_upload
 from fedssl_coordinator.storage.artifacts.streaming import receive
 
-router = APIRouter(prefix="/v1/work", tags=["work"], responses=DEFAULT_RESPONSES)
+router = APIRouter(prefix="/v1/work", tags=["work"])
 
 Submission = Annotated[
     str,

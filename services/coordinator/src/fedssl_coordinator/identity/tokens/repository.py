@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import Select, and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import and_, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -37,10 +37,13 @@ SEEN = (
 )
 """Records that the client of the valid worker's token with the hash `secret` was seen now."""
 
+_VALID = select(Token).outerjoin(Client, Client.id == Token.client_id).where(_is_valid)
+_FOUND = _VALID.where(Token.secret_hash == bindparam("secret"))
+
 
 def find(session: Session, secret_hash: str) -> Token | None:
     """Return the token with this hash, unless it has expired, or it or its client is revoked."""
-    return session.scalars(_valid().where(Token.secret_hash == secret_hash)).one_or_none()
+    return session.scalars(_FOUND, {"secret": secret_hash}).one_or_none()
 
 
 class SeenWorker(NamedTuple):
@@ -62,12 +65,12 @@ def get(session: Session, token_id: UUID) -> Token:
 
 
 def is_valid(session: Session, token_id: UUID) -> bool:
-    return session.scalars(_valid().where(Token.id == token_id)).one_or_none() is not None
+    return session.scalars(_VALID.where(Token.id == token_id)).one_or_none() is not None
 
 
 def still_valid(session: Session, token_ids: Sequence[UUID]) -> set[UUID]:
     """Return those of the tokens that are valid now."""
-    return set(session.scalars(_valid().where(among(Token.id, token_ids)).with_only_columns(Token.id)))
+    return set(session.scalars(_VALID.where(among(Token.id, token_ids)).with_only_columns(Token.id)))
 
 
 def expiry(seconds: int | None) -> Any:
@@ -82,7 +85,7 @@ def add(session: Session, token: Token) -> None:
 
 def keep_newest(session: Session, subject: str, num_kept: int) -> None:
     """Delete a person's sign-ins that have ended, and of the others all but the newest `num_kept`."""
-    open_ones = _valid().where(Token.subject == subject).order_by(Token.created_at.desc(), Token.id.desc())
+    open_ones = _VALID.where(Token.subject == subject).order_by(Token.created_at.desc(), Token.id.desc())
     kept = open_ones.limit(num_kept).with_only_columns(Token.id)
     session.execute(
         delete(Token)
@@ -170,7 +173,3 @@ def add_enrolled(session: Session, enrolment: Token, secret_hash: str) -> UUID |
 def enrolled(session: Session, enrolment_id: UUID) -> Token | None:
     """Return the worker's token that an enrolment has become."""
     return session.scalars(select(Token).where(Token.enrolment_id == enrolment_id)).one_or_none()
-
-
-def _valid() -> Select[Token]:
-    return select(Token).outerjoin(Client, Client.id == Token.client_id).where(_is_valid)

@@ -11,14 +11,14 @@ from starlette.responses import JSONResponse
 from fedssl.protocol.base import Digest
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
-from fedssl_coordinator.core.openapi import DEFAULT_RESPONSES, problems
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.threads import run_in_thread, run_transaction
 from fedssl_coordinator.identity.authentication import Caller, PresentedOperatorOrWorker, PresentedToken
 from fedssl_coordinator.storage.artifacts import service
 from fedssl_coordinator.storage.artifacts.service import UploadPermit
 from fedssl_coordinator.storage.artifacts.streaming import DOWNLOAD, DOWNLOAD_HEAD, artifact_response, receive
 
-router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"], responses=DEFAULT_RESPONSES)
+router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
 AssignmentId = Annotated[
     UUID | None, Query(description="The assignment whose update this is. Operators, who send data sets, leave it out.")
