@@ -46,7 +46,7 @@ class Workers:
         images = load_images(str(folder / "own.npz"), CPU)
         executor = Executor(client, images, states, folder / "broadcasts", client_id=name, device=CPU)
         egress = Egress(client, Ledger(folder / "ledger"))
-        return Agent(client, executor, egress, states, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))
+        return Agent(client, executor, egress, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))
 
     def restart(self, name: str) -> None:
         """Replace a worker by one on the same folder, as a new process would be."""

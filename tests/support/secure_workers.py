@@ -76,7 +76,7 @@ class SecureWorkers:
         egress = Egress(client, Ledger(folder / "ledger"))
         secure = SecureRounds(client, egress, states, folder / "secure", self.identities[name])
         backoff = Backoff(first=0.01, longest=0.02)
-        return Agent(client, executor, egress, states, claim_seconds=0, backoff=backoff, begin_secure=secure.begin)
+        return Agent(client, executor, egress, claim_seconds=0, backoff=backoff, begin_secure=secure.begin)
 
     def train(
         self,

@@ -3,9 +3,10 @@
 import signal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
-from fedssl.protocol.base import StrictModel
+from fedssl.protocol.base import RegisteredName, StrictModel
+from fedssl.protocol.validation import first_problem
 
 
 def test_ctrl_c_while_a_model_is_written_stays_an_interruption() -> None:
@@ -23,3 +24,9 @@ def test_ctrl_c_while_a_model_is_written_stays_an_interruption() -> None:
     with pytest.raises(KeyboardInterrupt):
         Pressed().model_dump_json()
     assert Pressed().model_dump_json() == '{"number":7}'
+
+
+def test_a_name_that_is_refused_may_be_that_of_weights() -> None:
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(RegisteredName).validate_python("Weights of 2025")
+    assert first_problem(refused.value).message.startswith("a registered name has lower-case letters and digits")

@@ -139,13 +139,13 @@ class Setting:
         def reregister() -> str:
             return egress.register(lambda news: self.client.register(INTRODUCTION.model_copy(update=news)))
 
-        agent = Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, reregister=reregister)
+        agent = Agent(self.client, self.executor(), egress, claim_seconds=0.1, reregister=reregister)
         return agent, reregister
 
     def restart(self, policy: Path | None = None, labels: OwnLabels | None = None, **changes: Any) -> Agent:
         backoff = Backoff(first=0.01, longest=0.05)
         egress, changes = self.egress(policy), {"claim_seconds": 0.1, "backoff": backoff, **changes}
-        return Agent(self.client, self.executor(labels), egress, self.states(), **changes)
+        return Agent(self.client, self.executor(labels), egress, **changes)
 
     def sent(self, index: int = -1) -> Tensors:
         """Return the tensors of an update that was submitted, by default the last."""

@@ -64,7 +64,7 @@ def _agent(setting: Setting) -> Agent:
         device=CPU,
         devices=(CPU, CPU),
     )
-    return Agent(setting.client, executor, setting.egress(), setting.states(), claim_seconds=0.1)
+    return Agent(setting.client, executor, setting.egress(), claim_seconds=0.1)
 
 
 def test_a_killed_process_declines_the_work_and_the_worker_continues(

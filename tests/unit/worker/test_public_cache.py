@@ -201,6 +201,6 @@ def test_the_lease_is_renewed_while_they_are_fetched(setting: Setting) -> None:
 
     setting.coordinator.before = slow
     assignment = setting.offer(spec, 1, lease_seconds=0.3)
-    Agent(setting.client, _executor(setting), setting.egress(), setting.states(), claim_seconds=0.1).step()
+    Agent(setting.client, _executor(setting), setting.egress(), claim_seconds=0.1).step()
     assert setting.coordinator.declined == []
     assert [submission.assignment_id for submission in setting.coordinator.submissions] == [assignment]

@@ -288,7 +288,6 @@ def test_a_site_with_its_own_norms_evaluates_before_the_training_that_replaces_t
         setting.client,
         setting.executor(),
         egress,
-        setting.states(),
         claim_seconds=0.1,
         evaluate=evaluations.answer_next,
     )

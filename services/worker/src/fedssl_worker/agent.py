@@ -35,12 +35,11 @@ from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal,
 from fedssl_worker.causes import CannotTrain, cause_of, reason_of
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
-from fedssl_worker.executor import Executor, evaluates_states
+from fedssl_worker.executor import Executor
 from fedssl_worker.lease import Lease
 from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
 from fedssl_worker.resources import measured_resources
 from fedssl_worker.secure_rounds import SecureRound
-from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
 
@@ -69,7 +68,6 @@ class Agent:
         client: WorkerClient,
         executor: Executor,
         egress: Egress,
-        states: ClientStates,
         *,
         claim_seconds: float = 25.0,
         backoff: Backoff | None = None,
@@ -93,7 +91,6 @@ class Agent:
         self._client = client
         self._executor = executor
         self._egress = egress
-        self._states = states
         self._claim_seconds = claim_seconds
         self._backoff = backoff or Backoff()
         self._reregister = reregister
@@ -244,11 +241,9 @@ class Agent:
             # Keep both until the next claim names the state to continue from: the older one if the round is skipped, or
             # if the coordinator has lost the update and asks for it again.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
-            self._states.discard(
-                item.run_id, item.last_accepted, resent=accepted, keeps_accepted=evaluates_states(item.spec)
-            )
+            self._executor.discard(item, resent=accepted)
         elif answer is AssignmentState.REJECTED:
-            self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
+            self._executor.discard(item)
 
     def _begin_secure(self, item: WorkItem, context: RoundContext) -> SecureRound:
         if self._secure is None:
@@ -281,7 +276,7 @@ class Agent:
                 raise
             log.info("assignment.already_ended", reason=str(error))
         ASSIGNMENTS.labels("declined").inc()
-        self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
+        self._executor.discard(item)
         self._backoff.wait()
 
 

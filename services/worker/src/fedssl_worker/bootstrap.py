@@ -154,7 +154,6 @@ def _work(
         client,
         executor,
         egress,
-        states,
         claim_seconds=settings.claim_seconds,
         backoff=backoff,
         reregister=reregister,

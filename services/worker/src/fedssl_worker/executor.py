@@ -34,7 +34,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import OUT_OF_RANGE, SECURE_PROTOCOL, version_refusal
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
-from fedssl.protocol.work import Progress, StateLost, WorkItem
+from fedssl.protocol.work import AcceptedUpdate, Progress, StateLost, WorkItem
 from fedssl.secure_aggregation import RoundContext, Words
 from fedssl.secure_aggregation.round_context import round_context
 from fedssl_worker.causes import CannotTrain, from_coordinator
@@ -104,7 +104,7 @@ class Executor:
         self._before_training()
         images = self._grouped(item, self._labelled(item, self._images.prepared(item.spec.data)))
         work = work_digest(item, images.fingerprint, describe_environment(self._devices))
-        self._states.discard(item.run_id, item.last_accepted, work=work, keeps_accepted=evaluates_states(item.spec))
+        self.discard(item, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
             if finished.lost is not None:
@@ -127,9 +127,14 @@ class Executor:
             result = dataclasses.replace(result, metrics=metrics)
         return self._states.keep(item, work, result, lost)
 
+    def discard(self, item: WorkItem, *, work: str | None = None, resent: AcceptedUpdate | None = None) -> None:
+        """Remove what the item's run no longer needs. `work` and `resent` are those of `ClientStates.discard`."""
+        keeps = _evaluates_states(item.spec)
+        self._states.discard(item.run_id, item.last_accepted, work=work, resent=resent, keeps_accepted=keeps)
+
     def state_of(self, item: SiteEvaluationItem) -> Tensors | None:
         """Return the client's state that this site is to evaluate, or None if it has none. Raises CannotTrain."""
-        if not evaluates_states(item.spec):
+        if not _evaluates_states(item.spec):
             return None
         try:
             return self._states.accepted(item.run_id, item.last_accepted)
@@ -370,7 +375,7 @@ class Executor:
         return found
 
 
-def evaluates_states(spec: RunSpec) -> bool:
+def _evaluates_states(spec: RunSpec) -> bool:
     """Return whether evaluations at the sites are about client states, which are therefore kept for all rounds."""
     config = None if spec.site_evaluation is None else spec.site_evaluation.sites
     return config is not None and ("personal" in config.heads or config.cross_site == "personal")

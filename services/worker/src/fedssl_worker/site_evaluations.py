@@ -116,12 +116,12 @@ class SiteEvaluations:
         Raises DataError, CannotTrain, ArtifactError and ClientError.
         """
         config = item.spec.site_evaluation
-        if config is None or config.sites is None:
+        if config is None:
             raise DataError("the run's spec has no evaluation at the sites")
         if self._labels is None:
             raise DataError("this site has no labels: its worker was started without --labels")
         self._before_evaluation()
-        labels = self._labels.for_run(config.sites)
+        labels = self._labels.for_run(config.site_config)
         prepared = self._images.prepared(item.spec.data)
         labels, images = labels.without(prepared.unreadable), prepared.data.images
 
@@ -135,7 +135,7 @@ class SiteEvaluations:
             site = (encoder, take, labels, spec, item.client_id)
             if item.head is not None:
                 return SiteEvaluation(evaluate_head(*site, item.head, min_count=fewest, device=self._device))
-            heads = run_heads(config.sites, weights, self._executor.state_of(item))
+            heads = run_heads(config.site_config, weights, self._executor.state_of(item))
             return evaluate_at_site(*site, heads=heads, min_count=fewest, device=self._device)
 
     def _refuse_item(self, item: SiteEvaluationItem, reason: str) -> None:

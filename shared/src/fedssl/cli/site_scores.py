@@ -14,9 +14,8 @@ Answers = Mapping[str, SiteCounts | str]
 
 def summary_of(answers: Answers, config: EvaluationConfig) -> SiteSummary:
     """Return the results of the sites that have counts."""
-    assert config.sites is not None, "the spec has an evaluation at the sites"
     counts = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
-    return summarise_sites(counts, config.sites, config.site_measures)
+    return summarise_sites(counts, config.site_config, config.site_measures)
 
 
 def show_sites(answers: Answers, config: EvaluationConfig) -> None:
@@ -55,9 +54,8 @@ def show_cross_site(heads: Mapping[str, Answers], own: Answers, config: Evaluati
         heads: per site whose classifier it is, the counts of the other sites.
         own: the sites' evaluations of their own classifiers, for the diagonal.
     """
-    assert config.sites is not None, "the spec has an evaluation at the sites"
-    assert config.sites.cross_site is not None, "no other spec has such counts"
-    name = f"{config.sites.cross_site}/accuracy"
+    assert config.site_config.cross_site is not None, "no other spec has such counts"
+    name = f"{config.site_config.cross_site}/accuracy"
     judges = sorted({judge for sites in heads.values() for judge in sites} | heads.keys())
     rows = []
     for owner, answers in sorted(heads.items()):
@@ -72,12 +70,11 @@ def show_cross_site(heads: Mapping[str, Answers], own: Answers, config: Evaluati
 
 def cross_site_as_json(heads: Mapping[str, Answers], config: EvaluationConfig) -> dict[str, object]:
     """Return one round's results by the site that a classifier is of, and by the site that has evaluated it."""
-    assert config.sites is not None, "the spec has an evaluation at the sites"
-    assert config.sites.cross_site is not None, "no other spec has such counts"
-    measures = [config.sites.cross_site]
+    assert config.site_config.cross_site is not None, "no other spec has such counts"
+    measures = [config.site_config.cross_site]
     return {
         owner: {
-            judge: answer if isinstance(answer, str) else _finite(site_results(answer, config.sites, measures))
+            judge: answer if isinstance(answer, str) else _finite(site_results(answer, config.site_config, measures))
             for judge, answer in answers.items()
         }
         for owner, answers in heads.items()

@@ -67,7 +67,6 @@ def evaluate_at_site(
     """
     config = spec.site_evaluation
     assert config is not None, "the run's spec has an evaluation at the sites"
-    assert config.sites is not None, "validated by the spec"
     classes, split, fewest = evaluated_images(labels, spec, client_id, min_count)
 
     def represent(positions: Indices) -> Tensor:
@@ -89,11 +88,11 @@ def evaluate_at_site(
                 scores, own = probe.scores(test_NH), probe.rows()
             else:
                 scores = _knn_scores(train_NH, targets[0], test_NH, len(classes))
-            measures[measure] = count_predictions(scores.cpu(), targets[1], config.sites)
-        if config.sites.cross_site == "personal":
+            measures[measure] = count_predictions(scores.cpu(), targets[1], config.site_config)
+        if config.site_config.cross_site == "personal":
             own = heads["personal"][classes]
     counts = _counts(classes, split, fewest, measures)
-    if config.sites.cross_site is None:
+    if config.site_config.cross_site is None:
         return SiteEvaluation(counts)
     if own is None:
         return SiteEvaluation(counts, no_head="the encoder's training diverged")
@@ -123,18 +122,17 @@ def evaluate_head(
     """
     config = spec.site_evaluation
     assert config is not None, "the run's spec has an evaluation at the sites"
-    assert config.sites is not None, "validated by the spec"
-    assert config.sites.cross_site is not None, "no other run sends classifiers of sites"
+    assert config.site_config.cross_site is not None, "no other run sends classifiers of sites"
     classes, split, fewest = evaluated_images(labels, spec, client_id, min_count)
     require_common(head, classes.tolist())
     images = take(split.test)
     test_NH = extract_features(encoder, images, spec.data, device, on_progress=lambda share: on_progress())
     measures: dict[SiteMeasure, MeasureCounts] = {}
     if bool(test_NH.isfinite().all()):
-        rows = unpacked(head, len(config.sites.classes))[classes]
+        rows = unpacked(head, len(config.site_config.classes))[classes]
         scores = head_scores(rows, test_NH, multi_label=labels.is_multi_label)
         targets = _targets(labels, split.test, classes)
-        measures[config.sites.cross_site] = count_predictions(scores.cpu(), targets, config.sites)
+        measures[config.site_config.cross_site] = count_predictions(scores.cpu(), targets, config.site_config)
     return _counts(classes, split, fewest, measures)
 
 
@@ -181,14 +179,13 @@ def evaluated_images(
     """
     config = spec.site_evaluation
     assert config is not None, "the run's spec has an evaluation at the sites"
-    assert config.sites is not None, "validated by the spec"
-    split = split_labels(labels, config.sites.test_share, derive_seed(spec.seed, 0, client_id, "site labels"))
+    split = split_labels(labels, config.site_config.test_share, derive_seed(spec.seed, 0, client_id, "site labels"))
     limits = (config.max_train, config.max_test)
     train, test = (
         part[choose_images(len(part), limit, spec.seed)]
         for part, limit in zip((split.train, split.test), limits, strict=True)
     )
-    fewest = max(min_count, config.sites.min_count)
+    fewest = max(min_count, config.site_config.min_count)
     return *_evaluated(labels, LabelSplit(train, test), fewest), fewest
 
 

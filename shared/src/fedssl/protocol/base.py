@@ -23,11 +23,11 @@ RegisteredName = Annotated[
     str,
     explained(
         r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$",
-        "a data set's name has lower-case letters and digits, with single dots, hyphens and underscores between",
+        "a registered name has lower-case letters and digits, with single dots, hyphens and underscores between",
         max_length=63,
     ),
 ]
-"""A registered data set's name: lower-case letters and digits, with single dots, hyphens and underscores between."""
+"""The name of a registered data set, or of registered weights."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """sha256 of an artifact's bytes, in lower-case hexadecimal."""

@@ -194,6 +194,12 @@ class EvaluationConfig(JudgingConfig):
         return self
 
     @property
+    def site_config(self) -> SitesConfig:
+        """The settings of the sites, which every `RunSpec.site_evaluation` has."""
+        assert self.sites is not None, "validated by the spec"
+        return self.sites
+
+    @property
     def site_measures(self) -> tuple[SiteMeasure, ...]:
         """The measures that sites take, in a fixed order."""
         wanted = (*self.measures, *(() if self.sites is None else self.sites.heads))

@@ -118,9 +118,9 @@ class RunSpec(StrictModel):
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
         self.method.check_cohort(self.cohort)
-        if self.site_evaluation is not None and self.site_evaluation.sites is not None:
+        if self.site_evaluation is not None:
             labels = self.method if isinstance(self.method, SiteLabelsConfig) else None
-            if (why := self.site_evaluation.sites.why_not_with(labels)) is not None:
+            if (why := self.site_evaluation.site_config.why_not_with(labels)) is not None:
                 raise ValueError(why)
         return self
 
@@ -148,7 +148,7 @@ class RunSpec(StrictModel):
     @model_validator(mode="after")
     def _sites_share_an_encoder(self) -> "RunSpec":
         config = self.site_evaluation
-        if config is None or config.sites is None or config.sites.cross_site is None:
+        if config is None or config.site_config.cross_site is None:
             return self
         why = None
         if self.model.batch_norm != "average":

@@ -101,11 +101,10 @@ class SiteEvaluator:
 
     def _answer(self, model: Tensors | None, name: str, result: Result) -> SiteEvaluation | str:
         assert self._config is not None, "only with an evaluation at the sites"
-        assert self._config.sites is not None, "validated by the spec"
         if model is None:
             return f"this site has not trained up to round {result.rounds_done}, so it has no encoder of its own"
         state = result.client_states.get(name)
-        heads = run_heads(self._config.sites, model, state)
+        heads = run_heads(self._config.site_config, model, state)
         return self._or_reason(evaluate_at_site, model, state, name, result.rounds_done, heads=heads)
 
     def _judged(self, model: Tensors, name: str, number: int, head: SiteHead) -> SiteCounts | str:
@@ -140,9 +139,8 @@ class SiteEvaluator:
     def _labels_of(self, name: str, images: ImageData | CachedData) -> SiteLabels:
         config = self._config
         assert config is not None, "only with an evaluation at the sites"
-        assert config.sites is not None, "validated by the spec"
         labels = own_labels(images, f"the images of {name}")
-        return with_run_classes(labels, config.sites.classes, multi_label=config.sites.multi_label)
+        return with_run_classes(labels, config.site_config.classes, multi_label=config.site_config.multi_label)
 
 
 def _least(values: list[float]) -> float:

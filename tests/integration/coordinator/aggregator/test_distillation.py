@@ -231,13 +231,13 @@ def test_a_job_that_was_stopped_at_the_very_end_publishes_nothing(
 ) -> None:
     from fedssl_coordinator.aggregator import distillation
 
-    publish = distillation._publish
+    end = distillation._end
 
     def stop_first(*arguments: Any) -> None:
         cast.coordinator.client.stop(cast.id)
-        publish(*arguments)
+        end(*arguments)
 
-    monkeypatch.setattr(distillation, "_publish", stop_first)
+    monkeypatch.setattr(distillation, "_end", stop_first)
     cast.distil()
     assert (cast.run.outcome, cast.run.rounds_closed) == (Outcome.STOPPED, 0)
     assert cast.job.state == JobState.CANCELLED

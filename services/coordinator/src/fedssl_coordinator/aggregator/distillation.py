@@ -4,11 +4,13 @@ Everything is written on the connection that holds the job's lock: a process tha
 successor, cannot write any more. No transaction is open during the training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from uuid import UUID
 
 import structlog
 from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from fedssl import tracing
 from fedssl.engine.norm_bounding import TooFewUpdates
@@ -22,7 +24,7 @@ from fedssl_coordinator.aggregator.updates import UpdateLost
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
-from fedssl_coordinator.core.models import Assignment, DistillationJob, Round
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Round, Run
 from fedssl_coordinator.federation.distillation import service
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
@@ -57,20 +59,21 @@ def distil(connection: Connection, job_id: UUID) -> None:
         assert current is not None, "before the first round there are no updates"
         if not (lost := rounds_compute.lost_updates(rows, error)):
             raise
-        _ask_again(connection, job_id, current, lost)
+        _end(connection, job_id, partial(_ask_again, current=current, lost=lost))
     except CheckpointMismatch as error:
         with transaction(connection) as session:
             service.drop_checkpoint(session, job_id, str(error))
     except TooFewUpdates as error:
-        _end_without_result(connection, job_id, rows, error)
+        assert current is not None, "before the first round there are no updates"
+        _end(connection, job_id, partial(_end_without_result, current=current, rows=rows, error=error))
     except (MethodError, SpecError) as error:
-        _fail(connection, job_id, str(error))
+        _end(connection, job_id, partial(_fail, reason=str(error)))
     except DataError as error:
         if current is not None:  # missing images may come back, and with them the weights of weeks of training
             raise
-        _fail(connection, job_id, str(error))
+        _end(connection, job_id, partial(_fail, reason=str(error)))
     else:
-        _publish(connection, job_id, current, rows, weights)
+        _end(connection, job_id, partial(_publish, current=current, rows=rows, weights=weights))
 
 
 def _train(
@@ -86,57 +89,49 @@ def _train(
         free_cached()
 
 
+def _end(connection: Connection, job_id: UUID, end: Callable[[Session, Run, DistillationJob], None]) -> None:
+    """Call `end` in one transaction, with the job and its run, unless the job was cancelled."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is not None:
+            end(session, *found)
+
+
+def _due(session: Session, current: Round) -> Round:
+    """Return the round of a job that still runs, as `session` has it."""
+    due = rounds.get_one(session, current.id)
+    assert due.state == RoundState.DISTILLING, "a job is unfinished while its round is"
+    return due
+
+
 def _publish(
-    connection: Connection, job_id: UUID, current: Round | None, rows: list[Assignment], weights: Weights
+    session: Session, run: Run, job: DistillationJob, *, current: Round | None, rows: list[Assignment], weights: Weights
 ) -> None:
-    """Publish the new weights, close the round and complete the job in one transaction."""
-    with transaction(connection) as session:
-        if (found := service.still_running(session, job_id)) is None:
-            return
-        run, job = found
-        service.complete(session, job)
-        if current is None:
-            rounds_compute.publish_first(session, run, weights)
-        else:
-            due = rounds.unclosed(session, run.id)
-            assert due is not None, "a job is unfinished while its round is"
-            assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
-            rounds_compute.publish_next(session, run, due, rows, weights)
-        enqueue.advance(session, run.id)
+    """Publish the new weights, close the round and complete the job."""
+    service.complete(session, job)
+    if current is None:
+        rounds_compute.publish_first(session, run, weights)
+    else:
+        rounds_compute.publish_next(session, run, _due(session, current), rows, weights)
+    enqueue.advance(session, run.id)
 
 
-def _end_without_result(connection: Connection, job_id: UUID, rows: list[Assignment], error: TooFewUpdates) -> None:
+def _end_without_result(
+    session: Session, run: Run, job: DistillationJob, *, current: Round, rows: list[Assignment], error: TooFewUpdates
+) -> None:
     """End the job, and its round or the run, because too few updates can be used."""
-    with transaction(connection) as session:
-        if (found := service.still_running(session, job_id)) is None:
-            return
-        run, job = found
-        service.fail(session, job, str(error))
-        due = rounds.unclosed(session, run.id)
-        assert due is not None, "a job is unfinished while its round is"
-        rounds_compute.end_without_result(session, run, due, rows, error)
-        enqueue.advance(session, run.id)
+    service.fail(session, job, str(error))
+    rounds_compute.end_without_result(session, run, _due(session, current), rows, error)
+    enqueue.advance(session, run.id)
 
 
-def _ask_again(connection: Connection, job_id: UUID, current: Round, lost: Mapping[UUID, str]) -> None:
+def _ask_again(session: Session, run: Run, _: DistillationJob, *, current: Round, lost: Mapping[UUID, str]) -> None:
     """End the job, and ask the clients again whose updates the store has lost. The round gets another job."""
-    with transaction(connection) as session:
-        if (found := service.still_running(session, job_id)) is None:
-            return
-        run, _ = found
-        service.end_unfinished(session, run, "updates were lost in the store, and are asked for again")
-        due = rounds.unclosed(session, run.id)
-        assert due is not None, "a job is unfinished while its round is"
-        assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
-        reopening.ask_again(session, run, due, lost)
+    service.end_unfinished(session, run, "updates were lost in the store, and are asked for again")
+    reopening.ask_again(session, run, _due(session, current), lost)
 
 
-def _fail(connection: Connection, job_id: UUID, reason: str) -> None:
+def _fail(session: Session, run: Run, job: DistillationJob, *, reason: str) -> None:
     """End the job, and with it a run that can never continue."""
-    with transaction(connection) as session:
-        if (found := service.still_running(session, job_id)) is None:
-            return
-        run, job = found
-        service.fail(session, job, reason)
-        about = f"round {job.round_number}: {reason}" if job.round_number else reason
-        closing.end_run(session, run, Outcome.FAILED, about)
+    service.fail(session, job, reason)
+    about = f"round {job.round_number}: {reason}" if job.round_number else reason
+    closing.end_run(session, run, Outcome.FAILED, about)

@@ -53,7 +53,7 @@ def client_id(value: Any) -> str:
 
 
 def registered_name(value: Any) -> str:
-    """Validate the name of a registered data set from a cursor."""
+    """Validate the name of a registered data set, or of registered weights, from a cursor."""
     return _REGISTERED_NAME.validate_python(value)
 
 

@@ -136,8 +136,7 @@ def _described(labels: SiteLabels) -> str:
 
 def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | None) -> Check:
     """Return what an evaluation at this site sends. Raises DataError if the labels do not fit the run."""
-    name, fewest, client_id = "evaluation at the site", 1, _ANY_CLIENT
-    assert config.sites is not None, "validated by the spec"
+    name, fewest, client_id, sites = "evaluation at the site", 1, _ANY_CLIENT, config.site_config
     if outgoing is not None and outgoing.policy is not None and (notice := outgoing.notice) is not None:
         client_id = outgoing.policy.client
         rule, why = evaluation_rule(notice, spec, spec.num_rounds)
@@ -147,16 +146,14 @@ def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoin
         if (over := _over_total(outgoing.policy, spec, config)) is not None:
             return Check(name, Found.NOTE, over, "raise the limit if you agree to this")
         fewest = DEFAULT_MIN_COUNT if rule.min_count is None else rule.min_count
-    labels = with_run_classes(
-        own.labels, config.sites.classes, multi_label=config.sites.multi_label, renamed=own.renamed
-    )
+    labels = with_run_classes(own.labels, sites.classes, multi_label=sites.multi_label, renamed=own.renamed)
     classes, split, fewest = evaluated_images(labels, spec, client_id, fewest)
     numbers = tuple(int(number) for number in classes)
-    left_out = [each for number, each in enumerate(config.sites.classes) if number not in numbers]
+    left_out = [each for number, each in enumerate(sites.classes) if number not in numbers]
     without = f" without {', '.join(left_out)} (fewer than {fewest} training or test images)" if left_out else ""
     num_bytes = _most_bytes(numbers, len(split.train), len(split.test), fewest, config)
     what = (
-        f"counts of {len(numbers)} of {len(config.sites.classes)} classes{without}, from about {len(split.test):,} "
+        f"counts of {len(numbers)} of {len(sites.classes)} classes{without}, from about {len(split.test):,} "
         f"test images: at most {size(num_bytes)}"
     )
     return Check(name, Found.OK, what)
@@ -173,12 +170,11 @@ def _over_total(policy: Policy, spec: RunSpec, config: EvaluationConfig) -> str 
 
 def _cross_site(spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | None) -> Iterator[Check]:
     """Report the classifier that this site sends to the other sites, and whether it evaluates theirs."""
-    assert config.sites is not None, "validated by the spec"
-    if config.sites.cross_site is None:
+    if config.site_config.cross_site is None:
         return
     with on_meta_device():
         width = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size).feature_dim
-    num_bytes = len(config.sites.classes) * (width + 1) * 4 * 4 // 3
+    num_bytes = len(config.site_config.classes) * (width + 1) * 4 * 4 // 3
     kinds: tuple[tuple[SiteArtifact, str], ...] = (
         ("site-head", f"a classifier of at most {size(num_bytes)}, which every other site receives"),
         ("cross-evaluation", "counts of the other sites' classifiers, as many as of its own"),
@@ -195,9 +191,8 @@ def _cross_site(spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | No
 
 def _most_bytes(classes: tuple[int, ...], num_train: int, num_test: int, fewest: int, config: EvaluationConfig) -> int:
     """Return the size of the counts, if each of them had as many digits as the number of test images."""
-    assert config.sites is not None, "validated by the spec"
-    width = BINARY_COLUMNS if config.sites.multi_label else len(classes)
-    scores = ((num_test,) * config.sites.score_bins,) * len(classes)
+    width = BINARY_COLUMNS if config.site_config.multi_label else len(classes)
+    scores = ((num_test,) * config.site_config.score_bins,) * len(classes)
     tables = MeasureCounts(confusion=((num_test,) * width,) * len(classes), positives=scores, negatives=scores)
     counts = SiteCounts(
         classes=classes,

@@ -91,12 +91,9 @@ class Egress:
 
     def require_permitted(self, item: WorkItem) -> None:
         """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained."""
-        try:
+        with self._refusals(_work_fields(item)):
             self._enforcer.require_permitted(item)
             self._require_within_totals(item, sum(num_bytes(each.dtype, each.shape) for each in item.plan.update))
-        except NotPermitted as refused:
-            self._ledger.append("refused", **_work_fields(item), reason=str(refused))
-            raise
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the metrics that may not leave."""
@@ -179,7 +176,7 @@ class Egress:
         """Check an update, and write the entry `intent`. Return it, with the fields that it shares with `sent`."""
         if item.spec.secure_aggregation is not None:
             raise NotPermitted("the update of a secure round may only leave as a masked vector")
-        with self._refusals(item, digest):
+        with self._refusals({**_work_fields(item), "digest": digest}):
             header = self._require_may_leave(item, update, digest)
             self._require_within_totals(item, header.total_bytes, digest)
         about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
@@ -213,7 +210,7 @@ class Egress:
 
         Raises what `send` raises.
         """
-        with self._refusals(item, message.update):
+        with self._refusals({**_work_fields(item), "digest": message.update}):
             header = self._require_may_leave(item, finished.update, finished.digest)
             self._require_within_totals(item, masked.stat().st_size, message.update)
             if self._ledger.totals().has_other_update(item, message.update):
@@ -272,7 +269,7 @@ class Egress:
 
         Raise NotPermitted if the counts could not leave. Is called before anything is fetched or computed.
         """
-        with self._evaluation_refusals(item, _work_fields(item)):
+        with self._refusals({**_work_fields(item), "artifact": [_artifact_of(item)]}):
             fewest = self._enforcer.evaluation_min_count(item)
             self._require_evaluation(item)
             return fewest
@@ -285,7 +282,7 @@ class Egress:
         """
         counts, head, no_head = found
         body = counts.model_dump_json().encode()
-        with self._evaluation_refusals(item, _content_fields(item, body)):
+        with self._refusals({**_content_fields(item, body), "artifact": [_artifact_of(item)]}):
             fewest = self._enforcer.evaluation_min_count(item, len(body))
             if counts.min_count < fewest:
                 raise NotPermitted(f"the policy has changed: it counts classes with {fewest} images or more")
@@ -303,7 +300,7 @@ class Egress:
                 self._ledger.append("refused", **_work_fields(item), artifact=[SITE_HEAD], reason=str(refused))
                 answer = answer.model_copy(update={"no_head": str(refused)[:SHORT_TEXT_CHARACTERS]})
         about = _content_fields(item, body)
-        with self._evaluation_refusals(item, about):
+        with self._refusals({**about, "artifact": [_artifact_of(item)]}):
             self._require_evaluation(item, about["digest"])
         shown = {**_shown_counts(counts), "tensors": [], "artifact": artifacts}
         intent = self._ledger.append("intent", **about, **shown, question=_question(item))
@@ -344,15 +341,6 @@ class Egress:
             exchange.receipt = answered.receipt
         return answered
 
-    @contextmanager
-    def _evaluation_refusals(self, item: SiteEvaluationItem, about: Mapping[str, Any]) -> Iterator[None]:
-        """Record why the counts of an evaluation may not leave."""
-        try:
-            yield
-        except NotPermitted as refused:
-            self._ledger.append("refused", **about, artifact=[_artifact_of(item)], reason=str(refused))
-            raise
-
     def _require_within_totals(self, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
         if (limits := self._enforcer.total_limits) is not None:
             self._ledger.totals().require_within(limits, item, num_bytes, digest)
@@ -362,12 +350,12 @@ class Egress:
             self._ledger.totals().require_evaluation(self._enforcer.digest, most, _question(item), digest)
 
     @contextmanager
-    def _refusals(self, item: WorkItem, digest: str) -> Iterator[None]:
-        """Record why an update may not leave."""
+    def _refusals(self, about: Mapping[str, Any]) -> Iterator[None]:
+        """Record why something may not leave. `about`: the fields of the entry that describe it."""
         try:
             yield
         except (ArtifactError, NotPermitted) as error:
-            self._ledger.append("refused", **_work_fields(item), digest=digest, reason=str(error))
+            self._ledger.append("refused", **about, reason=str(error))
             raise
 
 

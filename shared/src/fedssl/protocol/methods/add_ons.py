@@ -131,10 +131,6 @@ class FedXConfig(PartConfig):
                 f'fedx with relational = "predictions" compares the outputs of a predictor, and {host.name} has none: '
                 'set "projections"'
             )
-        if any(isinstance(add_on, HSDConfig) and add_on.variant == "mask" for add_on in host.add_ons):
-            raise ValueError(
-                "hsd masks the embeddings of views, but not those that fedx compares them with: choose one of the two"
-            )
         weights = (self.local_contrastive, self.local_relational, self.global_contrastive, self.global_relational)
         if not any(weights):
             raise ValueError("all four weights of fedx are 0, so there is no loss: set one of them above 0")

@@ -60,26 +60,31 @@ def _times(value: float, base: float) -> str:
     return f"×{formats.short(value / base)}" if base else ""
 
 
+def _points(value: float, base: float) -> str:
+    return formats.points(value - base)
+
+
 _JUDGED = ("probe", "knn", "effective_rank", "alignment", "uniformity")
 _ACCURACIES = ("probe", "knn")
-_MEASURES = (
-    _Measure("Linear probe", formats.percent, lambda value, base: formats.points(value - base), True),
-    _Measure("kNN", formats.percent, lambda value, base: formats.points(value - base), True),
-    _Measure("Effective rank", formats.short, _minus(formats.short), True),
-    _Measure("Alignment", formats.short, _minus(formats.short), False),
-    _Measure("Uniformity", formats.short, _minus(formats.short), True),
-    _Measure("Linear probe before training", formats.percent, lambda value, base: formats.points(value - base), None),
-    _Measure("kNN before training", formats.percent, lambda value, base: formats.points(value - base), None),
-    _Measure("Chance", formats.percent, lambda value, base: formats.points(value - base), None),
-    _Measure("Rounds closed", formats.number, _minus(formats.number), None),
-    _Measure("Rounds aggregated in full", formats.percent, lambda value, base: formats.points(value - base), True),
-    _Measure("Uploaded", formats.in_bytes, _times, False),
-    _Measure("Downloaded", formats.in_bytes, _times, False),
-    _Measure("Wall time", formats.seconds, _minus(formats.seconds), False),
-)
+_EVALUATED = {
+    "probe": _Measure("Linear probe", formats.percent, _points, True),
+    "knn": _Measure("kNN", formats.percent, _points, True),
+    "effective_rank": _Measure("Effective rank", formats.short, _minus(formats.short), True),
+    "alignment": _Measure("Alignment", formats.short, _minus(formats.short), False),
+    "uniformity": _Measure("Uniformity", formats.short, _minus(formats.short), True),
+    "probe before": _Measure("Linear probe before training", formats.percent, _points, None),
+    "knn before": _Measure("kNN before training", formats.percent, _points, None),
+    "chance": _Measure("Chance", formats.percent, _points, None),
+}
+"""The measures that come from evaluations, and are only comparable on the same data set."""
 
-_NUM_OF_EVALUATIONS = len(_JUDGED) + len(_ACCURACIES) + 1
-"""The first measures come from evaluations, and are only comparable on the same data set."""
+_MEASURES = _EVALUATED | {
+    "rounds": _Measure("Rounds closed", formats.number, _minus(formats.number), None),
+    "full": _Measure("Rounds aggregated in full", formats.percent, _points, True),
+    "up": _Measure("Uploaded", formats.in_bytes, _times, False),
+    "down": _Measure("Downloaded", formats.in_bytes, _times, False),
+    "wall": _Measure("Wall time", formats.seconds, _minus(formats.seconds), False),
+}
 
 
 def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
@@ -89,9 +94,9 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
     are_alike = len({its[-1].judge for its in scores.values()}) < 2
     results = [
-        (measure.name, _cells(measure, values, are_alike=are_alike or index >= _NUM_OF_EVALUATIONS))
-        for index, (measure, *values) in enumerate(zip(_MEASURES, *columns, strict=True))
-        if any(value is not None for value in values)
+        (measure.name, _cells(measure, [its[key] for its in columns], are_alike=are_alike or key not in _EVALUATED))
+        for key, measure in _MEASURES.items()
+        if any(its[key] is not None for its in columns)
     ]
     if scores:
         names = [scores[run.id][-1].dataset if run.id in scores else None for run in runs]
@@ -101,26 +106,22 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     return Comparison(overview.rows(session, runs), results, settings, len(settings) - len(differing))
 
 
-def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score]) -> list[float | None]:
-    """Return the results in the order of the measures."""
+def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score]) -> dict[str, float | None]:
+    """Return the results by the keys of the measures."""
     newest = scores[-1].results if scores else {}
     verdicts = [verdict for _, verdict in run_queries.verdicts(session, run.id) if verdict is not None]
-    full = verdicts.count(Verdict.AGGREGATED) / len(verdicts) if verdicts else None
-    moved = traffic(session, run)
-    wall = (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
-    judged = [newest.get(name) for name in _JUDGED]
-    baselines = overview.baselines(run, scores)
-    before = [baselines.results.get(name) if name in newest else None for name in _ACCURACIES]
-    return [
-        *judged,
-        *before,
-        None if baselines.chance is None else baselines.chance.accuracy,
-        float(run.rounds_closed),
-        full,
-        float(moved.up),
-        float(moved.down),
-        wall,
-    ]
+    moved, baselines = traffic(session, run), overview.baselines(run, scores)
+    ended, started = run.finished_at, run.started_at
+    return {
+        **{name: newest.get(name) for name in _JUDGED},
+        **{f"{name} before": baselines.results.get(name) if name in newest else None for name in _ACCURACIES},
+        "chance": None if baselines.chance is None else baselines.chance.accuracy,
+        "rounds": float(run.rounds_closed),
+        "full": verdicts.count(Verdict.AGGREGATED) / len(verdicts) if verdicts else None,
+        "up": float(moved.up),
+        "down": float(moved.down),
+        "wall": (ended - started).total_seconds() if ended and started else None,
+    }
 
 
 def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[ComparedValue]:

@@ -83,6 +83,12 @@ def data(request: Request, payload: Mapping[str, Any]) -> Response:
     return Response(body, media_type="application/json", headers=headers)
 
 
+def download(response: Response, name: str) -> Response:
+    """Return the response as a file of this name, which a browser saves."""
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
 def see_other(path: str) -> RedirectResponse:
     """Redirect after a form, so that a reload does not send it again."""
     return RedirectResponse(path, status_code=303)

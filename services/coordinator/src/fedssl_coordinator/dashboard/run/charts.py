@@ -113,7 +113,7 @@ class _Scale:
 
 
 def outcomes(session: Session, run_id: UUID) -> dict[str, Any]:
-    """Return each client's outcome in every round as one letter, or a blank if it had no one."""
+    """Return each client's outcome in every round as one letter, or a blank if it had none."""
     run = run_view.get(session, run_id)
     found = run_queries.outcomes(session, run_id)
     width = max((number for cells in found.values() for number, _ in cells), default=run.rounds_closed)

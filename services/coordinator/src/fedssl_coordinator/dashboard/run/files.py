@@ -21,7 +21,7 @@ from fedssl.protocol.views import RoundView, RunView, SiteRoundView
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.store import store
-from fedssl_coordinator.dashboard.layout.page import PageRoute, render
+from fedssl_coordinator.dashboard.layout.page import PageRoute, download, render
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import Viewing, WaitingViewing
@@ -65,7 +65,7 @@ async def download_weights(run_id: UUID, digest: Digest, request: Request, visit
 
     await run_in_threadpool(require)
     response = await run_in_threadpool(artifact_response, digest, request.headers)
-    return _named(response, f"weights-{digest[:8]}.safetensors")
+    return download(response, f"weights-{digest[:8]}.safetensors")
 
 
 @router.get("/runs/{run_id}/files/encoder.safetensors")
@@ -76,21 +76,21 @@ def download_encoder(run_id: UUID, visitor: WaitingViewing) -> Response:
     size, content = _encoder(digest)
     headers = {"Content-Length": str(size)}
     response = StreamingResponse(content, media_type="application/octet-stream", headers=headers)
-    return _named(response, f"encoder-{str(run_id)[:8]}.safetensors")
+    return download(response, f"encoder-{str(run_id)[:8]}.safetensors")
 
 
 @router.get("/runs/{run_id}/files/spec.yaml")
 def download_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Return the spec as YAML, as `fedssl simulate` and `fedssl run submit` read it."""
     text = yaml.safe_dump(run_view.get(session, run_id).spec, sort_keys=False, allow_unicode=True)
-    return _named(Response(text, media_type="application/yaml"), f"spec-{str(run_id)[:8]}.yaml")
+    return download(Response(text, media_type="application/yaml"), f"spec-{str(run_id)[:8]}.yaml")
 
 
 @router.get("/runs/{run_id}/files/lineage.json")
 def download_lineage(run_id: UUID, visitor: WaitingViewing) -> Response:
     """Return the digests of every file from which the weights were made."""
     text = json.dumps(_facts(run_id).lineage, indent=2)
-    return _named(Response(text, media_type="application/json"), f"lineage-{str(run_id)[:8]}.json")
+    return download(Response(text, media_type="application/json"), f"lineage-{str(run_id)[:8]}.json")
 
 
 @router.get("/runs/{run_id}/files/model-card.md")
@@ -102,7 +102,7 @@ def download_card(run_id: UUID, visitor: WaitingViewing) -> Response:
         judged = [evaluation_views.view(row) for row in rows if row.state == JobState.COMPLETED]
         sites = _newest_of_sites(session, facts.run)
     text = card(facts.run, facts.rounds, judged, facts.lineage, sites)
-    return _named(Response(text, media_type="text/markdown; charset=utf-8"), f"model-card-{str(run_id)[:8]}.md")
+    return download(Response(text, media_type="text/markdown; charset=utf-8"), f"model-card-{str(run_id)[:8]}.md")
 
 
 def _newest_of_sites(session: Session, run: RunView) -> list[SiteRoundView]:
@@ -167,8 +167,3 @@ def _header(digest: str) -> Header:
     first = b"".join(store().read(digest, 0, min(LENGTH_BYTES, size)))
     end = LENGTH_BYTES + header_length(first, size)
     return parse_header(b"".join(store().read(digest, LENGTH_BYTES, end)))
-
-
-def _named(response: Response, name: str) -> Response:
-    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response

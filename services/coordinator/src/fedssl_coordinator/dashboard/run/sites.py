@@ -101,7 +101,7 @@ def panel(session: Session, run_id: UUID, spec: RunSpec) -> SitesPanel | None:
 
 def _cross_site(session: Session, run_id: UUID, config: EvaluationConfig) -> CrossSite | None:
     """Return the newest round's table, with the first sites by name if there are many, or None if there is none."""
-    if config.sites is None or config.sites.cross_site is None or repository.newest_cross_site(session, run_id) is None:
+    if config.site_config.cross_site is None or repository.newest_cross_site(session, run_id) is None:
         return None
     view = results.cross_site(session, run_id, None)
     result = f"{view.measure}/{METRICS[0]}"
@@ -191,8 +191,7 @@ def _words(site: SiteEvaluationView, result: str, config: EvaluationConfig, seen
 
 
 def _left_out(site: SiteEvaluationView, config: EvaluationConfig) -> str:
-    assert config.sites is not None, "validated by the spec"
-    names = [name for number, name in enumerate(config.sites.classes) if number not in (site.classes or ())]
+    names = [name for number, name in enumerate(config.site_config.classes) if number not in (site.classes or ())]
     if not names:
         return ""
     hidden = len(names) - _NAMED_CLASSES

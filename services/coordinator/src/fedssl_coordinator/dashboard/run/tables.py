@@ -4,18 +4,17 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.client_labels import named
-from fedssl_coordinator.dashboard.layout.page import PageRoute, render
+from fedssl_coordinator.dashboard.layout.page import PageRoute, download, render
 from fedssl_coordinator.dashboard.run import member_queries
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
@@ -41,20 +40,16 @@ After = Annotated[str, Query(max_length=64)]
 Attempt = Annotated[int, Query(ge=0, lt=2**31)]
 
 
-def _head(session: Session, run_id: UUID) -> dict[str, Any]:
-    return {"page": run_view.run_page(session, run_id)}
-
-
 @router.get("/runs/{run_id}/rounds")
 def list_rounds(run_id: UUID, visitor: Viewing, session: DB, before: Before = None) -> Response:
     """Show a hundred rounds, newest first."""
-    context = _head(session, run_id)
+    page = run_view.run_page(session, run_id)
     last = (before or 2**31) - 1
     rows = member_queries.rounds_before(session, run_id, last, PAGE)
     tallies = overview_queries.tallies(session, [row.id for row in rows])
     shown = [(row, verdict_reason(row, tallies.get(row.id, {}))) for row in rows]
     more = rows[-1].number if len(rows) == PAGE and rows[-1].number > 1 else None
-    return render("run_rounds.html", visitor, tab="rounds", rows=shown, more=more, is_first=before is None, **context)
+    return render("run_rounds.html", visitor, tab="rounds", rows=shown, more=more, is_first=before is None, page=page)
 
 
 @router.get("/runs/{run_id}/rounds/{number}")
@@ -62,7 +57,7 @@ def show_round(
     run_id: UUID, number: Number, visitor: Viewing, session: DB, after: After = "", attempt: Attempt = 0
 ) -> Response:
     """Show one round: its verdict, and one row per attempt of a client."""
-    context = _head(session, run_id)
+    page = run_view.run_page(session, run_id)
     found = run_queries.rounds_between(session, run_id, number, number)
     if not found:
         raise ProblemError("not-found", f"Round {number} has not been opened yet: the run's page shows the newest.")
@@ -70,16 +65,16 @@ def show_round(
     metrics = round_metrics.by_client(session, run_id, number, sorted({one.client_id for one in attempts[:PAGE]}))
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
-        "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally), tally=tally,
+        "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally),
         secure=secure_rounds.views(session, [found[0].id]).get(found[0].id),
-        attempts=attempts[:PAGE], metrics=metrics, more=attempts[PAGE - 1] if len(attempts) > PAGE else None, **context,
+        attempts=attempts[:PAGE], metrics=metrics, more=attempts[PAGE - 1] if len(attempts) > PAGE else None, page=page,
     )  # fmt: skip
 
 
 @router.get("/runs/{run_id}/clients")
 def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "") -> Response:
     """Show each client's part in this run."""
-    context = _head(session, run_id)
+    page = run_view.run_page(session, run_id)
     rows = member_queries.members_after(session, run_id, after, PAGE + 1)
     names = {client.id: client for client in named(run_queries.client_ids(session, run_id))}
     more = rows[PAGE - 1].client_id if len(rows) > PAGE else None
@@ -88,17 +83,17 @@ def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "")
         "run_clients.html", visitor, tab="clients", rows=rows[:PAGE], names=names, more=more,
         devices=member_queries.devices(session, ids), shown_as=member_queries.display_names(session, ids),
         held=member_queries.resources(session, run_id, ids),
-        last=member_queries.last_events(session, run_id, ids, _EVENTS_PER_CLIENT), **context,
+        last=member_queries.last_events(session, run_id, ids, _EVENTS_PER_CLIENT), page=page,
     )  # fmt: skip
 
 
 @router.get("/runs/{run_id}/jobs")
 def list_jobs(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Show what the coordinator computed besides aggregations: evaluations and distillations."""
-    context = _head(session, run_id)
+    page = run_view.run_page(session, run_id)
     jobs = [distillation.view(job) for job in run_queries.distillations(session, run_id, PAGE)]
     judged = run_queries.evaluations(session, run_id, PAGE)
-    return render("run_jobs.html", visitor, tab="jobs", jobs=jobs, evaluations=judged, **context)
+    return render("run_jobs.html", visitor, tab="jobs", jobs=jobs, evaluations=judged, page=page)
 
 
 @router.get("/runs/{run_id}/events")
@@ -106,25 +101,23 @@ def list_events(run_id: UUID, visitor: Viewing, session: DB, before: Before = No
     """Show the run's log, newest first."""
     found = run_queries.newest_events(session, run_id, PAGE + 1, before=before)
     more = found[PAGE - 1].id if len(found) > PAGE else None
-    context = _head(session, run_id)
-    return render("run_events.html", visitor, tab="events", events=found[:PAGE], more=more, **context)
+    page = run_view.run_page(session, run_id)
+    return render("run_events.html", visitor, tab="events", events=found[:PAGE], more=more, page=page)
 
 
 @router.get("/runs/{run_id}/spec")
 def show_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Show every setting, with the key that `--set` takes."""
-    context = _head(session, run_id)
-    settings = [
-        (key, run_view.shown(value)) for key, value in run_view.flat(run_view.get(session, run_id).spec).items()
-    ]
-    return render("run_spec.html", visitor, tab="spec", settings=settings, **context)
+    page = run_view.run_page(session, run_id)
+    settings = [(key, run_view.shown(value)) for key, value in run_view.flat(page.run.spec).items()]
+    return render("run_spec.html", visitor, tab="spec", settings=settings, page=page)
 
 
 @router.get("/runs/{run_id}/spec.json")
 def download_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Return the spec as `fedssl run submit` takes it."""
-    run = run_view.get(session, run_id)
-    return _file(json.dumps(run.spec, indent=2).encode(), "application/json", f"spec-{run_id}.json")
+    text = json.dumps(run_view.get(session, run_id).spec, indent=2)
+    return download(Response(text, media_type="application/json"), f"spec-{run_id}.json")
 
 
 @router.get("/runs/{run_id}/encoder")
@@ -136,16 +129,14 @@ async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewi
             return service.model_digest(session, run_id, initial=False)
 
     response = await run_in_threadpool(artifact_response, await run_in_threadpool(find), request.headers)
-    response.headers["Content-Disposition"] = f'attachment; filename="weights-{run_id}.safetensors"'
-    return response
+    return download(response, f"weights-{run_id}.safetensors")
 
 
 @router.get("/runs/{run_id}/metrics.csv")
 def download_metrics(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Return every metric of every round as CSV, one number per line."""
     run_rows.require(session, run_id)
-    headers = {"Content-Disposition": f'attachment; filename="metrics-{run_id}.csv"'}
-    return StreamingResponse(_lines(run_id), media_type="text/csv; charset=utf-8", headers=headers)
+    return download(StreamingResponse(_lines(run_id), media_type="text/csv; charset=utf-8"), f"metrics-{run_id}.csv")
 
 
 def _lines(run_id: UUID) -> Iterator[str]:
@@ -160,7 +151,3 @@ def _lines(run_id: UUID) -> Iterator[str]:
             return
         last_id = rows[-1].id
         yield text.getvalue()
-
-
-def _file(content: bytes, media_type: str, name: str) -> Response:
-    return Response(content, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'})

@@ -43,8 +43,7 @@ def view(spec: RunSpec, rows: Sequence[SiteEvaluation], measures: Sequence[SiteM
     counts = {row.client_id: SiteCounts.model_validate(row.counts) for row in rows if row.counts is not None}
     config = spec.site_evaluation
     assert config is not None, "only such runs have evaluations at the sites"
-    assert config.sites is not None, "validated by the spec"
-    summary = summarise_sites(counts, config.sites, config.site_measures if measures is None else measures)
+    summary = summarise_sites(counts, config.site_config, config.site_measures if measures is None else measures)
     return SiteRoundView(
         run_id=rows[0].run_id,
         round_number=rows[0].round_number,

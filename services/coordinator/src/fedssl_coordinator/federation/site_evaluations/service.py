@@ -115,7 +115,7 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
         message = f"{plural(counts.num_test, 'test image')} of {plural(len(counts.classes), 'class', 'classes')}"
         values = {"counts": counts.model_dump(mode="json"), "head": head, "reason": _why_no_head(given)}
         _end(session, row, SiteEvaluationState.COMPLETED, message, **values)
-        if row.head_of is None and config.sites is not None and config.sites.cross_site is not None:
+        if row.head_of is None and config.site_config.cross_site is not None:
             _pair(session, row, run.project, has_head=head is not None)
     return SiteAnswered(evaluation_id=given.evaluation_id, state=SiteEvaluationState(row.state))
 
@@ -139,7 +139,7 @@ def _usable_head(row: SiteEvaluation, given: SiteAnswer, config: EvaluationConfi
     if given.head is None:
         return None
     assert given.counts is not None, "validated by the answer"
-    if config.sites is None or config.sites.cross_site is None or row.head_of is not None:
+    if config.site_config.cross_site is None or row.head_of is not None:
         raise _refusal(row, "invalid-request", f"{row.client_id}: this evaluation asks for no classifier: leave it out")
     if given.head.classes != given.counts.classes:
         detail = f"{row.client_id}: its classifier is of the classes {given.head.classes}, and its counts of others"
@@ -211,10 +211,9 @@ def _answered_before(row: SiteEvaluation, given: SiteAnswer) -> SiteAnswered:
 
 def _require_usable(row: SiteEvaluation, client: Client, counts: SiteCounts, config: EvaluationConfig) -> None:
     """Raise ProblemError if these cannot be the counts of this site's images."""
-    assert config.sites is not None, "validated by the spec"
-    cross_site = config.sites.cross_site
+    cross_site = config.site_config.cross_site
     measures = config.site_measures if row.head_of is None or cross_site is None else [cross_site]
-    if (why := unusable_counts(counts, config.sites, measures)) is not None:
+    if (why := unusable_counts(counts, config.site_config, measures)) is not None:
         raise _refusal(row, "invalid-request", f"{row.client_id}: {why}")
     num_images = counts.num_train + counts.num_test
     if client.num_images is None or num_images > client.num_images:

@@ -7,10 +7,12 @@ from fastapi import APIRouter, Response, status
 from fedssl.protocol.base import RegisteredName
 from fedssl.protocol.views import Page, WeightsCreate, WeightsView
 from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.models import RegisteredWeights
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of, registered_name
 from fedssl_coordinator.identity.authentication import Operator, Viewer, WaitingOperator
-from fedssl_coordinator.storage.weights import repository, service
+from fedssl_coordinator.storage.datasets import repository as registered
+from fedssl_coordinator.storage.weights import service
 
 router = APIRouter(prefix="/v1/weights", tags=["weights"])
 
@@ -25,13 +27,11 @@ _SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "T
 def register_weights(request: WeightsCreate, response: Response, caller: WaitingOperator) -> WeightsView:
     """Register weights that were uploaded as an artifact under a name, so that runs can start from them."""
     with transaction() as session:
-        found = service.known(session, request)
-    if found is not None:
-        response.status_code = status.HTTP_200_OK
-        return found
-    numbers = service.about(request.digest)
-    with transaction() as session:
-        found, is_new = service.register(session, request, numbers)
+        found, is_new = service.known(session, request), False
+    if found is None:
+        numbers = service.about(request.digest)
+        with transaction() as session:
+            found, is_new = service.register(session, request, numbers)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return found
 
@@ -40,7 +40,7 @@ def register_weights(request: WeightsCreate, response: Response, caller: Waiting
 def list_weights(caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None) -> Page[WeightsView]:
     """List registered weights by name."""
     after = decode_cursor(cursor, registered_name)[0] if cursor else None
-    rows = repository.by_name(session, limit + 1, after)
+    rows = registered.by_name(session, RegisteredWeights, limit + 1, after)
     return page_of(rows, limit, service.view, lambda row: (row.name,))
 
 

@@ -11,12 +11,12 @@ from fedssl_coordinator.core.models import RegisteredWeights
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.artifacts.registration import path_of, rejections, require_uploaded
-from fedssl_coordinator.storage.weights import repository
+from fedssl_coordinator.storage.datasets import repository as registered
 
 
 def known(session: Session, request: WeightsCreate) -> WeightsView | None:
     """Return the weights if the same ones have this name, or None if the name is free. Raises ProblemError."""
-    if repository.is_taken(session, request.name):
+    if registered.is_taken(session, RegisteredWeights, request.name):
         return _same(session, request)
     require_uploaded(session, request.digest)
     return None
@@ -36,7 +36,9 @@ def register(session: Session, request: WeightsCreate, numbers: dict[str, int]) 
     """Register weights that were sent, and return whether they are newly registered. Raises ProblemError."""
     require_uploaded(session, request.digest)
     project = projects.chosen(session, request.project)
-    row = repository.add(session, **request.model_dump(exclude={"project"}), project=project, **numbers)
+    row = registered.add(
+        session, RegisteredWeights, **request.model_dump(exclude={"project"}), project=project, **numbers
+    )
     if row is None:
         return _same(session, request), False
     message = f"weights {row.name}: {plural(row.num_tensors, 'tensor')}, {plural(row.num_parameters, 'parameter')}"
@@ -50,27 +52,27 @@ def view(row: RegisteredWeights) -> WeightsView:
 
 def show(session: Session, name: str) -> WeightsView:
     """Return registered weights. Raises ProblemError if there are none of this name."""
-    if (row := repository.get(session, name)) is None:
+    if (row := registered.get(session, RegisteredWeights, name)) is None:
         raise _unknown(name)
     return view(row)
 
 
 def remove(session: Session, name: str) -> None:
     """Remove a name. Runs that were created with it keep its weights. Raises ProblemError if there is no such name."""
-    if (digest := repository.remove(session, name)) is None:
+    if (digest := registered.remove(session, RegisteredWeights, name)) is None:
         raise _unknown(name)
     record(session, "weights.removed", f"weights {name}: no new run can start from them", data={"digest": digest})
 
 
 def of_project(session: Session, project: str, name: str) -> WeightsView | None:
     """Return a project's weights of this name, or None if the project has none."""
-    row = repository.get(session, name)
+    row = registered.get(session, RegisteredWeights, name)
     return view(row) if row is not None and row.project == project else None
 
 
 def _same(session: Session, request: WeightsCreate) -> WeightsView:
     """Return the weights that have the name already. Raises ProblemError unless they are those of the request."""
-    row = repository.get(session, request.name)
+    row = registered.get(session, RegisteredWeights, request.name)
     if row is None:
         raise ProblemError("conflict", f"the name {request.name} is taken: choose another name")
     if row.digest != request.digest or request.project not in (None, row.project):
