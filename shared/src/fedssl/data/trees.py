@@ -137,7 +137,7 @@ class FolderTree:
             status = path.stat()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"  # programs that copy set the first two
 
     def _entries(self, below: str) -> list[os.DirEntry[str]]:
         folder = self._path / below
