@@ -54,6 +54,16 @@ def test_the_second_time_nothing_is_decoded(tmp_path: Path, monkeypatch: pytest.
     assert np.array_equal(decoded(files, 3, 8), first)
 
 
+def test_another_file_of_equal_size_and_time_of_modification_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "1.bmp"
+    files = ImageFiles("a set", FolderTree(tmp_path), (path.name,))
+    for value in (5, 9):
+        Image.new("L", (8, 8), value).save(path)
+        os.utime(path, (0, 0))
+        assert (decoded(files, 1, 8) == value).all()
+        time.sleep(0.02)  # several ticks of the clock of the file system
+
+
 def test_whatever_changes_the_pixels_changes_the_key(tmp_path: Path) -> None:
     files = _files(tmp_path / "set")
     first = decoded(files, 3, 8)

@@ -1,6 +1,7 @@
 """DICOM: values, windows, inversion, frames, patients; and files that cannot be read, or declare too little."""
 
 import logging
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,9 @@ def test_sizes_are_bounded_before_anything_is_decoded(tmp_path: Path) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE, NumberOfFrames=2_000_000_000)
     with pytest.raises(DataError, match=r"cannot decode .*1\.dcm: "):
         _load(tmp_path, stored=True)
+    write_dicom(tmp_path / "1.dcm", _TWELVE, NumberOfFrames=1_000_000)
+    os.truncate(tmp_path / "1.dcm", 1 << 24)
+    assert list_folder(tmp_path, "train").names == ("1.dcm",), "frames above number 999,999 have no names"
 
 
 def test_files_without_usable_pixels_are_counted_with_their_reasons(

@@ -1,5 +1,6 @@
 """NIfTI: the slices of a file are images, with their scaling, their order and their bounds."""
 
+import functools
 import gzip
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedssl.data import format_packages, load_conformed, load_dataset
+from fedssl.data import format_packages, load_conformed, load_dataset, nifti
 from fedssl.data.contents import read_contents
 from fedssl.data.decode_file import examine, size_of
 from fedssl.data.folders import list_folder
@@ -78,15 +79,18 @@ def test_files_that_cannot_be_read_have_their_reasons(tmp_path: Path) -> None:
     bomb = bytearray(content[:352])
     bomb[40:50] = np.array([3, 30_000, 30_000, 30_000, 1], np.int16).tobytes()
     (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(bytes(bomb) + bytes(1 << 16)))
+    bomb[40:50] = np.array([4, 1, 1, 2_000, 1_000], np.int16).tobytes()  # as many names would fill the memory
+    (tmp_path / "many.nii").write_bytes(bytes(bomb))
     (tmp_path / "cut.nii").write_bytes(content[:-40])
     (tmp_path / "cut.nii.gz").write_bytes(gzip.compress(content)[:-40])
     (tmp_path / "empty.nii").write_bytes(b"")
     (tmp_path / "text.nii").write_text("not an image" * 100)
     _write(tmp_path / "complex.nii", _VOLUME.astype(np.complex64))
     files = list_folder(tmp_path, "train")
-    assert "bomb.nii.gz" in files.names, "not a name per slice"
+    assert {"bomb.nii.gz", "many.nii"} < set(files.names), "not a name per slice"
     for name, why in (
         ("bomb.nii.gz", "its values take 54,000.0 GB; at most 1.1 GB are read"),
+        ("many.nii", "it has 2,000,000 slices; at most 999,999 are read"),
         ("cut.nii#1", ""),
         ("cut.nii.gz#3", ""),
         ("empty.nii", ""),
@@ -96,6 +100,27 @@ def test_files_that_cannot_be_read_have_their_reasons(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=rf"cannot decode .*{name.split('.')[0]}.*: .*{why}"):
             examine(files, name)
     assert examine(files, "right.nii#2").size == (8, 8)
+
+
+def test_each_file_is_loaded_once_and_then_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads at two files would load each of them again for each slice."""
+    monkeypatch.setattr("fedssl.data.decoding.num_usable_cores", lambda: 4)
+    monkeypatch.setattr("fedssl.data.decoding._CHUNK_IMAGES", 2)
+    large = np.zeros((128, 128, 6), np.uint8)
+    for number in range(4):
+        _write(tmp_path / f"{number}.nii", large + number)
+    image = nifti._image
+    loaded: list[str] = []
+
+    def load(path: Path, stamp: str) -> Any:
+        loaded.append(path.name)
+        return nifti._Volumes(np.asarray(image(path).dataobj), 1, 0)
+
+    monkeypatch.setattr(nifti, "_volumes", kept := functools.lru_cache(maxsize=1)(load))
+    found = load_conformed(str(tmp_path), "train", DataConfig(channels=1, image_size=8))
+    assert found.images[:, 0, 0, 0].tolist() == [number for number in range(4) for _ in range(6)]
+    assert loaded == [f"{number}.nii" for number in range(4)]
+    assert kept.cache_info().currsize == 0
 
 
 def test_without_the_extra_nifti_is_left_out_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

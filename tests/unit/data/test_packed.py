@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedssl.data import format_packages, load_conformed
+from fedssl.data import format_packages, load_conformed, packed
 from fedssl.data.contents import read_contents
 from fedssl.data.image_cache import load_cached
+from fedssl.data.image_cache.decoders import num_decoders
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -146,6 +147,45 @@ def test_a_link_in_place_of_an_image_stops(tmp_path: Path, kind: bytes) -> None:
         archive.addfile(link)
     with pytest.raises(DataError, match=r"1\.tar: .*b\.png in it is a link"):
         read_contents(tmp_path)
+
+
+def test_a_sparse_member_in_place_of_an_image_stops(tmp_path: Path) -> None:
+    """The bytes after its header are not those of the file: other pixels would be read."""
+    with tarfile.open(tmp_path / "1.tar", "w") as archive:
+        member = tarfile.TarInfo("a.bmp")
+        member.type = tarfile.GNUTYPE_SPARSE
+        archive.addfile(member)
+    with pytest.raises(DataError, match=r"1\.tar: a\.bmp in it is stored without its zeros: .*--sparse"):
+        read_contents(tmp_path)
+
+
+def test_a_group_of_rows_is_bounded_by_what_it_expands_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file has a repeated image once, and declares that size."""
+    pq.write_table(pa.table({"image": [_png(0)] * 100}), tmp_path / "1.parquet")
+    monkeypatch.setattr(packed, "MAX_MEMBER_BYTES", 10 * len(_png(0)))
+    with pytest.raises(DataError, match=r"a group of rows has [0-9,]+ bytes or more; at most"):
+        load_conformed(str(tmp_path), "train", _DATA)
+
+
+def test_groups_with_more_rows_than_their_file_are_refused(tmp_path: Path) -> None:
+    """Names would be made for as many images as a damaged footer declares."""
+    pq.write_table(pa.table({"image": [b""] * 20_000}), path := tmp_path / "1.parquet")
+    content = path.read_bytes()
+    size = int.from_bytes(content[-8:-4], "little")
+    body, footer = content[: -8 - size], content[-8 - size : -8]
+    rows = bytes((0xC0, 0xB8, 0x02))  # 20,000 as Thrift writes it
+    start = footer.rindex(rows)  # of the group, after the file's
+    footer = footer[:start] + bytes((0x82, 0x89, 0x7A)) + footer[start + len(rows) :]
+    path.write_bytes(body + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(DataError, match="it has 1,000,001 rows; at most 1,000,000 are read"):
+        read_contents(tmp_path)
+
+
+def test_one_array_is_in_memory_and_freed_after_decoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedssl.data.image_cache.decoders.num_usable_cores", lambda: 4)
+    assert [num_decoders([f"a.{kind}#1"] * 200) for kind in ("npz", "tar")] == [1, 3]
+    load_conformed(str(folder), "train", _DATA)
+    assert packed._arrays.cache_info().currsize == packed._group.cache_info().currsize == 0
 
 
 def test_without_the_extra_parquet_is_left_out_with_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

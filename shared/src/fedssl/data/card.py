@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.data.datasets import list_files, load_arrays
-from fedssl.data.decode_file import Damaged, read_values
+from fedssl.data.decode_file import Damaged, read_values, release
 from fedssl.data.rasters import Raster
 from fedssl.data.windowing import with_channels
 from fedssl.protocol.data import WindowConfig
@@ -131,6 +131,7 @@ def _rasters(name_or_path: str) -> tuple[NDArray[np.int64] | None, Iterator[tupl
             except Damaged:
                 continue
             yield number, raster
+        release()
 
     return files.groups, decoded()
 

@@ -99,6 +99,7 @@ def read_contents(folder: Path) -> Contents:
     reader = _Reader(folder)
     images, folders = reader.entries("")
     by_class = {name: tuple(reader.below(name)) for name in folders}
+    packed.release()
     return Contents(tuple(images), by_class, reader.left_out(), tuple(reader.links_out), reader.groups)
 
 

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedssl.data import dicom, nifti
+from fedssl.data import dicom, nifti, packed
 from fedssl.data.contents import readable
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.rasters import (
     IMAGE_ERRORS,
+    MAX_BYTES,
     SIXTEEN_BITS,
     Raster,
     has_planes_of_16_bits,
@@ -44,6 +45,12 @@ MOST_ASPECT = 2
 
 _DRAWN = WindowConfig(percentiles=(0.5, 99.5), bits=8)  # in pictures for people, if the spec has no window
 _OWN = WindowConfig(voi=True, bits=8)
+
+
+def release() -> None:
+    """Free the memory of the files of many images that were loaded last. Call it after decoding."""
+    nifti.release()
+    packed.release()
 
 
 class Damaged(DataError):
@@ -246,6 +253,8 @@ def open_image(files: ImageFiles, name: str) -> Image.Image:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):  # PIL's own words repeat the path
         return "its content is not an image (it is empty, damaged at its beginning, or of a format that is not read)"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"it has more than {MAX_BYTES // 3:,} pixels, and no more are decoded. Save it in parts, or smaller"
     if isinstance(error, OSError) and error.strerror is not None:  # it vanished, or must not be read
         return f"it cannot be read: {error.strerror}"
     return str(error) or type(error).__name__

@@ -14,8 +14,9 @@ import numpy as np
 from fedssl.cores import num_usable_cores
 from fedssl.data.array_files import memory_bytes
 from fedssl.data.contents import readable
-from fedssl.data.decode_file import Damaged, decode_file, size_of
+from fedssl.data.decode_file import Damaged, decode_file, release, size_of
 from fedssl.data.image_files import ImageFiles
+from fedssl.data.trees import is_loaded_as_a_whole
 from fedssl.data.windowing import NEEDS_WINDOW, Pixels, WindowMissing, prepared_type
 from fedssl.errors import DataError
 from fedssl.wording import plural
@@ -106,6 +107,7 @@ def decode_each(files: ImageFiles, channels: int, size: int, step: int, start: i
                 yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            release()
 
 
 def decode_to_memory(files: ImageFiles, channels: int, size: int) -> tuple[Pixels, tuple[int, ...]]:
@@ -226,6 +228,8 @@ def _images_at_once(channels: int, size: int) -> int:
 
 
 def _num_threads(files: ImageFiles) -> int:
+    if any(is_loaded_as_a_whole(name) for name in files.names):  # threads at two files would load them in turns
+        return 1
     for name in files.names[: 1 + files.num_tolerated]:
         try:
             width, height = size_of(files, name)

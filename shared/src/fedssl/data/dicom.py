@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedssl.data import format_packages
 from fedssl.data.rasters import Raster, require_size
+from fedssl.data.trees import MOST_PARTS
 from fedssl.data.windowing import Range, range_of, window
 
 _NO_PIXELS = "it has no pixels"
@@ -75,11 +76,11 @@ def read_header(path: Path) -> Header:
             patient = str(found.get("PatientID") or "").strip()
             size = int(found.get("Columns") or 0), int(found.get("Rows") or 0)
             num_frames = int(found.get("NumberOfFrames") or 1) if has_pixels else 0
-            most = max(1, os.fstat(file.fileno()).st_size // _LEAST_FRAME_BYTES)
+            most = min(MOST_PARTS, max(1, os.fstat(file.fileno()).st_size // _LEAST_FRAME_BYTES))
     except _errors() as error:
         raise ValueError(_reason(error)) from error
     if not 0 <= num_frames <= most:
-        raise ValueError(f"it declares {num_frames:,} frames, which do not fit into it; it is damaged")
+        raise ValueError(f"it declares {num_frames:,} frames; at most {most:,} fit into it, or are read")
     digest = hashlib.blake2b(os.fsencode(patient), key=_SECRET, digest_size=16).digest() if patient else None
     return Header(num_frames, size, digest)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedssl.data import format_packages
 from fedssl.data.rasters import Raster
+from fedssl.data.trees import MOST_PARTS
 from fedssl.data.windowing import range_of
 
 MAX_VOLUME_BYTES = 1 << 30
@@ -63,6 +64,11 @@ def read_slice(path: Path, number: int | None) -> Raster:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
+def release() -> None:
+    """Free the memory of the file that was loaded last."""
+    _volumes.cache_clear()
+
+
 def _errors() -> tuple[type[Exception], ...]:
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
@@ -87,6 +93,8 @@ def _image(path: Path) -> Any:
         raise ValueError(
             f"its values take {needed / 1e9:,.1f} GB; at most {MAX_VOLUME_BYTES / 1e9:,.1f} GB are read. Split it"
         )
+    if (num_slices := math.prod(shape[2:])) > MOST_PARTS:
+        raise ValueError(f"it has {num_slices:,} slices; at most {MOST_PARTS:,} are read. Split it")
     return image
 
 

@@ -56,6 +56,12 @@ def open_image(path: Path, number: int | None) -> io.BytesIO:
     return found
 
 
+def release() -> None:
+    """Free the memory of the array or the rows that were loaded last."""
+    _arrays.cache_clear()
+    _group.cache_clear()
+
+
 def _explained(read: Any, path: Path) -> Any:
     """Call `read` with the path and its stamp. Every error becomes a ValueError with a reason."""
     try:
@@ -108,6 +114,8 @@ def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
                 continue
             if member.islnk() or member.issym():
                 raise ValueError(f"{member.name} in it is a link: write it with `tar --dereference --hard-dereference`")
+            if member.issparse():  # its bytes in the archive are not those of the file
+                raise ValueError(f"{member.name} in it is stored without its zeros: write it without `tar --sparse`")
             if member.isfile():
                 found.append(_Member(member.offset_data, member.size))
         _require_end(path, archive.offset)
@@ -170,9 +178,9 @@ def _rows(path: Path, stamp: str) -> _Table:
         is_struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         if not (is_struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise ValueError(f"its column {column} holds {kind}, and only the bytes of image files are read")
-        if file.metadata.num_rows > _MOST_IMAGES:
-            raise ValueError(f"it has {file.metadata.num_rows:,} rows; at most {_MOST_IMAGES:,} are read. Split it")
         num_rows = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    if (most := max(sum(num_rows), *num_rows, 0)) > _MOST_IMAGES:
+        raise ValueError(f"it has {most:,} rows; at most {_MOST_IMAGES:,} are read. Split it")
     return _Table(column, tuple((group, row) for group, count in enumerate(num_rows) for row in range(count)))
 
 
@@ -182,13 +190,27 @@ def _group(path: Path, stamp: str, column: str, group: int) -> list[bytes | None
 
     with pq.ParquetFile(path) as file:
         size = file.metadata.row_group(group).total_byte_size
-        if size > MAX_MEMBER_BYTES:
-            raise ValueError(
-                f"a group of rows has {size:,} bytes; at most {MAX_MEMBER_BYTES:,} are read. Write it with fewer rows "
-                "per group"
-            )
-        cells = file.read_row_group(group, columns=[column]).column(0).to_pylist()
-    return [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+        _require_group(size)
+        found: list[bytes | None] = []
+        num_bytes = 0
+        # A group names a repeated image once and may be far larger in memory, so it is read in parts.
+        rows_at_once = min(1024, max(1, MAX_MEMBER_BYTES // max(1, size)))
+        for part in file.iter_batches(rows_at_once, row_groups=[group], columns=[column]):
+            cells = part.column(0).to_pylist()
+            images = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+            num_bytes += sum(len(image) for image in images if image is not None)
+            _require_group(num_bytes)
+            found += images
+    return found
+
+
+def _require_group(num_bytes: int) -> None:
+    """Raise ValueError if a group of rows is too large."""
+    if num_bytes > MAX_MEMBER_BYTES:
+        raise ValueError(
+            f"a group of rows has {num_bytes:,} bytes or more; at most {MAX_MEMBER_BYTES:,} are read. Write it with "
+            "fewer rows per group"
+        )
 
 
 def _cell_of(path: Path, stamp: str, number: int) -> io.BytesIO:

@@ -22,6 +22,9 @@ _ZIP_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, 
 
 
 _FRAME = re.compile(r"(.+)#(\d{1,6})", re.DOTALL)
+MOST_PARTS = 999_999
+"""The largest number of frames or slices of a file: more have no names."""
+
 DICOM_SUFFIXES = (".dcm", ".dicom")
 """Suffixes of DICOM. Files without a suffix are DICOM if their content is: archives often store them so."""
 
@@ -53,6 +56,11 @@ def is_nifti(name: str) -> bool:
 def is_packed(name: str) -> bool:
     """Return whether a file holds many images, or a listed image is one of such a file."""
     return split_name(name)[0].lower().endswith(PACKED_SUFFIXES)
+
+
+def is_loaded_as_a_whole(name: str) -> bool:
+    """Return whether many images are loaded for a listed one: a NIfTI file, an `.npz` array, or a group of rows."""
+    return split_name(name)[0].lower().endswith((*NIFTI_SUFFIXES, ".npz", ".parquet"))
 
 
 def is_array(name: str) -> bool:
@@ -129,7 +137,7 @@ class FolderTree:
             status = path.stat()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"  # programs that copy set the first two
 
     def _entries(self, below: str) -> list[os.DirEntry[str]]:
         folder = self._path / below

@@ -157,12 +157,17 @@ def test_a_damaged_index_line_is_decoded_again(folder: Path, decoded_names: list
     assert len(decoded_names) == 10
 
 
-def test_images_in_use_stay_as_they_are_if_the_index_is_damaged(folder: Path, decoded_names: list[str]) -> None:
+@pytest.mark.parametrize("damage", ["line", "missing", "cut"])
+def test_images_in_use_stay_as_they_are_if_the_index_is_damaged(
+    folder: Path, decoded_names: list[str], damage: str
+) -> None:
     whole = load_cached(str(folder), _DATA, processes=1)
     before, index = _pixels(whole), whole.images.path.parent / records.INDEX
     lines = index.read_bytes().splitlines(keepends=True)
     lines[5] = lines[5].replace(b"{", b"[", 1)
-    index.write_bytes(b"".join(lines))
+    index.write_bytes(lines[0][:20] if damage == "cut" else b"".join(lines))
+    if damage == "missing":
+        index.unlink()
     _write(folder / "a" / sorted(os.listdir(folder / "a"))[0], 99)  # the first file has other pixels
     decoded_names.clear()
     load_cached(str(folder), _DATA, processes=1)

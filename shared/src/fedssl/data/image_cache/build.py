@@ -145,7 +145,7 @@ def _cached(place: Path, files: ImageFiles, data: DataConfig, processes: int | N
         missing = [name for name in files.names if name not in known]
         if missing:
             _require_room(place, files, missing, data)
-        workers = num_decoders(len(missing)) if processes is None else processes
+        workers = num_decoders(missing) if processes is None else processes
         entries, problems, reported = [], Problems(files, files.num_tolerated), 0
         with closing(decode_entries(files, missing, data.channels, data.cache_size, workers)) as found:
             for number, name in enumerate(files.names):

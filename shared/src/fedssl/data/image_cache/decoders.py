@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.cores import num_usable_cores
+from fedssl.data.decode_file import release
 from fedssl.data.image_cache.entries import Entry, decode_entry
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.reading import Reading
-from fedssl.data.trees import FolderTree
+from fedssl.data.trees import FolderTree, split_name
 from fedssl.data.windowing import prepared_type
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig
@@ -36,9 +37,11 @@ _MOST_PROCESSES = 16
 _PIPE_BYTES = 1 << 20  # room for a few images, so that a process decodes while its last answer is read
 
 
-def num_decoders(num_files: int) -> int:
-    """Return how many processes decode so many files on this machine."""
-    return max(1, min(_MOST_PROCESSES, num_usable_cores(), num_files // _FEWEST_PER_PROCESS))
+def num_decoders(names: Sequence[str]) -> int:
+    """Return how many processes decode these files on this machine: one for `.npz`, whose array each would hold."""
+    if any(split_name(name)[0].lower().endswith(".npz") for name in names):
+        return 1
+    return max(1, min(_MOST_PROCESSES, num_usable_cores(), len(names) // _FEWEST_PER_PROCESS))
 
 
 def decode_entries(
@@ -49,8 +52,11 @@ def decode_entries(
     Raises DataError if one of the processes ends early, because it was killed.
     """
     if processes == 1:
-        for name in names:
-            yield decode_entry(files, name, channels, size)
+        try:
+            for name in names:
+                yield decode_entry(files, name, channels, size)
+        finally:
+            release()
         return
     idle: queue.Queue[_Decoder] = queue.Queue()
 

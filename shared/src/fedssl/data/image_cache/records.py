@@ -48,7 +48,8 @@ class Records:
 
     def __enter__(self) -> Self:
         length, is_damaged = self._read_index()
-        if is_damaged or self._end > (self.path.stat().st_size if self.path.exists() else 0):
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if is_damaged or self._end > size or (size and not self._end):
             # Other processes may read the file at places that this index no longer names: they keep it, as it is.
             self.path.unlink(missing_ok=True)
             self._by_name, self._by_content, self._end, length = {}, {}, 0, 0
