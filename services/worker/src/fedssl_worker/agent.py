@@ -3,7 +3,7 @@
 import errno
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import structlog
 import torch
@@ -40,7 +40,7 @@ from fedssl_worker.lease import Lease
 from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
 from fedssl_worker.resources import measured_resources
 from fedssl_worker.secure_rounds import SecureRound
-from fedssl_worker.state import ClientStates
+from fedssl_worker.state import ClientStates, StateUnwritable
 
 log = structlog.get_logger()
 
@@ -187,11 +187,12 @@ class Agent:
             if not _is_verdict(error):
                 raise
             self._decline(item, str(error), cause_of(error))
-        except LedgerError as error:
+        except (LedgerError, StateUnwritable) as error:
             if self._wait_if_disk_is_full(error):
                 return
-            log.error("ledger.unwritable", reason=str(error))
-            reason = "the worker cannot write its ledger, so it sends nothing: see its log"
+            what = "ledger" if isinstance(error, LedgerError) else "state"
+            log.error(f"{what}.unwritable", reason=str(error))
+            reason = f"the worker cannot write its {what}, so it sends nothing: see its log"
             self._decline(item, reason, Cause.CLIENT_MACHINE)
         except FedSSLError as error:
             self._decline(item, _reason(item, error), cause_of(error))
@@ -281,7 +282,8 @@ class Agent:
                 raise
             log.info("assignment.already_ended", reason=str(error))
         ASSIGNMENTS.labels("declined").inc()
-        self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
+        with suppress(OSError):  # a disk that cannot be written may be the reason; the next work removes what is left
+            self._states.discard(item.run_id, item.last_accepted, keeps_accepted=evaluates_states(item.spec))
         self._backoff.wait()
 
 
