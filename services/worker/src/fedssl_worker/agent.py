@@ -1,6 +1,5 @@
 """The worker's loop: register, then claim, train and submit until the process is stopped."""
 
-import errno
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -26,6 +25,7 @@ from fedssl.client import (
     WorkerClient,
 )
 from fedssl.errors import Cancelled, DataError, FedSSLError, MethodError
+from fedssl.files import NO_SPACE
 from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
@@ -45,7 +45,6 @@ from fedssl_worker.state import ClientStates, StateUnwritable
 log = structlog.get_logger()
 
 _REFUSED = (NotAuthenticated, NotAllowed)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IDLE_SECONDS = 0.5
 """The pause between two claims if the coordinator responds at once instead of waiting for work."""
 
@@ -261,7 +260,7 @@ class Agent:
 
         Work is not declined for a full disk, because someone will make room: the next claim brings the work again.
         """
-        if not any(cause.errno in _NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
+        if not any(cause.errno in NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
             return False
         self._retry_later(log.error, "disk.full", error, todo="make room for the worker's state")
         return True
