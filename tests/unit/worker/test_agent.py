@@ -182,6 +182,26 @@ def test_work_is_declined_before_training_if_the_state_cannot_be_written(
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["state.unwritable"]
 
 
+def test_work_is_declined_before_training_if_the_ledger_could_not_be_written(setting: Setting) -> None:
+    play_rounds(setting, num_rounds=1)
+    agent, train, trained = setting.restart(), executor_module.run_local_round, []
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        trained.append(1)
+        return train(*arguments, **named)
+
+    shutil.rmtree(setting.folder / "ledger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor_module, "run_local_round", count)
+        for _ in range(2):
+            setting.offer(make_spec(), 2, setting.sent())
+            agent.step()
+    assert len(trained) == 1  # its update is the first thing that the ledger cannot record
+    assert {each.reason for each in setting.coordinator.declined} == {
+        "the worker cannot write its ledger, so it sends nothing: see its log"
+    }
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_killed_at_a_delivery_the_weights_are_the_same(setting: Setting, *, after: bool) -> None:
     setting.coordinator.delivery_bytes = DELIVERY_BYTES
