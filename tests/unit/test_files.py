@@ -1,5 +1,6 @@
 """Atomic writes: the old content or the new, never a part."""
 
+import errno
 import stat
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def test_block_that_raises_leaves_the_old_content_and_no_other_file(tmp_path: Pa
 
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """The operating system names none if it was open."""
+    path = tmp_path / "file"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), replaced_file(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("durable", [True, False])

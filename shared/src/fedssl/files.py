@@ -1,17 +1,20 @@
 """Writes files so that a crash leaves their old content or their new content, never a part of it."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a path next to `path` to write to, and rename it to `path` at the end of the block.
 
-    If the block raises, `path` keeps its content and the new file is removed. With `durable`, the content and the new
-    name are on the disk when the block has ended.
+    If the block raises, `path` keeps its content and the new file is removed; the error of a full disk names `path`.
+    With `durable`, the content and the new name are on the disk when the block has ended.
     """
     incoming = path.with_name(f".{path.name}.incoming")
     try:
@@ -19,8 +22,10 @@ def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if durable:
             sync(incoming)
         incoming.replace(path)
-    except BaseException:
+    except BaseException as error:
         incoming.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
+            error.filename = str(path)
         raise
     if durable:
         sync(path.parent)

@@ -3,6 +3,7 @@
 import base64
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
 from html import unescape
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -10,6 +11,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from fedssl.protocol.work import Progress, Resources
+from fedssl_coordinator.core import database_clock
+from fedssl_coordinator.dashboard.layout import formats
+from fedssl_coordinator.dashboard.runs import run_status
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.judged import add_embedding_map
@@ -55,6 +59,26 @@ def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast
     later = operator.get(f"{live}?shape={shape_of(news)}").text
     assert "Epochs distilled" in later
     assert 'id="job"' in operator.get(f"{live}?shape={shape_of(later)}").text
+
+
+def test_a_page_goes_by_the_clock_of_postgres(viewer: Browser, fresh: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the API's machine is two hours ahead, which is later than the round's deadline."""
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Ahead":
+            return super().now(tz) + timedelta(hours=2)
+
+    fresh.claim("x")
+    for module in (database_clock, run_status, formats):
+        monkeypatch.setattr(module, "datetime", Ahead)
+    monkeypatch.setattr(database_clock, "_ahead", timedelta())
+    monkeypatch.setattr(database_clock, "_compared_at", float("-inf"))
+    text = unescape(viewer.get(f"/runs/{fresh.id}").text)
+    assert "has claimed round 1" in text
+    assert "has not claimed round 1 yet" in text
+    assert "is past its deadline" not in text
+    assert "h ago" not in unescape(viewer.get("/clients/x").text)
 
 
 def test_questions_and_downloads_tell_of_now(operator: Browser, viewer: Browser, fresh: Cast) -> None:

@@ -1,5 +1,6 @@
 """The store in a folder, as far as it differs from others."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -49,6 +50,20 @@ def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         _put(store)
     assert not (tmp_path / "store").exists()
+
+
+def test_a_read_only_store_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next store of the folder would remove what a killed process left, and cannot."""
+
+    def fail(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    _put(FileStore(tmp_path))
+    abandoned = tmp_path / "incoming" / "abandoned"
+    abandoned.touch()
+    os.utime(abandoned, (0, 0))
+    monkeypatch.setattr(Path, "unlink", fail)
+    assert DIGEST in FileStore(tmp_path)
 
 
 def test_what_was_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

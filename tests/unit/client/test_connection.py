@@ -32,6 +32,7 @@ from fedssl.client import (
     Unreachable,
     WorkerClient,
 )
+from fedssl.client.connection import retry_after
 from fedssl.errors import FedSSLError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import Health
@@ -276,6 +277,13 @@ def test_a_retry_after_beyond_the_time_given_is_not_waited_for(server: ScriptedS
         client.run(uuid4())
     assert caught.value.retry_after == 3600
     assert len(server.requests) == 1
+
+
+def test_a_moment_in_retry_after_goes_by_the_clock_of_its_sender() -> None:
+    """Which may be years behind this machine's."""
+    headers = {"Date": "Sat, 01 Jan 2000 12:00:00 GMT", "Retry-After": "Sat, 01 Jan 2000 12:00:07 GMT"}
+    assert retry_after(headers) == 7
+    assert retry_after({**headers, "Date": "yesterday"}) is None
 
 
 def test_nobody_there() -> None:

@@ -1,6 +1,7 @@
 """The worker's loop: claim, train, submit, and everything that can interrupt it."""
 
 import errno
+import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -143,6 +144,62 @@ def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.Monke
     assert setting.coordinator.submissions == []
     agent.step()
     assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+
+
+def is_read_only(setting: Setting, patch: pytest.MonkeyPatch) -> None:
+    """Let the operating system refuse to create and to remove files, as it does on a read-only disk."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    patch.setattr("fedssl_worker.state.tempfile.mkdtemp", fail)
+    patch.setattr("pathlib.Path.unlink", fail)
+
+
+def has_a_file_as_folder(setting: Setting, patch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(setting.folder / "runs")
+    (setting.folder / "runs").touch()
+
+
+def is_missing(setting: Setting, patch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(setting.folder)
+
+
+@pytest.mark.parametrize("breaks", [is_read_only, has_a_file_as_folder, is_missing])
+def test_work_is_declined_before_training_if_the_state_cannot_be_written(
+    setting: Setting, breaks: Callable[[Setting, pytest.MonkeyPatch], None]
+) -> None:
+    play_rounds(setting, num_rounds=1)
+    setting.offer(make_spec(), 2, setting.sent())
+    agent, trained = setting.restart(), []
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
+        patch.setattr(executor_module, "run_local_round", lambda *_: trained.append(1))
+        breaks(setting, patch)
+        agent.step()
+    assert not trained
+    [declined] = setting.coordinator.declined
+    assert declined.reason == "the worker cannot write its state, so it sends nothing: see its log"
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["state.unwritable"]
+
+
+def test_work_is_declined_before_training_if_the_ledger_could_not_be_written(setting: Setting) -> None:
+    play_rounds(setting, num_rounds=1)
+    agent, train, trained = setting.restart(), executor_module.run_local_round, []
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        trained.append(1)
+        return train(*arguments, **named)
+
+    shutil.rmtree(setting.folder / "ledger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor_module, "run_local_round", count)
+        for _ in range(2):
+            setting.offer(make_spec(), 2, setting.sent())
+            agent.step()
+    assert len(trained) == 1  # its update is the first thing that the ledger cannot record
+    assert {each.reason for each in setting.coordinator.declined} == {
+        "the worker cannot write its ledger, so it sends nothing: see its log"
+    }
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

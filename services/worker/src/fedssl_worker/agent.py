@@ -1,9 +1,8 @@
 """The worker's loop: register, then claim, train and submit until the process is stopped."""
 
-import errno
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import structlog
 import torch
@@ -26,6 +25,7 @@ from fedssl.client import (
     WorkerClient,
 )
 from fedssl.errors import Cancelled, DataError, FedSSLError, MethodError
+from fedssl.files import NO_SPACE
 from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
@@ -40,11 +40,11 @@ from fedssl_worker.lease import Lease
 from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
 from fedssl_worker.resources import measured_resources
 from fedssl_worker.secure_rounds import SecureRound
+from fedssl_worker.state import StateUnwritable
 
 log = structlog.get_logger()
 
 _REFUSED = (NotAuthenticated, NotAllowed)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IDLE_SECONDS = 0.5
 """The pause between two claims if the coordinator responds at once instead of waiting for work."""
 
@@ -184,11 +184,12 @@ class Agent:
             if not _is_verdict(error):
                 raise
             self._decline(item, str(error), cause_of(error))
-        except LedgerError as error:
+        except (LedgerError, StateUnwritable) as error:
             if self._wait_if_disk_is_full(error):
                 return
-            log.error("ledger.unwritable", reason=str(error))
-            reason = "the worker cannot write its ledger, so it sends nothing: see its log"
+            what = "ledger" if isinstance(error, LedgerError) else "state"
+            log.error(f"{what}.unwritable", reason=str(error))
+            reason = f"the worker cannot write its {what}, so it sends nothing: see its log"
             self._decline(item, reason, Cause.CLIENT_MACHINE)
         except FedSSLError as error:
             self._decline(item, _reason(item, error), cause_of(error))
@@ -255,7 +256,7 @@ class Agent:
 
         Work is not declined for a full disk, because someone will make room: the next claim brings the work again.
         """
-        if not any(cause.errno in _NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
+        if not any(cause.errno in NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
             return False
         self._retry_later(log.error, "disk.full", error, todo="make room for the worker's state")
         return True
@@ -276,7 +277,8 @@ class Agent:
                 raise
             log.info("assignment.already_ended", reason=str(error))
         ASSIGNMENTS.labels("declined").inc()
-        self._executor.discard(item)
+        with suppress(OSError):  # a disk that cannot be written may be the reason; the next work removes what is left
+            self._executor.discard(item)
         self._backoff.wait()
 
 

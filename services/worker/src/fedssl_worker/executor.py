@@ -94,13 +94,14 @@ class Executor:
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
         """Train, unless the same work has an update already that was not submitted.
 
-        `on_progress` may raise Cancelled. Raises CannotTrain, DeviceError (out of memory), DataError, MethodError,
-        ArtifactError (the broadcast is not the announced one) and ClientError. `causes.cause_of` returns whose problem
-        each of them is.
+        `on_progress` may raise Cancelled. Raises CannotTrain, StateUnwritable, DeviceError (out of memory), DataError,
+        MethodError, ArtifactError (the broadcast is not the announced one) and ClientError. `causes.cause_of` returns
+        whose problem each of them is.
         """
         self._check_sizes(item)
         method = self._method_of(item)
         self._check_encoder(item)
+        self._states.require_writable(item.run_id)  # before time is spent on a training that cannot be kept
         self._before_training()
         images = self._grouped(item, self._labelled(item, self._images.prepared(item.spec.data)))
         work = work_digest(item, images.fingerprint, describe_environment(self._devices))

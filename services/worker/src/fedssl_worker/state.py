@@ -64,6 +64,10 @@ class ClientStateLost(FedSSLError):
         self.lost = StateLost(round_number=accepted.round_number, reason=reason)
 
 
+class StateUnwritable(FedSSLError):
+    """This worker's folder of client states cannot be written. The message names the file, so it stays here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A trained round whose update is ready to be sent. `lost`: it was trained without this client state."""
@@ -116,6 +120,16 @@ class ClientStates:
             raise ClientStateLost(last, "missing", f"there is no {Path(error.filename or folder).name}") from error
         except (OSError, ValueError, SafetensorError) as error:
             raise ClientStateLost(last, "damaged", f"it cannot be read: {error}") from error
+
+    def require_writable(self, run_id: UUID) -> None:
+        """Raise StateUnwritable unless files can be created here. Without the folder of all states, none is created."""
+        run = self._root / str(run_id)
+        try:
+            self._root.mkdir(exist_ok=True)
+            run.mkdir(exist_ok=True)
+            Path(tempfile.mkdtemp(prefix=_INCOMING, dir=run)).rmdir()
+        except OSError as error:
+            raise StateUnwritable(str(error)) from error
 
     def finished(self, run_id: UUID, work: str) -> Finished | None:
         """Return the update of exactly this work if it was trained before, but not submitted."""

@@ -184,7 +184,8 @@ class FileStore:
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._is_mounted = root.is_mount()
         self._synced: set[str] = set()  # folders whose own names this process has synced: at most 65,792
-        drop_old_files(self._incoming, _ABANDONED_SECONDS)
+        with suppress(OSError):  # a read-only store can still be read; a collection reports the failure
+            drop_old_files(self._incoming, _ABANDONED_SECONDS)
 
     @contextmanager
     def writer(self) -> Iterator["FileWriter"]:

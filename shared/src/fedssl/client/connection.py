@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -356,8 +356,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
     if value.isascii() and value.isdecimal():
         return min(float(value[:20]), _MAX_RETRY_AFTER_SECONDS)
+    now = headers.get("Date") or format_datetime(datetime.now(UTC))  # by the clock that the moment belongs to
     try:
-        seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        seconds = (parsedate_to_datetime(value) - parsedate_to_datetime(now)).total_seconds()
     except MALFORMED:  # also raised for a time without a zone
         return None
     return min(max(0.0, seconds), _MAX_RETRY_AFTER_SECONDS)

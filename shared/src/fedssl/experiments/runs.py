@@ -12,6 +12,7 @@ from fedssl.data import ImageData
 from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments.checkpoints import CROSS_SITE, SITES, FolderCheckpoint, code_version, run_key
+from fedssl.files import replaced_file
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned
@@ -159,7 +160,7 @@ def run_in_folder(
         def keep(number: int, name: str, model: Tensors) -> None:
             if number == spec.num_rounds:
                 (folder / CLIENTS).mkdir(exist_ok=True)
-                save_tensors(model, folder / CLIENTS / f"{name}.safetensors")
+                _save(model, folder / CLIENTS / f"{name}.safetensors")
 
         result = simulate(
             spec,
@@ -304,10 +305,10 @@ def _write(result: Result, folder: Path) -> FinishedRun:
         cross_site=result.cross_site,
     )
     for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
-        save_tensors(tensors, folder / name)
+        _save(tensors, folder / name)
     for client, state in judged_models(result).items():
         if client:
-            save_tensors(_encoder(state), folder / f"encoder-{client}.safetensors")
+            _save(_encoder(state), folder / f"encoder-{client}.safetensors")
     write_spec(result.spec, folder / SPEC)
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     document = {each.name: getattr(finished, each.name) for each in fields(FinishedRun)}
@@ -316,6 +317,11 @@ def _write(result: Result, folder: Path) -> FinishedRun:
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()
     write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
     return finished
+
+
+def _save(tensors: Tensors, path: Path) -> None:
+    with replaced_file(path) as incoming:
+        save_tensors(tensors, incoming)
 
 
 def _encoder(model: Tensors) -> Tensors:

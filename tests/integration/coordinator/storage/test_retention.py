@@ -1,6 +1,8 @@
 """Which artifacts garbage collection removes, which it keeps, and how a missing artifact is found."""
 
+import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.store import FileStore
@@ -205,7 +208,27 @@ def test_a_store_that_goes_away_while_it_is_collected(
     assert kept.isdisjoint(updates)
     for path in coordinator.store.glob("??/??/*"):
         os.utime(path, (time.time() - 2 * DAY,) * 2)
+    assert [event.data["count"] for event in cast.events("artifact.collected")] == [1]
     assert collect() == {"update": 1}  # the other one, which was not removed
+
+
+def test_a_store_from_which_nothing_can_be_removed(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedssl_coordinator.aggregator import tasks
+
+    def fail(self: FileStore, digest: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", digest)
+
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
+    cast.advance()
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(FileStore, "delete", fail)
+        tasks.collect()
+        result = run_command("collect")
+    assert [(line["log_level"], line["event"]) for line in logs] == [("error", "store.failed")]
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.fullmatch(r"error: the store failed: .*Read-only file system.*\n", result.stderr)
+    assert cast.events("artifact.collected") == []
 
 
 def test_a_file_that_a_killed_collection_left(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:

@@ -143,6 +143,9 @@ def collect() -> None:
     except UNREACHABLE as error:
         log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next collection will do it")
         return
+    except OSError as error:
+        log.error("store.failed", error=str(error), consequence="the next collection will do it")
+        return
     if collected is None:
         log.info("busy", name=retention.LOCK, consequence="the next collection will do it")
     else:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.tokens import Role
+from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.models import Token
 from fedssl_coordinator.core.problems import ProblemError
@@ -122,6 +123,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _visitor(request: Request, session: DB) -> Visitor:
+    database_clock.compare(session)  # pages say how long ago something was
     return _noted(request, visitor_of(session, request.cookies.get(COOKIE)))
 
 

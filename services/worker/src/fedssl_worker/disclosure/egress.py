@@ -90,7 +90,11 @@ class Egress:
         return True
 
     def require_permitted(self, item: WorkItem) -> None:
-        """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained."""
+        """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained.
+
+        Raises LedgerError if the ledger's last write failed, and it still cannot be used.
+        """
+        self._ledger.require_open()
         with self._refusals(_work_fields(item)):
             self._enforcer.require_permitted(item)
             self._require_within_totals(item, sum(num_bytes(each.dtype, each.shape) for each in item.plan.update))

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.wording import plural
+from fedssl_coordinator.core import database_clock
 
 NOTHING = "–"
 _MINUS = "\u2212"
@@ -67,7 +68,7 @@ def ago(value: datetime | None) -> str:
     """Return roughly how long ago it was."""
     if value is None:
         return "never"
-    passed = (datetime.now(UTC) - value).total_seconds()
+    passed = (database_clock.now() - value).total_seconds()
     return "now" if passed < 1 else f"{seconds(passed).split(' ')[0]} {seconds(passed).split(' ')[1]} ago"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.views import CrossSiteCell, SiteEvaluationView, SiteRoundView
 from fedssl.wording import plural
+from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
@@ -181,7 +182,7 @@ def _words(site: SiteEvaluationView, result: str, config: EvaluationConfig, seen
                 return "the encoder's outputs are not all finite numbers, so its training has diverged"
             return "; ".join(filter(None, (_left_out(site, config), site.reason)))
         case SiteEvaluationState.OFFERED:
-            if seen_at is not None and datetime.now(UTC) - seen_at <= timedelta(seconds=SEEN_SECONDS):
+            if seen_at is not None and database_clock.now() - seen_at <= timedelta(seconds=SEEN_SECONDS):
                 return "has not answered yet"
             return "offline: it answers when it is back, and nothing waits for it"
         case SiteEvaluationState.REFUSED:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from fedssl.protocol.secure_aggregation import NOT_PROMISED
 from fedssl.protocol.states import AssignmentState, Cause, RunState
 from fedssl.protocol.views import DistillationJobView
 from fedssl.wording import plural
+from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.core.models import Event, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout import formats
@@ -192,7 +193,7 @@ def _words(run: Run, current: Round | None, newest: Attempt | None, seen_at: dat
         case AssignmentState.LEASED:
             return _training(newest)
         case AssignmentState.OFFERED:
-            silent = seen_at is None or datetime.now(UTC) - seen_at > timedelta(seconds=SEEN_SECONDS)
+            silent = seen_at is None or database_clock.now() - seen_at > timedelta(seconds=SEEN_SECONDS)
             if silent:
                 return "warn", f"last seen {formats.ago(seen_at)}: round {number} not claimed yet{attempt}"
             return "offered", f"has not claimed round {number} yet{attempt}"
@@ -202,7 +203,7 @@ def _words(run: Run, current: Round | None, newest: Attempt | None, seen_at: dat
 
 
 def _training(attempt: Attempt) -> tuple[str, str]:
-    if attempt.lease_expires_at is not None and attempt.lease_expires_at <= datetime.now(UTC):
+    if attempt.lease_expires_at is not None and attempt.lease_expires_at <= database_clock.now():
         return "warn", f"no heartbeat: the lease expired {formats.ago(attempt.lease_expires_at)}"
     progress = attempt.progress or {}
     if not progress:

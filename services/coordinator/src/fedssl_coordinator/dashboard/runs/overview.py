@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.chance import Chance
 from fedssl.protocol.states import RoundState
+from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.paging import encode_cursor
 from fedssl_coordinator.dashboard.layout import formats
@@ -63,7 +64,7 @@ class Row:
         """Seconds from the start to the end, or until now."""
         if self.run.started_at is None:
             return None
-        return ((self.run.finished_at or datetime.now(UTC)) - self.run.started_at).total_seconds()
+        return ((self.run.finished_at or database_clock.now()) - self.run.started_at).total_seconds()
 
     @property
     def about(self) -> str:

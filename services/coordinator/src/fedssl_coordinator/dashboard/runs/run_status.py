@@ -6,13 +6,14 @@ clients has been seen for a while, a run is *stalled*, and the reason names what
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.wording import plural
+from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.core.models import DistillationJob, Round, Run
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.runs.queries import Missing
@@ -91,7 +92,7 @@ def _distilling(job: DistillationJob) -> RunStatus:
     done = f"{job.epoch} of {plural(job.num_epochs, 'distillation epoch')}"
     if job.reason:
         return RunStatus("stalled", f"distillation {where}: {job.reason}", needs_attention=True)
-    if job.state == JobState.QUEUED and (datetime.now(UTC) - job.created_at).total_seconds() > _TAKEN_SECONDS:
+    if job.state == JobState.QUEUED and (database_clock.now() - job.created_at).total_seconds() > _TAKEN_SECONDS:
         waits = f"distillation {where} waits for a process that serves the queue distill"
         return RunStatus("stalled", f"{waits}, or for earlier jobs", needs_attention=True)
     return RunStatus("distilling", f"{done} {where}", where)
@@ -124,7 +125,7 @@ def _open(
         word, phase = "running" if is_working else "stalled", f"round {current.number}, {state}"
         return RunStatus(word, f"{declined}; {state}; {then}", phase, needs_attention=True)
     waited_for = [one.client_id for one in absent if not one.is_seen]
-    if current.deadline <= datetime.now(UTC):
+    if current.deadline <= database_clock.now():
         return RunStatus("stalled", f"round {current.number} is past its deadline: {state}", needs_attention=True)
     if waited_for and len(waited_for) == len(absent):
         who = f"{names(waited_for)} {'has' if len(waited_for) == 1 else 'have'} not been seen recently"
@@ -159,7 +160,7 @@ def _left(run: Run, rounds: Sequence[Round]) -> str:
     if passed is None:
         return ""
     per_round, current = passed / len(closed), rounds[-1]
-    so_far = 0.0 if current.closed_at is not None else (datetime.now(UTC) - current.opened_at).total_seconds()
+    so_far = 0.0 if current.closed_at is not None else (database_clock.now() - current.opened_at).total_seconds()
     left = per_round * (run.num_rounds - run.rounds_closed) - min(max(so_far, 0.0), per_round)
     return f"{formats.seconds(left)} left"
 

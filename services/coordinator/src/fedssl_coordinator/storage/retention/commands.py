@@ -26,7 +26,11 @@ def collect(
     """
     from fedssl_coordinator.storage.retention import collection
 
-    totals = collection.collect(dry_run=dry_run)
+    try:
+        totals = collection.collect(dry_run=dry_run)
+    except OSError as error:
+        typer.echo(f"error: the store failed: {error}", err=True)
+        raise typer.Exit(EXIT_FAULT) from None
     if totals is None:
         detail = "another collection is running, or hold-collection prevents it during a backup: try again later"
         typer.echo(f"error: {detail}", err=True)

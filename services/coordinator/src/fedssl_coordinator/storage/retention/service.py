@@ -41,18 +41,20 @@ def remove_batch(
     """Remove those of the artifacts that may still be removed, with an event.
 
     Returns their sizes in bytes, and the store's error if it failed. The row of the artifact at which it failed is
-    deleted too, because its bytes may be gone: if they are not, they are found later as a file without a row.
+    deleted too, because its bytes may be gone: if they are not, they are found later as a file without a row. So only
+    that later removal counts.
     """
     failure = None
-    removed = set()
+    forgotten, removed = set(), set()
     for digest in sorted(repository.locked_removable(session, [row.digest for row in batch], retention_periods())):
-        removed.add(digest)
+        forgotten.add(digest)
         try:
             store().delete(digest)
         except OSError as error:
             failure = error
             break
-    repository.forget(session, removed)
+        removed.add(digest)
+    repository.forget(session, forgotten)
     sizes = [row.num_bytes for row in batch if row.digest in removed]
     if sizes:
         record_removal(session, run_id, kind, sizes)

@@ -90,14 +90,19 @@ class Ledger:
             self._policy, self._rules = policy, rules
             self.append("policy", signed=_yes_or_no(rules.sign))
 
+    def require_open(self) -> None:
+        """Open the ledger again if it was closed because a write failed. Raises LedgerError."""
+        with self._lock:
+            if self._file is None:
+                self._open()
+
     def append(self, kind: Kind, **fields: Any) -> LedgerEntry:
         """Add an entry and wait until it is on the disk. Raises LedgerError if it cannot be written.
 
         A failed write leaves at most a torn line, which the next write removes first.
         """
         with self._lock:
-            if self._file is None:
-                self._open()
+            self.require_open()
             if self._length >= self._rules.segment_entries:
                 self._rotate()
             return self._write(kind, fields)
