@@ -23,7 +23,9 @@ MIN_IMAGES = 10
 
 _MAX_DRAWS = 10_000
 _NUM_NORMALISATIONS = 100
-_PARTITION_STREAM, _SUBSET_STREAM, _SHARE_STREAM = 0, 1, 2  # so that no two functions draw the same numbers
+# So that no two functions draw the same numbers. Only `stratified_share` draws those of stream 0: `default_rng(seed)`
+# equals `default_rng([seed, 0])`, and another stream would change every image that was ever held out.
+_PARTITION_STREAM, _SUBSET_STREAM, _SHARE_STREAM = 0, 1, 2
 
 
 def partition(
