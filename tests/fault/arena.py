@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, LiteralString, Self, TypeVar
 from uuid import UUID
@@ -192,38 +192,33 @@ class Arena(Federation):
             for pid in self._family(name)
         )
 
-    @contextmanager
-    def refusing_connections(self, seconds: float) -> Iterator[None]:
+    def refusing_connections(self, seconds: float) -> AbstractContextManager[None]:
         """Let Postgres end all connections, and accept none during the block and for at least this many seconds."""
         self.injected.note("refused connections", POSTGRES, f"for {seconds:g} s")
-        end = time.monotonic() + seconds
-        administrator = self.postgres.database_url("postgres").replace("+psycopg", "", 1)
-        with psycopg.connect(administrator, autocommit=True) as connection:
-            connection.execute("ALTER DATABASE fedssl ALLOW_CONNECTIONS false")
-            try:
-                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'fedssl'")
-                yield
-                time.sleep(max(0.0, end - time.monotonic()))
-            finally:
-                connection.execute("ALTER DATABASE fedssl ALLOW_CONNECTIONS true")
+        return self._altered("ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true", seconds)
 
-    @contextmanager
-    def read_only(self, seconds: float) -> Iterator[None]:
+    def read_only(self, seconds: float) -> AbstractContextManager[None]:
         """Let new connections take no writes during the block and for at least this many seconds, and end the others.
 
         Connections that are opened meanwhile stay read-only afterwards.
         """
         self.injected.note("takes no writes", POSTGRES, f"for {seconds:g} s")
+        setting = "default_transaction_read_only"
+        return self._altered(f"SET {setting} = on", f"RESET {setting}", seconds)
+
+    @contextmanager
+    def _altered(self, change: str, back: str, seconds: float) -> Iterator[None]:
+        """Alter the database during the block and for at least this many seconds, and end all connections at first."""
         end = time.monotonic() + seconds
         administrator = self.postgres.database_url("postgres").replace("+psycopg", "", 1)
         with psycopg.connect(administrator, autocommit=True) as connection:
-            connection.execute("ALTER DATABASE fedssl SET default_transaction_read_only = on")
+            connection.execute(f"ALTER DATABASE fedssl {change}")
             try:
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'fedssl'")
                 yield
                 time.sleep(max(0.0, end - time.monotonic()))
             finally:
-                connection.execute("ALTER DATABASE fedssl RESET default_transaction_read_only")
+                connection.execute(f"ALTER DATABASE fedssl {back}")
 
     # Runs
 
