@@ -393,16 +393,18 @@ def _numbers_of_images(path: Path, item: WorkItem) -> tuple[int | None, int]:
     The first is None if it has no sums, or zeros; the second is 0 if it has no counts.
     """
     names = {tensor.name for tensor in item.plan.update if tensor.kind == "probe-sums"}
-    if not {GRAM, MOMENT} <= names:
+    has_sums, has_counts = names >= {GRAM, MOMENT}, HELD_OUT in names
+    if not has_sums and not has_counts:
         return None, 0
     tensors = load_tensors(path)
-    gram, moment = tensors[GRAM], tensors[MOMENT]
-    num_summed = int(gram[-1, -1]) if bool(gram.any() | moment.any()) else None
-    if HELD_OUT not in names:
-        return num_summed, 0
-    config = wants_site_labels(item.spec)
-    per_image = moment.shape[1] if config is not None and config.multi_label else 1
-    return num_summed, int(tensors[HELD_OUT]) // per_image
+    num_summed, num_held_out = None, 0
+    if has_sums and bool(tensors[GRAM].any() | tensors[MOMENT].any()):
+        num_summed = int(tensors[GRAM][-1, -1])
+    if has_counts:
+        config = wants_site_labels(item.spec)
+        per_image = tensors[MOMENT].shape[1] if config is not None and config.multi_label else 1
+        num_held_out = int(tensors[HELD_OUT]) // per_image
+    return num_summed, num_held_out
 
 
 def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:
