@@ -148,6 +148,13 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
         read_weights(written(tmp_path / "a.safetensors", tensors))
 
 
+def test_negative_variances_are_refused(tmp_path: Path) -> None:
+    """A BatchNorm would give NaN in evaluations, and in training if it is frozen."""
+    path = written(tmp_path / "w.safetensors", small(**{"bn1.running_var": torch.tensor([1.0, -0.5])}))
+    with pytest.raises(ArtifactError, match=r"w\.safetensors: tensor bn1\.running_var holds -0\.5, and no variance"):
+        read_weights(path)
+
+
 def test_a_header_that_claims_ten_gigabytes_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes((10 << 30).to_bytes(8, "little") + b"{" * 100)

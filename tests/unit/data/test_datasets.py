@@ -343,6 +343,21 @@ def test_truncated_image_is_named(tmp_path: Path) -> None:
         load_dataset(str(tmp_path), "train")
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "MPO"])
+def test_jpeg_whose_end_became_zeros_is_named(tmp_path: Path, kind: str) -> None:
+    """An interrupted copy leaves it so. libjpeg decodes grey from the zeros, without an error."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    path = tmp_path / "1.jpg"
+    Image.fromarray(pixels).save(path, kind)
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    path.write_bytes(whole + bytes(4096))  # such as cameras write
+    assert len(load_dataset(str(tmp_path), "train")) == 1
+    path.write_bytes(whole[:half] + bytes(len(whole) - half))
+    with pytest.raises(DataError, match=r"1\.jpg: its end is missing: it has zeros there"):
+        load_dataset(str(tmp_path), "train")
+
+
 def test_empty_folder_and_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no images.*\.npy\)$"):
         load_dataset(str(tmp_path), "train")

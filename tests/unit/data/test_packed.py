@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 
 from fedssl.data import format_packages, load_conformed, packed
 from fedssl.data.contents import read_contents
+from fedssl.data.formats import read_npz
 from fedssl.data.image_cache import load_cached
 from fedssl.data.image_cache.decoders import num_decoders
 from fedssl.errors import DataError
@@ -147,6 +149,41 @@ def test_a_link_in_place_of_an_image_stops(tmp_path: Path, kind: bytes) -> None:
         archive.addfile(link)
     with pytest.raises(DataError, match=r"1\.tar: .*b\.png in it is a link"):
         read_contents(tmp_path)
+
+
+def test_an_image_that_is_twice_in_a_shard_stops(tmp_path: Path) -> None:
+    """`tar -r` and `tar -u` append a second file of the name: both would count, and unpacking leaves only the last."""
+    with tarfile.open(tmp_path / "1.tar", "w") as archive:
+        for _ in range(2):
+            archive.addfile(tarfile.TarInfo("a.png"))
+    with pytest.raises(DataError, match=r"1\.tar: a\.png is in it twice"):
+        read_contents(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("images.npy", "images.npy"), ("images", "images.npy")], ids=["equal", "suffix"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_that_is_twice_in_a_file_stops(tmp_path: Path, names: tuple[str, str]) -> None:
+    """numpy reads one of the two without a message."""
+    array = io.BytesIO()
+    np.save(array, np.zeros((2, 8, 8), np.uint8))
+    with zipfile.ZipFile(tmp_path / "1.npz", "w") as archive:
+        for name in names:
+            archive.writestr(name, array.getvalue())
+    with pytest.raises(DataError, match=r"1\.npz: it has two arrays images"):
+        read_contents(tmp_path)
+    with pytest.raises(DataError, match=r"1\.npz: it has two arrays images"):
+        read_npz(tmp_path / "1.npz", "train")
+
+
+@pytest.mark.parametrize("shape", [f"({10**30}, 8, 8)", "(True, 8, 8)"])
+def test_a_header_of_numpy_with_impossible_sizes_is_an_error_that_names_the_file(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    with zipfile.ZipFile(tmp_path / "1.npz", "w") as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(64))
+    with pytest.raises(DataError, match=r"cannot read .*1\.npz"):
+        read_contents(tmp_path)
+    with pytest.raises(DataError, match=r"cannot read .*1\.npz"):
+        read_npz(tmp_path / "1.npz", "train")
 
 
 def test_a_sparse_member_in_place_of_an_image_stops(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ MAX_FILE_BYTES = 8 << 30
 COUNTER = ".num_batches_tracked"
 """The end of the name of a network's only kind of integer tensor, with which BatchNorm counts batches."""
 
+_VARIANCE = ".running_var"
 _NUMPY: dict[str, str] = {name: info.numpy_name for name, info in INFO.items()}
 _MAX_FOREIGN_HEADER_BYTES = 16 << 20
 _ZIP, _PICKLE = b"PK\x03\x04", 0x80  # torch.save writes a zip of pickles since 1.6, and wrote a bare pickle before
@@ -85,7 +86,8 @@ def read_weights(path: Path) -> Weights:
     Only F32 is read, so that the registered file has the numbers of the file, bit for bit.
 
     Raises:
-        ArtifactError: the file is pickled, damaged or too large, or has a dtype or names that no encoder can have.
+        ArtifactError: the file is pickled, damaged or too large, or has a dtype or names that no encoder can have, or
+            negative variances.
         NotFinite: a tensor holds NaN or infinity.
         OSError: the file cannot be read.
     """
@@ -223,6 +225,11 @@ def _array(path: Path, file: BinaryIO, header: Header, entry: TensorEntry) -> ND
     if entry.dtype != "I64" and not np.isfinite(found).all():
         raise NotFinite(
             f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: these weights cannot be trained from"
+        )
+    if entry.name.endswith(_VARIANCE) and found.min(initial=0) < 0:
+        raise ArtifactError(
+            f"{path}: tensor {shown_name(entry.name)} holds {found.min():.6g}, and no variance is negative: BatchNorm "
+            "would give NaN. Fetch or write the weights again"
         )
     return found.reshape(entry.shape)
 

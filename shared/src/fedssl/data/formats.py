@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedssl.data.array_files import ARRAY_ERRORS, require_memory
+from fedssl.data.array_files import ARRAY_ERRORS, check_members
 from fedssl.data.images import ImageData
 from fedssl.data.windowing import FULL, NEEDS_WINDOW, Pixels, WindowMissing, window_arrays
 from fedssl.errors import DataError
@@ -182,7 +182,7 @@ def read_stored(path: Path, split: str) -> StoredArrays:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not an .npz file, or is damaged; write it with fedssl.data.save_npz")
     try:
-        require_memory(path)
+        check_members(path)
         with np.load(path, allow_pickle=False) as archive:
             keys = set(archive.files)
             if f"{prefix}images" not in keys:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.data import format_packages
-from fedssl.data.array_files import ARRAY_ERRORS, require_memory
+from fedssl.data.array_files import ARRAY_ERRORS, check_members
 
 PACKED_SUFFIXES = (".npz", ".tar", ".parquet")
 
@@ -68,7 +68,7 @@ def _explained(read: Any, path: Path) -> Any:
         status = path.stat()
         with _LOADING:
             return read(path, f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}")
-    except (*ARRAY_ERRORS, tarfile.TarError, LookupError, TypeError, AttributeError) as error:
+    except (*ARRAY_ERRORS, tarfile.TarError, LookupError, AttributeError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] == "pyarrow":
@@ -83,7 +83,7 @@ def _require(number: int, count: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _arrays(path: Path, stamp: str) -> NDArray[Any]:
-    require_memory(path)
+    check_members(path)
     with np.load(path, allow_pickle=False) as archive:
         if "images" not in archive.files:
             raise ValueError("it has no array `images`")
@@ -106,7 +106,7 @@ def _row_of_array(path: Path, stamp: str, number: int) -> io.BytesIO:
 
 @functools.lru_cache(maxsize=64)
 def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
-    found = []
+    found: dict[str, _Member] = {}
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             is_hidden = member.name.rpartition("/")[2].startswith(".")  # such as `._1.png`, which macOS adds
@@ -117,12 +117,14 @@ def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
             if member.issparse():  # its bytes in the archive are not those of the file
                 raise ValueError(f"{member.name} in it is stored without its zeros: write it without `tar --sparse`")
             if member.isfile():
-                found.append(_Member(member.offset_data, member.size))
+                if member.name in found:  # appended by `tar -r` or `tar -u`; unpacked, only the last would be left
+                    raise ValueError(f"{member.name} is in it twice: write it again with one file per name")
+                found[member.name] = _Member(member.offset_data, member.size)
         _require_end(path, archive.offset)
-    last = max((member.offset + member.size for member in found), default=0)
+    last = max((member.offset + member.size for member in found.values()), default=0)
     if last > path.stat().st_size or len(found) > _MOST_IMAGES:
         raise ValueError("it ends before its last image: it is truncated")
-    return tuple(found)
+    return tuple(found.values())
 
 
 def _require_end(path: Path, offset: int) -> None:

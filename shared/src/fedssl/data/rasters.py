@@ -1,6 +1,7 @@
 """Read image files of any depth and number of channels as values, without mapping them to 8 bits."""
 
 import io
+import os
 import re
 import struct
 import warnings
@@ -33,6 +34,7 @@ IMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, LookupError, Arithm
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
+_END_OF_JPEG, _FEWEST_ZEROS = b"\xff\xd9", 512
 _NUMPY = b"\x93NUMPY"
 _UNCOMPRESSED, _DEFLATE = 1, (8, 32946)  # TIFF's codes; tifffile needs another package for all others but LZMA
 _SIGNED = 2  # of TIFF's sample formats
@@ -116,7 +118,24 @@ def open_by_pil(source: Path | io.BytesIO) -> Image.Image:
     """Open an image file by PIL, which reads its header. Raises one of IMAGE_ERRORS."""
     image = Image.open(source, formats=FORMATS)
     image.filename = ""  # PIL would map some TIFF files into memory, and scramble those that it turns by a right angle
+    if image.format in ("JPEG", "MPO"):
+        try:
+            _require_end(image.fp)
+        except ValueError:
+            image.close()
+            raise
     return image
+
+
+def _require_end(file: Any) -> None:
+    """Raise ValueError if the end of a JPEG file was replaced by zeros, which libjpeg decodes without an error."""
+    position = file.tell()
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _FEWEST_ZEROS))
+    if not any(file.read()):
+        file.seek(0)
+        if not file.read().rstrip(b"\0").endswith(_END_OF_JPEG):
+            raise ValueError("its end is missing: it has zeros there, as an interrupted copy or download leaves them")
+    file.seek(position)
 
 
 def require_size(width: int, height: int, value_bytes: int) -> None:

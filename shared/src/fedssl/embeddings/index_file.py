@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data.array_files import ARRAY_ERRORS, memory_bytes, require_memory
+from fedssl.data.array_files import ARRAY_ERRORS, check_members, memory_bytes
 from fedssl.errors import DataError, ExportError
 from fedssl.files import replaced_file
 
@@ -168,7 +168,7 @@ class _Reader:
             return parquet.ParquetFile(self._path)
         if not zipfile.is_zipfile(self._path):
             raise ValueError("it is not an .npz file" if self._path.exists() else "there is no such file")
-        require_memory(self._path)
+        check_members(self._path)
         return np.load(self._path, allow_pickle=False)
 
     def _npz_content(self) -> tuple[list[str], Float32]:
