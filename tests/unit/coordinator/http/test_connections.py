@@ -1,6 +1,7 @@
 """Which connection is closed if there are too many, by the clock."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ class Fake:
     address: str | None
     opened_at: float
     is_known: bool = False
+    caller: str = ""
     is_waiting: bool = True
     is_idle: bool = True
     closed: bool = field(default=False, init=False)
@@ -31,8 +33,8 @@ class Server:
         self.connections = Connections(10, 3, 10.0, lambda: self.now)
         self.opened: list[Fake] = []
 
-    def open(self, address: str | None = "a", **state: bool) -> Fake:
-        connection = Fake(address, self.now, **state)
+    def open(self, address: str | None = "a", **state: Any) -> Fake:
+        connection = Fake(address, self.now, **{"caller": f"token {len(self.opened)}", **state})
         if not self.connections.add(connection):
             connection.closed = True
         self.connections.recognise(connection)
@@ -129,3 +131,14 @@ def test_addresses_are_counted_by_network_and_proxies_are_listed() -> None:
     is_proxy = proxies("10.0.0.0/8, 2001:db8::/32, name, 192.0.2.1")
     found = [is_proxy(host) for host in ("10.9.9.9", "2001:db8::1", "192.0.2.1", "192.0.2.2", "name", "")]
     assert found == [True, True, True, False, False, False]
+
+
+def test_the_caller_with_too_many_requests_makes_room_if_no_connection_is_idle(server: Server) -> None:
+    """One token whose bodies or readers are slow does not refuse the others."""
+    busy = {"is_known": True, "is_waiting": False, "is_idle": False}
+    for caller in "abbbbcccdd":
+        server.open(**busy, caller=caller)
+    server.open(**busy, caller="d")
+    assert server.closed() == [1]  # the oldest of b, which has more than 3
+    server.open(**busy, caller="d")
+    assert server.closed() == [1, 11]  # no caller has more than 3

@@ -176,7 +176,7 @@ class Settings(BaseSettings):
         default=250,
         ge=1,
         description="An address with more connections without a valid token than this has 1 s to send a head. Does "
-        "not apply to trusted proxies.",
+        "not apply to trusted proxies. If all places are taken, a token with more loses its oldest connection.",
     )
     token_requests_per_minute: int = Field(
         default=6000, ge=0, description="Limit of requests with one token; 0 means no limit."

@@ -16,7 +16,8 @@ from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
 
 IS_KNOWN = "is_known"
-"""The key in a scope's state for whether the caller was valid on its last request. The rate limits set it."""
+"""The key in a scope's state for the id of the caller's token, if it was valid on its last request. The rate limits set
+it."""
 
 SESSION_COOKIE = "fedssl_session"  # of the web page
 

@@ -2,11 +2,12 @@
 
 A caller is known after a request on the connection has shown a valid token or session. All other connections are
 strangers', whatever they have sent. Their number is never a reason to refuse a caller: a stranger's connection is
-closed in its place, the oldest one of the address that has the most.
+closed in its place, the oldest one of the address that has the most. If all connections are known callers', one without
+a request is closed, or else the oldest of the caller with the most if those are more than one address may have.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 GRACE_SECONDS = 1.0
@@ -26,6 +27,10 @@ class Connection(Protocol):
     @property
     def is_known(self) -> bool:
         """True if a request has shown a valid token or session."""
+
+    @property
+    def caller(self) -> str | None:
+        """The id of the token of the last request that has shown a valid one or its session."""
 
     @property
     def is_waiting(self) -> bool:
@@ -65,7 +70,7 @@ class Connections:
         """
         is_full = len(self._known) + self._num_strangers >= self._most
         if is_full:
-            if not self._close_a_stranger() and not self._close_first(self._known, lambda other: other.is_idle):
+            if not self._close_a_stranger() and not self._close_a_known():
                 return False
         elif self._num_strangers >= self._most_strangers:
             self._close_a_stranger(self._clock() - GRACE_SECONDS)
@@ -109,8 +114,15 @@ class Connections:
                     return True
         return False
 
-    def _close_first(self, connections: Iterable[Connection], may_be: Callable[[Connection], bool]) -> bool:
-        found = next(filter(may_be, connections), None)
+    def _close_a_known(self) -> bool:
+        """Close one without a request, or the oldest of a caller that has too many. Returns whether one was closed."""
+        found = next((each for each in self._known if each.is_idle), None)
+        if found is None:
+            own: dict[str | None, list[Connection]] = {}
+            for each in self._known:
+                own.setdefault(each.caller, []).append(each)
+            most = max(own.values(), key=len, default=[])
+            found = most[0] if len(most) > self._most_per_address else None
         if found is not None:
             self._close(found)
         return found is not None

@@ -73,7 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._handshake: asyncio.Task[None] | None = None
         self._early: bytearray | None = None
         self._is_made = False
-        self._is_known = False
+        self._caller: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._num_bytes = 0  # since the last byte of a body, or the end of a head
         self._num_field_bytes = 0  # of this request's path, headers and trailers
@@ -83,10 +83,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def is_known(self) -> bool:
-        if not self._is_known and self.scope is not None:
+        return self.caller is not None
+
+    @property
+    def caller(self) -> str | None:
+        if self.scope is not None:
             state = self.scope["state"]
-            self._is_known = any(state.get(name) for name in _KNOWN_BY)
-        return self._is_known
+            self._caller = next((str(state[name]) for name in _KNOWN_BY if state.get(name)), self._caller)
+        return self._caller
 
     @property
     def is_idle(self) -> bool:
@@ -161,7 +165,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self._num_bytes = 0
         super().on_headers_complete()
-        if not self._is_known:
+        if self._caller is None:
             self.loop.call_later(GRACE_SECONDS, self._connections.recognise, self)  # its response may take much longer
 
     def on_body(self, body: bytes) -> None:

@@ -73,7 +73,7 @@ class RateLimits:
             await _refuse(seconds, scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state[IS_KNOWN] = credential is not None and credential.digest in self._known
+        state[IS_KNOWN] = None if credential is None else self._known.get(credential.digest)
 
         counts = self._counts
 
