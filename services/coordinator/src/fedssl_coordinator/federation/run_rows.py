@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.projects import DEFAULT_PROJECT
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
+from fedssl.protocol.validation import dotted, first_problem
 from fedssl.protocol.work import AcceptedUpdate
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
@@ -44,6 +46,32 @@ def get_one(session: Session, run_id: UUID) -> Run:
     return session.get_one(Run, run_id)
 
 
+class NewerSpecError(ProblemError):
+    """A run of a newer coordinator has a setting that this version does not know, for example after a rollback."""
+
+    def __init__(self, run_id: UUID, error: ValidationError) -> None:
+        found = first_problem(error)
+        what = f"{dotted(found.location)}: {found.message}"
+        super().__init__(
+            "conflict",
+            f"this version of the coordinator does not understand the spec of run {run_id} ({what}): "
+            "upgrade the coordinator, and resume the run if it is paused",
+        )
+        self.run_id = run_id
+
+
+def spec_of(run: Run) -> RunSpec:
+    """Return the spec of a run. Raises NewerSpecError."""
+    return _parsed(run.id, run.spec)
+
+
+def _parsed(run_id: UUID, spec: Mapping[str, Any]) -> RunSpec:
+    try:
+        return RunSpec.model_validate(spec)
+    except ValidationError as error:
+        raise NewerSpecError(run_id, error) from None
+
+
 class Definition(NamedTuple):
     """The part of a prepared run that does not change, except for the spec's `num_rounds` if the run is continued."""
 
@@ -68,7 +96,7 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
         statement = select(Run.spec, Run.plan, Run.method_version).where(Run.id == run_id, Run.plan.is_not(None))
         spec, plan, version = session.execute(statement).one()
         parsed = ArtifactPlan.model_validate(plan)
-        known = Definition(RunSpec.model_validate(spec), parsed, version, update_form(parsed.update))
+        known = Definition(_parsed(run_id, spec), parsed, version, update_form(parsed.update))
         with _writing:
             while len(_definitions) >= _MOST_DEFINITIONS:
                 del _definitions[next(iter(_definitions))]

@@ -120,7 +120,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
     """Return everything on the page with about sixteen queries, without the charts' numbers."""
     run = get(session, run_id)
     [row] = overview.rows(session, [run])
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     newest = overview_queries.last_rounds(session, [run_id], limit=4).get(run_id, [])
     current = newest[-1] if newest else None
     ids = run_queries.client_ids(session, run_id) or clients.eligible(session, run.project, spec.cohort.clients)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.wording import plural
@@ -99,7 +98,7 @@ def _distilling(job: DistillationJob) -> RunStatus:
 
 
 def _between(run: Run, num_eligible: int) -> RunStatus:
-    cohort = RunSpec.model_validate(run.spec).cohort
+    cohort = CohortConfig.model_validate(run.spec["cohort"])
     if num_eligible < cohort.min_clients:
         reason = f"{num_eligible} of {plural(cohort.min_clients, 'required client')} registered: start more workers"
         return RunStatus("stalled", reason, needs_attention=True)
@@ -115,7 +114,7 @@ def _open(
     absent: Sequence[Missing],
     declined: str | None,
 ) -> RunStatus:
-    cohort = RunSpec.model_validate(run.spec).cohort
+    cohort = CohortConfig.model_validate(run.spec["cohort"])
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     needed = min(cohort.min_updates or everybody, everybody)
     state = f"{accepted} of {plural(everybody, 'update')} received"

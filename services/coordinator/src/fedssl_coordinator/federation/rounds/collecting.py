@@ -125,7 +125,7 @@ def _answer_claims(session: Session, run: Run, current: Round, claims: Sequence[
     again = {row.client_id: row.attempt + 1 for row in claims if run.num_tries or row.client_id in first}
     _refute(session, [row for row in claims if row.client_id not in again])
     if run.num_tries:  # the time that the fault took does not count against the round
-        seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds
+        seconds = run_rows.spec_of(run).cohort.deadline_seconds
         repository.extend(session, current, seconds, next_attempt=False)
     _forget_failures(session, run)
     if again:

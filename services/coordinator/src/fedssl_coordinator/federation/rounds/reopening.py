@@ -5,7 +5,6 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.models import Round, Run
@@ -56,7 +55,7 @@ def take_up(session: Session, run: Run) -> None:
 
 def _reopen(session: Session, run: Run, failed: Round) -> None:
     """Open the round in which a run had failed again. Its assignments stay as they ended."""
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     values = repository.values_of_reopened(spec.cohort.deadline_seconds)
     won = transition(session, failed, RoundState.OPEN, f"round {failed.number} is open again", **values)
     assert won, "the run is locked"
@@ -94,7 +93,7 @@ def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, st
     message = f"asked again: {shortened(reasons)}"
     won = transition(session, current, RoundState.OPEN, message, data={"clients": reasons})
     assert won, "the run is locked, and its rounds with it"
-    repository.extend(session, current, RunSpec.model_validate(run.spec).cohort.deadline_seconds, next_attempt=False)
+    repository.extend(session, current, run_rows.spec_of(run).cohort.deadline_seconds, next_attempt=False)
     for row in rows:
         if row.id in lost:
             expire(session, row, lost[row.id], "; asked again", update_digest=None)

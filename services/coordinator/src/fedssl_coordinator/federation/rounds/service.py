@@ -8,7 +8,6 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome, RoundState, RunState
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.models import Run
@@ -30,7 +29,7 @@ def next_step(
     run = run_rows.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     if run.plan is None:
         if num_epochs := spec.method.distillation_epochs(0):
             distillation.ensure_queued(session, run, 0, num_epochs)

@@ -31,7 +31,7 @@ def continue_run(session: Session, run: Run, num_rounds: int) -> None:
         return
     _require_completed(run)
     try:
-        spec = RunSpec.model_validate(run.spec).continued(num_rounds)
+        spec = run_rows.spec_of(run).continued(num_rounds)
     except ValueError as error:
         raise ProblemError("conflict", f"run {run.id} cannot be continued: {error}; {_INSTEAD}") from error
     for digest in (run.broadcast, run.server_state, run.frozen):
@@ -61,7 +61,7 @@ def continue_run(session: Session, run: Run, num_rounds: int) -> None:
 
 def as_created(session: Session, run: Run) -> RunSpec:
     """Return the spec with which a run was created: it may have been continued since."""
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     before = audit.first_num_rounds(session, run.id)
     return spec if before is None else spec.model_copy(update={"num_rounds": before})
 

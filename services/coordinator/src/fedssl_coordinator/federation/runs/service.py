@@ -152,7 +152,7 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
     """Return the full view of a run, with the assignments of its round if wanted. Raises ProblemError if it does not
     exist."""
     run = run_rows.require(session, run_id)
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
         **summary(run, derived_reasons(session, [run])).model_dump(),
@@ -296,7 +296,7 @@ def _resume(session: Session, run: Run) -> None:
     distillation.resume(session, run)
     current = rounds.unclosed(session, run.id)
     if current is not None and current.state == RoundState.OPEN:  # the pause does not count against the round
-        seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds
+        seconds = run_rows.spec_of(run).cohort.deadline_seconds
         rounds.extend(session, current, seconds, next_attempt=False)
     enqueue.advance(session, run.id)
     enqueue.wake_workers(session)

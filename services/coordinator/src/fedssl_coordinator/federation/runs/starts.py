@@ -96,7 +96,7 @@ def _of_run(session: Session, project: str, spec: RunSpec, config: InitialConfig
 
 
 def _require_same_network(run: Run, spec: RunSpec, config: InitialConfig) -> None:
-    theirs = RunSpec.model_validate(run.spec)
+    theirs = run_rows.spec_of(run)
     if theirs.model.batch_norm == "local":
         raise _invalid(
             "run",

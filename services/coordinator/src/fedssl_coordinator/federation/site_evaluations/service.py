@@ -46,7 +46,7 @@ def request(session: Session, run_id: UUID, asked: int | None) -> tuple[int, boo
     answered or was asked before. Raises ProblemError if there is nothing to evaluate, or no client to ask.
     """
     run = run_rows.require(session, run_id)
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     if spec.site_evaluation is None:
         detail = (
             f'run {run_id} has no evaluation at the sites: that needs evaluation.at = "sites" or "both", and the names '
@@ -104,7 +104,7 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
     row, run, client = _locked_own(session, client_id, given)
     if row.state != SiteEvaluationState.OFFERED:
         return _answered_before(row, given)
-    config = RunSpec.model_validate(run.spec).site_evaluation
+    config = run_rows.spec_of(run).site_evaluation
     assert config is not None, "only such runs have evaluations at the sites"
     if given.counts is None:
         reason = printable(given.refusal or "")
@@ -159,7 +159,7 @@ def expire_of_client(session: Session, client_id: str, reason: str) -> None:
 
 def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
     say_about(run=str(run.id), round=row.round_number)
-    spec, newest = RunSpec.model_validate(run.spec), None
+    spec, newest = run_rows.spec_of(run), None
     has_head = isinstance(spec.method, SiteLabelsConfig) and spec.method.has_personal_heads and row.head_of is None
     if has_head or spec.model.batch_norm == "local":
         newest = run_rows.newest_accepted(session, run, row.client_id, row.round_number)

@@ -34,6 +34,7 @@ from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
 from fedssl_coordinator.federation.work import ordinary, pauses, repository, service
@@ -108,6 +109,17 @@ class _Claimed(NamedTuple):
 
 
 def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause: bool = False) -> _Claimed:
+    """Claim for the worker. A run that this version does not understand is paused: it would keep its clients from all
+    others."""
+    while True:
+        try:
+            return _claim_once(token, checks_evaluations=checks_evaluations, may_pause=may_pause)
+        except run_rows.NewerSpecError as error:
+            with transaction() as session:
+                service.pause_run(session, error.run_id, error.detail)
+
+
+def _claim_once(token: PresentedToken, *, checks_evaluations: bool, may_pause: bool) -> _Claimed:
     ordinary_claim = ordinary.claim(token.secret_hash)
     if ordinary_claim is not None:
         worker, item = ordinary_claim

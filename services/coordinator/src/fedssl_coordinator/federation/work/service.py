@@ -12,7 +12,7 @@ from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SECURE_PROTOCOL
-from fedssl.protocol.states import AssignmentState, RoundState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.protocol.work import (
     Decline,
     EndedQuery,
@@ -72,6 +72,14 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     return Registered(client_id=client_id)
 
 
+def pause_run(session: Session, run_id: UUID, reason: str) -> None:
+    """Pause a run, unless it has ended."""
+    run = run_rows.locked(session, run_id)
+    if run is not None and run.state == RunState.RUNNING:
+        pause(session, run, reason)
+        enqueue.wake_watchers(session)
+
+
 def _require_own_identity(session: Session, client_id: str, announced: str | None) -> None:
     """Raise ProblemError if the key is new for this client and another one has it: it would keep both of them out of
     secure rounds. A key that this client has already announced stays its own."""
@@ -113,7 +121,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
         return None
     assignment, run, current = found
     say_about(run=str(run.id), round=current.number)
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, client_id)
         assignment.lost_round = None  # the worker reports it again if the state has not come back
@@ -216,7 +224,7 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
     client_id, data = assignment.client_id, {"accepted_round": lost.round_number}
     if events.has(session, run.id, STATE_LOST, client_id, data):
         return None
-    spec = RunSpec.model_validate(run.spec)
+    spec = run_rows.spec_of(run)
     is_pausing = spec.cohort.on_lost_state == "pause"
     consequence = "the run is paused" if is_pausing else _consequence(spec, run)
     message = f"{client_id}: its client state of round {lost.round_number} is {lost.reason}; {consequence}"
