@@ -42,7 +42,10 @@ def test_a_failed_run_can_be_resumed_from_its_page(standing: Coordinator, operat
     assert f'href="/runs/{run}/resume/confirm"' not in operator.get(f"/runs/{run}").text
     with Tables(standing.database_url) as tables:
         tables.execute("UPDATE runs SET state = 'finished', outcome = 'failed', reason = 'no GPU' WHERE id = %s", run)
-    assert f'href="/runs/{run}/resume/confirm"' in operator.get(f"/runs/{run}").text
+    page = operator.get(f"/runs/{run}").text
+    assert f'href="/runs/{run}/resume/confirm"' in page
+    assert f'href="/runs/new?from={run}">make a new run from this spec' in page
+    assert not re.search("appear with|Appears after|First evaluation after|waits for|to make one", page)
     assert "It failed because: no GPU." in operator.get(f"/runs/{run}/resume/confirm").text
     assert operator.send(f"/runs/{run}/resume").status_code == 303
     assert standing.client.run(run).state == "running"
@@ -150,6 +153,7 @@ _NONE: dict[str, Any] = {
     "partition": {"dataset": "digits", "num_clients": 3, "scheme": "iid", "alpha": None},
     "robustness": {"max_update_norm": 3.0},
 }
+_SECURE: dict[str, Any] = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {}}
 
 
 @pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
@@ -163,6 +167,15 @@ def test_a_form_filled_from_a_run_gives_the_same_spec(
     page = operator.get(f"/runs/new?from={run}")
     assert page.status_code == 200
     assert RunSpec.model_validate(_given(page.text)) == spec
+
+
+@pytest.mark.parametrize("changes", [_SECURE, {"upload": {"dtype": "bfloat16"}}], ids=["secure", "half the bytes"])
+def test_a_copy_keeps_secure_aggregation_and_the_form_of_uploads(
+    standing: Coordinator, operator: Browser, changes: dict[str, Any]
+) -> None:
+    run = standing.client.create_run(method_spec("fedsimclr", **changes), start=False)
+    page = operator.get(f"/runs/new?from={run.id}")
+    assert RunSpec.model_validate(_given(page.text)) == run.spec
 
 
 def test_a_form_says_none_where_the_default_is_an_object(
@@ -233,6 +246,14 @@ def test_no_field_of_any_form_asks_for_json() -> None:
         assert {field.key for field in fields if field.kind == "encoders"} <= {
             "method.reducer.distillation.client_encoders"
         }
+
+
+def test_a_form_has_every_section_of_a_spec_with_whole_sentences() -> None:
+    for method in METHOD_CONFIGS:
+        sections = spec_form.sections(method)
+        assert {key.partition(".")[0] for section in sections for key in section.keys} == set(RunSpec.model_fields)
+        options = [option for section in sections for one in all_fields(section.fields) for option in one.options]
+        assert [each.name for each in [*sections, *options] if each.description[-1:] not in ("", ".")] == []
 
 
 def test_clients_are_picked_by_name(standing: Coordinator, operator: Browser) -> None:

@@ -116,7 +116,9 @@ def choose_thresholds(
     if num_clients < SMALLEST_COHORT:
         raise ValueError(f"secure aggregation needs at least {SMALLEST_COHORT} clients, not {num_clients}")
     if not SMALLEST_COHORT <= min_cohort <= num_clients:
-        raise ValueError(f"min_cohort must be {SMALLEST_COHORT} to {num_clients} (the cohort), not {min_cohort}")
+        raise ValueError(
+            f"min_cohort must be between {SMALLEST_COHORT} and the cohort's {num_clients} clients, not {min_cohort}"
+        )
     if collusion is None:
         collusion = num_clients // 4 if num_clients <= LARGEST_COMPLETE else num_clients // 10
     dropped = num_clients // 10

@@ -110,6 +110,16 @@ def method(name: str) -> str:
     return METHOD_CONFIGS[name].info.title if name in METHOD_CONFIGS else name
 
 
+def sentence(text: str) -> str:
+    """Return a reason as a sentence. A first word that is not only letters, such as a client's name, stays as it is.
+
+    >>> sentence("no update came"), sentence("client-0: no update came")
+    ('No update came.', 'client-0: no update came.')
+    """
+    start = text[:1].upper() if text.split(" ")[0].isalpha() else text[:1]
+    return f"{start}{text[1:]}."
+
+
 def digest(value: str | None) -> str:
     """Return the first eight digits, four and four."""
     return NOTHING if not value else f"{value[:4]} {value[4:8]}"
@@ -132,5 +142,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "measure": measure,
     "method": method,
     "digest": digest,
+    "sentence": sentence,
     "plural": plural,
 }

@@ -197,8 +197,13 @@ def _options(
     for name, reference in schema["discriminator"]["mapping"].items():
         option, inside = resolved(root, {"$ref": reference}), f"{key}.{name}"
         fields = tuple(fields_of(root, option, f"{inside}.", by_name.get(name)))
-        found.append(Option(name, inside, (option.get("description") or "").split("\n")[0], fields))
+        found.append(Option(name, inside, summary(option), fields))
     return tuple(found)
+
+
+def summary(schema: Mapping[str, Any]) -> str:
+    """Return the first paragraph of a description, in one line."""
+    return " ".join((schema.get("description") or "").partition("\n\n")[0].split())
 
 
 def written(value: Any) -> str:

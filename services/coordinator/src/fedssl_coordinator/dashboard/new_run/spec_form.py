@@ -26,6 +26,7 @@ from fedssl_coordinator.dashboard.new_run.fields import (
     grouped,
     resolved,
     split,
+    summary,
     written,
 )
 
@@ -45,6 +46,8 @@ _SECTIONS = (
     "watch",
     "robustness",
     "aggregation",
+    "upload",
+    "secure_aggregation",
     "public_data",
     "partition",
 )
@@ -112,7 +115,9 @@ def sections(method: str) -> list[Section]:
         schema = root if name == "method" else resolved(root, whole["properties"][name])
         fields = [field for field in fields_of(root, schema, f"{name}.") if field.key != "method.name"]
         fields.sort(key=lambda field: ("one-of", "cards").index(field.kind) + 1 if field.options else 0)
-        description = (schema.get("description") or "").split("\n")[0]
+        description = summary(schema)
+        if whole["properties"][name].get("default", _MISSING) is None:
+            description += " Left out if all of its fields are empty."
         title = _TITLES.get(name, name.replace("_", " ").capitalize())
         made.append(Section(name, title, description, fields, name in _OPEN))
     return made

@@ -180,9 +180,11 @@ def _activities(
 
 
 def _words(run: Run, current: Round | None, newest: Attempt | None, seen_at: datetime | None) -> tuple[str, str]:
+    is_over = run.state == RunState.FINISHED
     if newest is None or current is None:
-        return "offered", "not part of this round" if current else "waits for the first round"
-    number, is_over = current.number, run.state == RunState.FINISHED
+        before = "no round was opened" if is_over else "waits for the first round"
+        return "offered", "not part of this round" if current else before
+    number = current.number
     attempt = f", attempt {newest.attempt}" if newest.attempt > 1 else ""
     match newest.state:
         case AssignmentState.ACCEPTED | AssignmentState.SUBMITTED:

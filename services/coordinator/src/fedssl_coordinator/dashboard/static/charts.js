@@ -104,7 +104,7 @@ function described(options, width) {
       },
       {
         ...axis,
-        size: options.left,
+        size: (_, labels) => Math.max(options.left, ...(labels ?? []).map((label) => 14 + 6.5 * label.length)),
         gap: 6,
         space: 34,
         grid: { stroke: token("line"), width: 1 },
