@@ -3,8 +3,11 @@
 import pytest
 
 from fedssl.client import Conflict
+from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.federation import run_rows
 from support.cast import MakeCast
+from support.coordinator import Coordinator
+from support.site_counts import sites_spec
 from support.tables import Tables
 
 
@@ -29,3 +32,17 @@ def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
     client.resume(newer.id)
     other.deliver("a")
     assert newer.claim("a").run_id == newer.id
+
+
+def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tables: Tables) -> None:
+    worker, other = coordinator.worker("a"), coordinator.worker("b")
+    newer, known = (coordinator.client.create_run(sites_spec()).id for _ in range(2))
+    for run_id in (newer, known):
+        coordinator.advance(run_id)
+    tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{training,from_later}', '1') WHERE id = %s", newer)
+    for site in (worker, other):
+        item = site.claim_site_evaluation()
+        assert item is not None and item.run_id == known
+    states = tables.query("SELECT state, reason FROM site_evaluations WHERE run_id = %s", newer)
+    assert [state for state, _ in states] == [SiteEvaluationState.EXPIRED] * 2
+    assert "does not understand the spec of run" in states[0][1]

@@ -93,9 +93,13 @@ def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
     """Return the client's oldest evaluation that it has not answered, or None. The same one until it is answered."""
     while (found := repository.oldest_offered(session, client_id)) is not None:
         row, run = found
-        if artifacts.hold(session, row.model):
+        if not artifacts.hold(session, row.model):
+            _expire(session, row, "the weights were removed before this site answered")
+            continue
+        try:
             return _item(session, row, run)
-        _expire(session, row, "the weights were removed before this site answered")
+        except run_rows.NewerSpecError as error:
+            _expire(session, row, error.detail)
     return None
 
 
