@@ -77,6 +77,13 @@ def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_long_name_is_broken(look: Open, client: Client) -> None:
+    spec = {**{key: value for key, value in SPEC.items() if key != "evaluation"}, "name": 100 * "a"}
+    created = client.create_run(RunSpec.model_validate(spec), start=False)
+    page = look("phone").open(f"/runs/{created.id}")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 @pytest.mark.parametrize("size", ["wide", "tablet"])
 def test_the_list_of_runs_is_as_wide_as_the_page(look: Open, client: Client, large: UUID, size: str) -> None:
     client.create_run(RunSpec.model_validate({**SPEC, "name": "fedalignuniform-dirichlet-0.3-seed-3"}), start=False)
