@@ -136,14 +136,14 @@ def test_the_code_of_the_card_gives_the_representations_of_fedssl(
     (folder / "images").mkdir()
     turned = Image.Exif()
     turned[274] = 6
-    pixels = np.random.default_rng(0).integers(0, 256, (41, 75, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(folder / "images" / "0.jpg", exif=turned)
+    pixels = np.random.default_rng(0).integers(0, 256, (41, 75)).astype(np.uint8)
+    Image.fromarray(pixels).save(folder / "images" / "0.tif", exif=turned)
     done("embed", folder / "images", "--model", run, "--out", tmp_path / "ours.npz")
     monkeypatch.chdir(folder)
     import_torchvision()
     code = Path("README.md").read_text().rpartition("```python\n")[2].removesuffix("```\n")
     names: dict[str, Any] = {}
-    exec(code.replace("image.png", "images/0.jpg"), names)
+    exec(code.replace("image.png", "images/0.tif"), names)
     with np.load(tmp_path / "ours.npz") as ours:
         expected = torch.from_numpy(ours["embeddings"])
     torch.testing.assert_close(names["representation"].detach(), expected, rtol=1e-4, atol=1e-5)

@@ -152,7 +152,8 @@ def _readme(encoder: PretrainedEncoder, head: Head | None, card: str | None) -> 
         "```python\nimport timm\nfrom PIL import Image, ImageOps\n\n"
         'model = timm.create_model("local-dir:.", pretrained=True).eval()  # this folder\n'
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
-        f'image = ImageOps.exif_transpose(Image.open("image.png")).convert("{mode}")  # a file of 8 bits\n'
+        'with open("image.png", "rb") as file:  # of 8 bits. From a path, PIL scrambles some turned TIFF files\n'
+        f'    image = ImageOps.exif_transpose(Image.open(file)).convert("{mode}")\n'
         f"image = ImageOps.fit(image, ({size}, {size}), method=Image.Resampling.BILINEAR)  # as in the training\n"
         f"{'representation' if head is None else 'logits'} = model(transform(image)[None])\n```\n"
     )

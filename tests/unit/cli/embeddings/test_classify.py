@@ -117,12 +117,15 @@ def test_the_script_in_the_documents_gives_the_same_probabilities(
     script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert script is not None
     Path("images/a").mkdir(parents=True)
-    Image.fromarray(np.random.default_rng(1).integers(0, 256, (20, 31, 3)).astype(np.uint8)).save("images/a/0.png")
+    turned = Image.Exif()
+    turned[274] = 6
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 31)).astype(np.uint8)
+    Image.fromarray(pixels).save("images/a/0.tif", exif=turned)
     Path("run").rename("own")
     done("classify", "images", "--model", "own", "--labels", "scans", "--save-head", "head.safetensors")
     done("export", "own", "--to", "onnx", "--head", "head.safetensors")
     capsys.readouterr()
-    exec(script[1], {})
+    exec(script[1].replace("0.png", "0.tif"), {})
     printed = ast.literal_eval(capsys.readouterr().out)
     (line,) = lines_of("predictions.csv")
     assert printed == pytest.approx({name: float(line[f"p_{name}"]) for name in ("a, b", "path")}, abs=1e-5)
