@@ -72,7 +72,7 @@ def test_killed_in_the_middle_of_a_round(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("at", ["_write_durably", "_replace_durably", "FolderCheckpoint._remove_others"])
+@pytest.mark.parametrize("at", ["_write_durably", "write_atomically", "FolderCheckpoint._remove_others"])
 def test_killed_while_a_checkpoint_is_written(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the manifest of round three is written, the state is that of two rounds, and afterwards of three."""
     spec = spec_of("fedbyol")
