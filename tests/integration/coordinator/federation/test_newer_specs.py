@@ -11,24 +11,27 @@ from support.site_counts import sites_spec
 from support.tables import Tables
 
 
+@pytest.mark.parametrize(("part", "path"), [("spec", "training,from_later"), ("plan", "from_later")])
 def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
-    make_cast: MakeCast, tables: Tables
+    make_cast: MakeCast, tables: Tables, part: str, path: str
 ) -> None:
     newer = make_cast("a")
-    tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{training,from_later}', '1') WHERE id = %s", newer.id)
+    tables.execute(f"UPDATE runs SET {part} = jsonb_set({part}, '{{{path}}}', '1') WHERE id = %s", newer.id)
     run_rows._definitions.clear()
     other = make_cast("a")
     assert other.claim("a").run_id == other.id
     ((state, reason),) = tables.query("SELECT state, reason FROM runs WHERE id = %s", newer.id)
     assert state == "paused"
-    assert "(training.from_later: Extra inputs are not permitted): upgrade the coordinator" in reason
+    name = path.replace(",", ".")
+    assert f"({name}: Extra inputs are not permitted): upgrade the coordinator" in reason
     client = newer.coordinator.client
-    for request in (client.run, client.resume, client.stop):
-        with pytest.raises(Conflict, match=r"does not understand the spec of run .*training\.from_later"):
+    requests = (client.run, client.resume, client.stop) if part == "spec" else (client.run, client.resume)
+    for request in requests:
+        with pytest.raises(Conflict, match=rf"does not understand the {part} of run .*{name}"):
             request(newer.id)
     assert newer.id in {run.id for run in client.runs()}
 
-    tables.execute("UPDATE runs SET spec = spec #- '{training,from_later}' WHERE id = %s", newer.id)
+    tables.execute(f"UPDATE runs SET {part} = {part} #- '{{{path}}}' WHERE id = %s", newer.id)
     client.resume(newer.id)
     other.deliver("a")
     assert newer.claim("a").run_id == newer.id
@@ -42,7 +45,8 @@ def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tab
     tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{training,from_later}', '1') WHERE id = %s", newer)
     for site in (worker, other):
         item = site.claim_site_evaluation()
-        assert item is not None and item.run_id == known
+        assert item is not None
+        assert item.run_id == known
     states = tables.query("SELECT state, reason FROM site_evaluations WHERE run_id = %s", newer)
     assert [state for state, _ in states] == [SiteEvaluationState.EXPIRED] * 2
     assert "does not understand the spec of run" in states[0][1]
