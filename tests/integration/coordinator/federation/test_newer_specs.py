@@ -1,5 +1,7 @@
 """A run of a newer coordinator, after a rollback to this version, which does not know one of its settings."""
 
+import json
+
 import pytest
 
 from fedssl.client import Conflict
@@ -7,6 +9,7 @@ from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.federation import run_rows
 from support.cast import MakeCast
 from support.coordinator import Coordinator
+from support.federation import tiny_spec
 from support.site_counts import sites_spec
 from support.tables import Tables
 
@@ -50,3 +53,26 @@ def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tab
     states = tables.query("SELECT state, reason FROM site_evaluations WHERE run_id = %s", newer)
     assert [state for state, _ in states] == [SiteEvaluationState.EXPIRED] * 2
     assert "does not understand the spec of run" in states[0][1]
+
+
+def test_what_a_client_declared_to_a_newer_version_stops_no_run(coordinator: Coordinator, tables: Tables) -> None:
+    worker, _ = coordinator.worker("a"), coordinator.worker("b")
+    rules = [{"artifact": artifact, "methods": ["*"]} for artifact in ("weights", "metrics", "from-later")]
+    declared = {
+        "policy": {"digest": "0" * 64, "allow": rules},
+        "encoder": {"name": "from-later"},
+        "serves": {"from_later": 1},
+        "check": {"from_later": 1},
+    }
+    for name, value in declared.items():
+        tables.execute(f"UPDATE clients SET \"{name}\" = %s WHERE id = 'a'", json.dumps(value))
+    run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
+    coordinator.advance(run.id)
+    item = worker.claim(wait_seconds=0)
+    assert item is not None
+    assert item.run_id == run.id
+    seen = next(view for view in coordinator.client.clients() if view.id == "a")
+    assert seen.policy is not None
+    assert [rule.artifact for rule in seen.policy.allow] == ["weights", "metrics"]
+    assert (seen.encoder, seen.serves, seen.check) == (None, None, None)
+    assert coordinator.client.run(run.id).left_out == {}
