@@ -98,3 +98,10 @@ def test_a_spec_is_shown_only_of_this_installation(other: str) -> None:
 
     assert result.exit_code == 2
     assert "leave out --remote and --all" in result.stderr
+
+
+def test_table_of_methods_makes_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("fedssl.cli.methods._document")  # a second of processor time for all methods
+    result = CliRunner().invoke(app, ["method", "ls"])
+    assert result.exit_code == 0, result.output
+    assert "fedbyol" in result.stdout

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedssl.cli.main import app
-from fedssl.cli.output import cell, duration, show_json, show_pairs, show_table
+from fedssl.cli.output import cell, duration, show_json, show_json_line, show_pairs, show_table
 from fedssl.protocol.states import RunState
+from fedssl.protocol.views import RunEdit
 from support.federation import tiny_spec
 
 
@@ -80,12 +82,15 @@ def test_a_table_for_a_terminal_whose_encoding_lacks_its_characters(tmp_path: Pa
     assert "client-1" in result.stdout
 
 
-def test_json_for_such_a_terminal_has_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+@pytest.mark.parametrize("show", [show_json, show_json_line])
+def test_json_for_such_a_terminal_has_the_same_content(
+    show: Callable[[RunEdit], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="replace")  # as the commands set it
     monkeypatch.setattr(sys, "stdout", stream)
-    show_json({"text": "ü 日本"})
+    show(RunEdit(notes="ü 日本"))
     stream.seek(0)
-    assert json.load(stream) == {"text": "ü 日本"}
+    assert json.load(stream)["notes"] == "ü 日本"
 
 
 @pytest.mark.parametrize("closed", ["1", "2"])

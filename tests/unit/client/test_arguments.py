@@ -35,3 +35,5 @@ def test_wrong_arguments_are_named(client: Client) -> None:
         client.create_enrolment_token("Hospital A")
     with pytest.raises(InvalidRequest, match=r"config\.dataset: Field required"):
         client.request_evaluation(uuid4(), {})
+    with pytest.raises(InvalidRequest, match="identity: String should match pattern"):
+        client.confirm_identity("hospital-a", "ab" * 31)

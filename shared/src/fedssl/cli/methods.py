@@ -40,9 +40,11 @@ def list_methods(
     if remote:
         _list_remote(url, token_file, output)
         return
+    if output is Format.JSON:
+        show_json([_document(config) for config in METHOD_CONFIGS.values()])
+        return
     rows = [(name, config.info.title, config.info.leaves_the_client) for name, config in METHOD_CONFIGS.items()]
-    documents = [_document(config) for config in METHOD_CONFIGS.values()]
-    show_list(documents, ["method", "title", "leaves the client"], rows, output)
+    show_table(["method", "title", "leaves the client"], rows)
 
 
 @app.command()

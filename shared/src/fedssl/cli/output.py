@@ -49,14 +49,18 @@ def note(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print one JSON document. Pydantic models, also inside lists and tables, are dumped."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    is_unicode = codecs.lookup(encoding).name.startswith("utf")  # other encodings lack characters: those are escaped
-    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=not is_unicode)))
+    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=_lacks_characters())))
 
 
 def show_json_line(value: "BaseModel") -> None:
     """Print a model as JSON in one line."""
-    typer.echo(_escaped(value.model_dump_json()))
+    typer.echo(_escaped(value.model_dump_json(ensure_ascii=_lacks_characters())))
+
+
+def _lacks_characters() -> bool:
+    """Return whether standard output has an encoding other than those of Unicode: JSON escapes the characters then."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return not codecs.lookup(encoding).name.startswith("utf")
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

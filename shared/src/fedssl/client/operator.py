@@ -346,8 +346,8 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
 
     def confirm_identity(self, client_id: str, identity: str) -> ClientView:
         """Allow a client to take part in secure rounds with the new identity key that its owner has confirmed."""
-        path, body = f"/v1/clients/{_segment(client_id)}/identity", IdentityConfirmation(identity=identity)
-        return self._connection.call("POST", path, ClientView, body=body)
+        body = request_body(IdentityConfirmation, identity=identity)
+        return self._connection.call("POST", f"/v1/clients/{_segment(client_id)}/identity", ClientView, body=body)
 
     def revoke_client(self, client_id: str) -> ClientView:
         """Exclude a data owner: its tokens stop working, and no run selects it any more."""

@@ -1,5 +1,7 @@
 """A run of a newer coordinator, after a rollback to this version, which does not know one of its settings."""
 
+import json
+
 import pytest
 
 from fedssl.client import Conflict
@@ -7,28 +9,32 @@ from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.federation import run_rows
 from support.cast import MakeCast
 from support.coordinator import Coordinator
+from support.federation import tiny_spec
 from support.site_counts import sites_spec
 from support.tables import Tables
 
 
+@pytest.mark.parametrize(("part", "path"), [("spec", "training,from_later"), ("plan", "from_later")])
 def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
-    make_cast: MakeCast, tables: Tables
+    make_cast: MakeCast, tables: Tables, part: str, path: str
 ) -> None:
     newer = make_cast("a")
-    tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{training,from_later}', '1') WHERE id = %s", newer.id)
+    tables.execute(f"UPDATE runs SET {part} = jsonb_set({part}, '{{{path}}}', '1') WHERE id = %s", newer.id)
     run_rows._definitions.clear()
     other = make_cast("a")
     assert other.claim("a").run_id == other.id
     ((state, reason),) = tables.query("SELECT state, reason FROM runs WHERE id = %s", newer.id)
     assert state == "paused"
-    assert "(training.from_later: Extra inputs are not permitted): upgrade the coordinator" in reason
+    name = path.replace(",", ".")
+    assert f"({name}: Extra inputs are not permitted): upgrade the coordinator" in reason
     client = newer.coordinator.client
-    for request in (client.run, client.resume, client.stop):
-        with pytest.raises(Conflict, match=r"does not understand the spec of run .*training\.from_later"):
+    requests = (client.run, client.resume, client.stop) if part == "spec" else (client.run, client.resume)
+    for request in requests:
+        with pytest.raises(Conflict, match=rf"does not understand the {part} of run .*{name}"):
             request(newer.id)
     assert newer.id in {run.id for run in client.runs()}
 
-    tables.execute("UPDATE runs SET spec = spec #- '{training,from_later}' WHERE id = %s", newer.id)
+    tables.execute(f"UPDATE runs SET {part} = {part} #- '{{{path}}}' WHERE id = %s", newer.id)
     client.resume(newer.id)
     other.deliver("a")
     assert newer.claim("a").run_id == newer.id
@@ -42,7 +48,31 @@ def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tab
     tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{training,from_later}', '1') WHERE id = %s", newer)
     for site in (worker, other):
         item = site.claim_site_evaluation()
-        assert item is not None and item.run_id == known
+        assert item is not None
+        assert item.run_id == known
     states = tables.query("SELECT state, reason FROM site_evaluations WHERE run_id = %s", newer)
     assert [state for state, _ in states] == [SiteEvaluationState.EXPIRED] * 2
     assert "does not understand the spec of run" in states[0][1]
+
+
+def test_what_a_client_declared_to_a_newer_version_stops_no_run(coordinator: Coordinator, tables: Tables) -> None:
+    worker, _ = coordinator.worker("a"), coordinator.worker("b")
+    rules = [{"artifact": artifact, "methods": ["*"]} for artifact in ("weights", "metrics", "from-later")]
+    declared = {
+        "policy": {"digest": "0" * 64, "allow": rules},
+        "encoder": {"name": "from-later"},
+        "serves": {"from_later": 1},
+        "check": {"from_later": 1},
+    }
+    for name, value in declared.items():
+        tables.execute(f"UPDATE clients SET \"{name}\" = %s WHERE id = 'a'", json.dumps(value))
+    run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
+    coordinator.advance(run.id)
+    item = worker.claim(wait_seconds=0)
+    assert item is not None
+    assert item.run_id == run.id
+    seen = next(view for view in coordinator.client.clients() if view.id == "a")
+    assert seen.policy is not None
+    assert [rule.artifact for rule in seen.policy.allow] == ["weights", "metrics"]
+    assert (seen.encoder, seen.serves, seen.check) == (None, None, None)
+    assert coordinator.client.run(run.id).left_out == {}

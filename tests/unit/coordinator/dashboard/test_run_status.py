@@ -42,3 +42,11 @@ def test_declines_are_the_reason_before_the_time_left() -> None:
     status = run_status(run, rounds, {AssignmentState.DECLINED: 1}, [], None, 2, declined)
     assert status.reason.startswith(f"{declined}; 0 of 1 update received; deadline ")
     assert status.needs_attention
+
+
+@pytest.mark.parametrize("num_rounds", [2, 3])  # between two rounds, and in one
+def test_a_cohort_setting_of_a_newer_version_keeps_no_run_from_the_list(num_rounds: int) -> None:
+    run, rounds = _running(4)
+    run.spec["cohort"] |= {"from_later": 1}
+    status = run_status(run, rounds[:num_rounds], {AssignmentState.LEASED: 2}, [], None, 2)
+    assert status.word == "running"

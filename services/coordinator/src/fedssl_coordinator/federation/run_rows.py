@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -36,6 +36,8 @@ from fedssl_coordinator.core.models import (
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.storage.artifacts.service import UpdateForm, update_form
 
+M = TypeVar("M", bound=BaseModel)
+
 
 def get(session: Session, run_id: UUID) -> Run | None:
     return session.get(Run, run_id)
@@ -47,14 +49,15 @@ def get_one(session: Session, run_id: UUID) -> Run:
 
 
 class NewerSpecError(ProblemError):
-    """A run of a newer coordinator has a setting that this version does not know, for example after a rollback."""
+    """A run of a newer coordinator has a setting, or a tensor of a kind, that this version does not know, for example
+    after a rollback. `part`: the spec or the plan."""
 
-    def __init__(self, run_id: UUID, error: ValidationError) -> None:
+    def __init__(self, part: str, run_id: UUID, error: ValidationError) -> None:
         found = first_problem(error)
         what = f"{dotted(found.location)}: {found.message}"
         super().__init__(
             "conflict",
-            f"this version of the coordinator does not understand the spec of run {run_id} ({what}): "
+            f"this version of the coordinator does not understand the {part} of run {run_id} ({what}): "
             "upgrade the coordinator, and resume the run if it is paused",
         )
         self.run_id = run_id
@@ -62,14 +65,19 @@ class NewerSpecError(ProblemError):
 
 def spec_of(run: Run) -> RunSpec:
     """Return the spec of a run. Raises NewerSpecError."""
-    return _parsed(run.id, run.spec)
+    return _parsed(RunSpec, "spec", run.id, run.spec)
 
 
-def _parsed(run_id: UUID, spec: Mapping[str, Any]) -> RunSpec:
+def plan_of(run: Run) -> ArtifactPlan:
+    """Return the plan of a prepared run. Raises NewerSpecError."""
+    return _parsed(ArtifactPlan, "plan", run.id, run.plan)
+
+
+def _parsed(model: type[M], part: str, run_id: UUID, stored: Mapping[str, Any] | None) -> M:
     try:
-        return RunSpec.model_validate(spec)
+        return model.model_validate(stored)
     except ValidationError as error:
-        raise NewerSpecError(run_id, error) from None
+        raise NewerSpecError(part, run_id, error) from None
 
 
 class Definition(NamedTuple):
@@ -95,8 +103,8 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
     if known is None or num_rounds not in (None, known.spec.num_rounds):
         statement = select(Run.spec, Run.plan, Run.method_version).where(Run.id == run_id, Run.plan.is_not(None))
         spec, plan, version = session.execute(statement).one()
-        parsed = ArtifactPlan.model_validate(plan)
-        known = Definition(_parsed(run_id, spec), parsed, version, update_form(parsed.update))
+        parsed = _parsed(ArtifactPlan, "plan", run_id, plan)
+        known = Definition(_parsed(RunSpec, "spec", run_id, spec), parsed, version, update_form(parsed.update))
         with _writing:
             while len(_definitions) >= _MOST_DEFINITIONS:
                 del _definitions[next(iter(_definitions))]

@@ -1,18 +1,21 @@
 """Reads and writes clients."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import ScalarSelect, func, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.model import EncoderConfig
-from fedssl.protocol.policy import PolicyNotice
-from fedssl.protocol.work import Register
+from fedssl.protocol.policy import AllowRule, PolicyNotice
+from fedssl.protocol.work import CheckNumbers, Register
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Client, Run
+from fedssl_coordinator.core.models import Client, Json, Run
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def get(session: Session, client_id: str) -> Client | None:
@@ -87,6 +90,32 @@ def eligible(session: Session, project: str, names: Sequence[str] | None) -> lis
     return sorted(session.scalars(statement))
 
 
+def declarations(client: Client) -> dict[str, BaseModel | None]:
+    """Return what the client's worker declared in tables of its own, as far as this version understands it."""
+    return {
+        "serves": _understood(ServedShapes, client.serves),
+        "encoder": _understood(EncoderConfig, client.encoder),
+        "policy": None if client.policy is None else _notice(client.policy),
+        "check": _understood(CheckNumbers, client.check),
+    }
+
+
+def _understood(model: type[M], declared: Json | None) -> M | None:
+    """Return what a worker declared. None if it declared nothing, or a newer version than this one stored it, which was
+    rolled back: the worker itself declines work that it cannot do."""
+    try:
+        return None if declared is None else model.model_validate(declared)
+    except ValidationError:
+        return None
+
+
+def _notice(policy: Json) -> PolicyNotice:
+    """Return what a stored policy allows: without rules that this version does not understand, it allows less."""
+    known = [rule for rule in policy["allow"] if _understood(AllowRule, rule) is not None]
+    nothing = PolicyNotice(digest=policy["digest"], allow=())
+    return _understood(PolicyNotice, {**policy, "allow": known}) or nothing
+
+
 class Registration(NamedTuple):
     """The part of a client's last registration that decides which work it can do."""
 
@@ -106,8 +135,7 @@ def registrations(session: Session, names: Sequence[str]) -> list[Registration]:
     )
     found = []
     for client_ids, methods, channels, image_size, serves, encoder in session.execute(statement.group_by(*declared)):
-        shapes = None if serves is None else ServedShapes.model_validate(serves)
-        network = None if encoder is None else EncoderConfig.model_validate(encoder)
+        shapes, network = _understood(ServedShapes, serves), _understood(EncoderConfig, encoder)
         found += [Registration(name, methods, channels, image_size, shapes, network) for name in client_ids]
     return sorted(found, key=lambda row: row.client_id)
 
@@ -127,8 +155,7 @@ def in_other_projects(session: Session, project: str, names: Sequence[str]) -> d
 def declared_encoders(session: Session, project: str, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
     """Return the encoder that each eligible client's worker last declared, or None if it declared none."""
     rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, project, names))))
-    found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
-    return dict(sorted(found.items()))
+    return dict(sorted((name, _understood(EncoderConfig, encoder)) for name, encoder in rows))
 
 
 def identities(session: Session, names: Sequence[str]) -> dict[str, tuple[str | None, str | None]]:
@@ -159,7 +186,7 @@ def policies(session: Session, names: Sequence[str]) -> list[SharedPolicy]:
     one = func.min(Client.policy["digest"].astext)
     statement = select(rules, one, func.array_agg(Client.id)).where(among(Client.id, names), Client.policy.is_not(None))
     return [
-        SharedPolicy(PolicyNotice.model_validate({**allowed, "digest": digest}), sorted(client_ids))
+        SharedPolicy(_notice({**allowed, "digest": digest}), sorted(client_ids))
         for allowed, digest, client_ids in session.execute(statement.group_by(rules))
     ]
 

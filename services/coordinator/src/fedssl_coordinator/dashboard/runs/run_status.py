@@ -98,7 +98,7 @@ def _distilling(job: DistillationJob) -> RunStatus:
 
 
 def _between(run: Run, num_eligible: int) -> RunStatus:
-    cohort = CohortConfig.model_validate(run.spec["cohort"])
+    cohort = CohortConfig.model_construct(**run.spec["cohort"])
     if num_eligible < cohort.min_clients:
         reason = f"{num_eligible} of {plural(cohort.min_clients, 'required client')} registered: start more workers"
         return RunStatus("stalled", reason, needs_attention=True)
@@ -114,7 +114,7 @@ def _open(
     absent: Sequence[Missing],
     declined: str | None,
 ) -> RunStatus:
-    cohort = CohortConfig.model_validate(run.spec["cohort"])
+    cohort = CohortConfig.model_construct(**run.spec["cohort"])
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     needed = min(cohort.min_updates or everybody, everybody)
     state = f"{accepted} of {plural(everybody, 'update')} received"

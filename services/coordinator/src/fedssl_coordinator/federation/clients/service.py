@@ -16,7 +16,8 @@ from fedssl_coordinator.identity import clients
 
 
 def view(client: Client) -> ClientView:
-    return ClientView.model_validate(client, from_attributes=True)
+    found = {name: getattr(client, name) for name in ClientView.model_fields}
+    return ClientView.model_validate(found | clients.declarations(client))
 
 
 def show(session: Session, client_id: str) -> ClientView:

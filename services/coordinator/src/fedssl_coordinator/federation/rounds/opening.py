@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from fedssl.errors import SpecError
-from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SecureMember
 from fedssl.protocol.states import Outcome
@@ -92,7 +91,7 @@ def _secure_context(
         str(run.id),
         number,
         spec=spec,
-        plan=ArtifactPlan.model_validate(run.plan),
+        plan=run_rows.plan_of(run),
         broadcast=run.broadcast,
         frozen=run.frozen,
         num_words=vector.num_words,

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from fedssl.evaluation.site_results import unusable_counts
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
-from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
@@ -175,7 +174,7 @@ def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem
         client_id=row.client_id,
         spec=spec,
         method_version=run.method_version,
-        plan=ArtifactPlan.model_validate(run.plan),
+        plan=run_rows.plan_of(run),
         broadcast=row.model,
         last_accepted=newest,
         head=head,

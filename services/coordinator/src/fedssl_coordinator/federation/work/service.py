@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.measures import MEASURES
-from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
@@ -357,7 +356,7 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         client_id=assignment.client_id,
         spec=spec,
         method_version=run.method_version,
-        plan=ArtifactPlan.model_validate(run.plan),
+        plan=run_rows.plan_of(run),
         broadcast=current.broadcast,
         frozen=run.frozen,
         last_accepted=newest,
