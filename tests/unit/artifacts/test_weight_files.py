@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
+from fedssl.aggregation import fixed_point_mean
 from fedssl.artifacts.header import LENGTH_BYTES, Header, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.weight_files import (
@@ -153,6 +154,14 @@ def test_negative_variances_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "w.safetensors", small(**{"bn1.running_var": torch.tensor([1.0, -0.5])}))
     with pytest.raises(ArtifactError, match=r"w\.safetensors: tensor bn1\.running_var holds -0\.5, and no variance"):
         read_weights(path)
+
+
+def test_the_mean_of_dead_channels_in_fixed_point_can_be_started_from(tmp_path: Path) -> None:
+    name = "bn1.running_var"
+    before = {name: torch.linspace(0.1, 0.4, 64)}
+    after = fixed_point_mean([{name: torch.full((64,), 1e-10)}] * 2, [100, 77], before)
+    assert after[name].min() < 0, "the difference from the broadcast was rounded"
+    assert read_weights(written(tmp_path / "w.safetensors", small(**after))).arrays
 
 
 def test_a_header_that_claims_ten_gigabytes_is_not_read(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_keys_lead_to_add_ons_sections_and_parameters() -> None:
     assert spec.training.local_epochs == BASE["training"]["local_epochs"]
 
 
+def test_an_encoder_without_a_trained_batch_norm_is_not_compared() -> None:
+    variant = Variant("local", "fedsimclr", changes={"model": {"batch_norm": "local", "encoder": {"norm": "batch"}}})
+
+    with pytest.raises(SpecError, match=r"a comparison evaluates the coordinator's encoder.*batch_norm = \"local\""):
+        build_spec(values_of(BASE, variant, 0))
+
+
 def test_every_method_gets_the_same_clients_at_a_seed_and_others_at_another(tmp_path: Path) -> None:
     entries = plan(BASE, [Variant("a", "fedsimclr"), Variant("b", "fedbyol")], [0, 1], tmp_path)
 

@@ -12,8 +12,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedssl.cli.specs import read_spec
 from fedssl.engine import LocalProgress
+from fedssl.engine.secure_sums import num_vector_bytes
 from fedssl.errors import MethodError
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context
 from fedssl.protocol.work import CheckNumbers
 from fedssl_worker.check import trial
 from fedssl_worker.check_numbers import read_numbers
@@ -151,6 +155,21 @@ def test_a_policy_that_does_not_permit_the_run_is_a_problem(
     found = _check(server.url, site, "--policy", site / "policy.toml", "--spec", _spec(site, num_rounds=2), code=1)
     found_it, what = _by_name(found)["policy and run"]
     assert (found_it, words in what) == ("wrong", True), what
+
+
+def test_a_secure_round_sends_a_masked_vector(server: Answers, site: Path) -> None:
+    secure = {"min_cohort": 3, "collusion": 0}
+    path = _spec(site, num_rounds=2, aggregation={"arithmetic": "fixed"}, secure_aggregation=secure)
+    spec = read_spec(str(path))
+    vector = num_vector_bytes(METHODS[spec.method.name], Context(spec=spec, round_number=1))
+    (site / "policy.toml").write_text(
+        POLICY.format(coordinator=server.url, rules=f"max_bytes_total = {2 * vector}\n{ALLOW}")
+    )
+    found = _check(server.url, site, "--policy", site / "policy.toml", "--spec", path, code=1)
+    assert vector < found["update_bytes"] < vector + 200, "with the header of the file"
+    sent = 2 * found["update_bytes"]
+    assert f"all rounds send {sent} bytes, max_bytes_total allows {2 * vector}" in _by_name(found)["policy and run"][1]
+    assert "each sends a masked vector of weights" in _by_name(found)["what a round sends"][1]
 
 
 def test_a_policy_that_permits_the_run_shows_which_numbers_it_withholds(server: Answers, site: Path) -> None:

@@ -160,6 +160,13 @@ def test_policy_check_shows_what_a_policy_allows(tmp_path: Path) -> None:
     assert "fedbyol" in out
     rules = as_json("policy", "check", path)["allow"]
     assert [(rule["artifact"], rule["tensors"]) for rule in rules] == [("weights", ["*"]), ("metrics", ["loss"])]
+    path.write_text(text + '[[allow]]\nartifact = "probe-sums"\nmethods = ["ridge-probe"]\nmin_images = 777\n')
+    header, row = (
+        line
+        for line in invoke("policy", "check", path)[1].splitlines()
+        if line.startswith((" artifact", " probe-sums"))
+    )
+    assert row.index("777") + 3 == header.index("min images") + len("min images")
     path.write_text(text.partition("[dp]")[0])
     assert invoke("policy", "check", path)[2] == "Nothing may leave: the policy has no rule.\n"
     path.write_text(text + "odd = 1\n")

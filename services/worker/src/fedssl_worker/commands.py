@@ -173,6 +173,7 @@ def check(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Read a policy as a worker does, and show what it allows."""
+    from fedssl.protocol.policy import AllowRule
     from fedssl_worker.disclosure.policy import PolicyError, read_policy
 
     try:
@@ -186,8 +187,9 @@ def check(
     else:
         stores = _joined(read.stores) or "none: all artifacts pass through the coordinator"
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
-        columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds", "#min count"]
-        show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
+        names = tuple(AllowRule.model_fields)  # a dump lacks those that are not given
+        columns = [f"{'#' if name.startswith(('max_', 'min_')) else ''}{name.replace('_', ' ')}" for name in names]
+        show_table(columns, ([_joined(getattr(rule, name)) for name in names] for rule in notice.allow))
         if not notice.allow:
             note("Nothing may leave: the policy has no rule.")
 

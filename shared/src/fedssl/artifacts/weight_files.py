@@ -42,6 +42,10 @@ MAX_FILE_BYTES = 8 << 30
 COUNTER = ".num_batches_tracked"
 """The end of the name of a network's only kind of integer tensor, with which BatchNorm counts batches."""
 
+LEAST_VARIANCE = -1e-6
+"""No rounding leads to a lower variance of BatchNorm: a mean in fixed-point arithmetic can be below the least of its
+values, and so the weights of a run may have one that is a little below 0."""
+
 _VARIANCE = ".running_var"
 _NUMPY: dict[str, str] = {name: info.numpy_name for name, info in INFO.items()}
 _MAX_FOREIGN_HEADER_BYTES = 16 << 20
@@ -226,7 +230,7 @@ def _array(path: Path, file: BinaryIO, header: Header, entry: TensorEntry) -> ND
         raise NotFinite(
             f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: these weights cannot be trained from"
         )
-    if entry.name.endswith(_VARIANCE) and found.min(initial=0) < 0:
+    if entry.name.endswith(_VARIANCE) and found.min(initial=0) < LEAST_VARIANCE:
         raise ArtifactError(
             f"{path}: tensor {shown_name(entry.name)} holds {found.min():.6g}, and no variance is negative: BatchNorm "
             "would give NaN. Fetch or write the weights again"

@@ -24,7 +24,7 @@ from fedssl.data.windowing import Pixels, prepared_type
 from fedssl.errors import DataError
 from fedssl.locks import lock, try_lock
 
-_VERSION = 2  # the version of the decoding
+_VERSION = 3  # the version of the decoding
 _IMAGES, _ABOUT = "images.npy", "about.json"
 
 

@@ -16,6 +16,7 @@ from fedssl.aggregation.layerwise import is_variance
 from fedssl.aggregation.mean import CHUNK, chunks
 from fedssl.artifacts.dtypes import FLOATS
 from fedssl.artifacts.tensors import FileTensors, Tensors
+from fedssl.artifacts.weight_files import LEAST_VARIANCE
 from fedssl.methods.api import Metrics, Update
 from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, COSINE, FEATURE_NORM, MEASURES, UPDATE_NORM
 from fedssl.protocol.plan import ArtifactPlan, Kind
@@ -31,7 +32,6 @@ _LEAST_VARIANCE, _COUNTED = "least_variance", "counted"
 _MOST_COUNTED = 1 << 53
 """No training moves a counter farther. Near 2^63 the counters of honest clients overflow, and then no update of theirs
 fits the fixed-point scale: in this run, or in one that starts from its weights."""
-_ROUNDING = 1e-6  # of a mean in fixed-point arithmetic, which can be below the least of its values
 _ROWS = 4096
 _NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in each thread
 
@@ -179,7 +179,7 @@ def why_unusable(norms: Mapping[str, float]) -> str | None:
 def is_negative(variance: float) -> bool:
     """Return whether a variance of BatchNorm is so far below 0 that no rounding has made it so. An encoder with such a
     variance embeds every image as NaN."""
-    return variance < -_ROUNDING
+    return variance < LEAST_VARIANCE
 
 
 def recorded(measured: Mapping[str, float]) -> Metrics:

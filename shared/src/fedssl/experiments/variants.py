@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from fedssl.errors import SpecError
 from fedssl.experiments.overlays import Values, overlay
-from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.explanation import explain
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.add_ons import AnyAddOn
@@ -96,19 +95,27 @@ def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
 
 def build_spec(values: Mapping[str, Any]) -> RunSpec:
     """Return a variant's validated spec; if it has no evaluation, add one. Raises SpecError with the first reasons."""
-    try:
-        spec = RunSpec.model_validate(values)
-    except ValidationError as error:
-        reasons = [line.strip() for line in explain(error, RunSpec)]
-        raise SpecError("; ".join(reasons[:3])) from None
+    spec = _validated(values)
     if spec.partition is None:
         raise SpecError("a comparison needs images: add a [partition] section to the spec")
     if spec.central_evaluation is not None:
         return spec
     every = max(1, spec.num_rounds // NUM_EVALUATIONS)
     own: Values = {"every": every} if spec.evaluation is None else {**spec.evaluation.model_dump(), "at": "both"}
-    config = EvaluationConfig.model_validate({**own, "dataset": spec.partition.dataset})
-    return spec.model_copy(update={"evaluation": config})
+    try:
+        return _validated({**values, "evaluation": {**own, "dataset": spec.partition.dataset}})
+    except SpecError as error:
+        raise SpecError(
+            f"a comparison evaluates the coordinator's encoder, and cannot evaluate this one: {error}"
+        ) from None
+
+
+def _validated(values: Mapping[str, Any]) -> RunSpec:
+    try:
+        return RunSpec.model_validate(values)
+    except ValidationError as error:
+        reasons = [line.strip() for line in explain(error, RunSpec)]
+        raise SpecError("; ".join(reasons[:3])) from None
 
 
 def _with_add_on(method: Values, name: str, parameters: Mapping[str, Any]) -> Values:

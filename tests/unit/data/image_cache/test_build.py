@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from pydicom.pixels.decoders import JPEG2000LosslessDecoder
 
+from fedssl.data import rasters
 from fedssl.data.image_cache import CachedData, build, entries, load_cached, records
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
@@ -56,6 +57,21 @@ def decoded_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _pixels(data: CachedData) -> list[torch.Tensor]:
     return [data.images.batch(torch.tensor([number])).pixels for number in range(len(data))]
+
+
+def test_what_an_earlier_version_decoded_is_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JPEG files whose end was replaced by zeros were read with a grey part, and stay in the caches of that version."""
+    path = tmp_path / "images" / "0.jpg"
+    _write(path, 0, 64, 64)
+    _write(path.with_name("1.jpg"), 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0"))
+    data = _DATA.model_copy(update={"max_unreadable": 0.5})
+    with monkeypatch.context() as earlier:
+        earlier.setattr(build, "_VERSION", 3)
+        earlier.setattr(rasters, "_require_end", lambda file: None)
+        assert len(load_cached(str(path.parent), data, processes=1)) == 2
+    assert len(load_cached(str(path.parent), data, processes=1)) == 1
 
 
 def _same(first: CachedData, second: CachedData) -> bool:

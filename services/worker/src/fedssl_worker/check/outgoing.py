@@ -4,14 +4,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
-from fedssl.artifacts.header import file_bytes, frozen_bytes, max_file_bytes, num_bytes
+from fedssl.artifacts.header import file_bytes, frozen_bytes, max_file_bytes
 from fedssl.artifacts.permission import permits_metric, refusal
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.cli.output import size
+from fedssl.engine.secure_sums import num_client_words
 from fedssl.methods import METHODS
-from fedssl.protocol.plan import ArtifactPlan
+from fedssl.methods.api import Context
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.secure_work import vector_tensors
 from fedssl.wording import plural
 from fedssl_worker.disclosure.policy import NO_POLICY, REPORTED, Policy, PolicyEnforcer, read_policy
 from fedssl_worker.memory import total_memory_bytes
@@ -60,10 +63,12 @@ def check_policy(settings: Settings, outgoing: Outgoing) -> Check:
 def check_outgoing(settings: Settings, spec: RunSpec, outgoing: Outgoing | None) -> OutgoingFound:
     """Compare what the rounds of a run send with the policy and with this machine."""
     plan = METHODS[spec.method.name].bind(spec).plan
-    found = OutgoingFound(update_bytes=file_bytes(plan.update), broadcast_bytes=file_bytes(plan.broadcast))
+    sent = file_bytes(_sent(spec, plan))
+    found = OutgoingFound(update_bytes=sent, broadcast_bytes=file_bytes(plan.broadcast))
     kinds, once = Counter(tensor.kind for tensor in plan.update), frozen_bytes(plan)
     tensors = ", ".join(f"{kind} ({plural(count, 'tensor')})" for kind, count in kinds.items()) or "nothing"
-    each = f"each sends {tensors}, {size(file_bytes(plan.update))}, and receives {size(file_bytes(plan.broadcast))}"
+    form = tensors if spec.secure_aggregation is None else f"a masked vector of {tensors}"
+    each = f"each sends {form}, {size(sent)}, and receives {size(file_bytes(plan.broadcast))}"
     what = f"{spec.method.name}, {plural(spec.num_rounds, 'round')}: {each}" + (
         f", and once {size(once)}" if once else ""
     )
@@ -71,6 +76,14 @@ def check_outgoing(settings: Settings, spec: RunSpec, outgoing: Outgoing | None)
     if outgoing is not None and outgoing.notice is not None:
         found.checks.append(_permitted(outgoing, outgoing.notice, spec, plan))
     return found
+
+
+def _sent(spec: RunSpec, plan: ArtifactPlan) -> tuple[TensorSpec, ...]:
+    """Return the tensors in the file that leaves: those of the update, or in a secure round a masked vector."""
+    if spec.secure_aggregation is None:
+        return plan.update
+    num_words = num_client_words(METHODS[spec.method.name], Context(spec=spec, round_number=1))
+    return vector_tensors(num_words, spec.sent_apart(plan))
 
 
 def _fits(settings: Settings, plan: ArtifactPlan, what: str) -> Check:
@@ -96,7 +109,7 @@ def _over_totals(outgoing: Outgoing, spec: RunSpec, plan: ArtifactPlan) -> str |
     """Return which limit on all runs together this run alone exceeds, or None."""
     assert outgoing.policy is not None, "there is a policy"
     most_rounds, most_bytes = outgoing.policy.max_rounds_total, outgoing.policy.max_bytes_total
-    total = spec.num_rounds * sum(num_bytes(tensor.dtype, tensor.shape) for tensor in plan.update)
+    total = spec.num_rounds * file_bytes(_sent(spec, plan))
     if most_rounds is not None and spec.num_rounds > most_rounds:
         return f"the run has {plural(spec.num_rounds, 'round')}, max_rounds_total allows {most_rounds} in all runs"
     if most_bytes is not None and total > most_bytes:

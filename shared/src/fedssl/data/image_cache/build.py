@@ -33,7 +33,7 @@ from fedssl.errors import DataError
 from fedssl.locks import lock, try_lock
 from fedssl.protocol.data import DataConfig
 
-_VERSION = 3  # of the decoding and of the files
+_VERSION = 4  # of the decoding and of the files
 _KEPT_SETTINGS = 2  # of one folder; runs of two sizes may take turns
 _NUM_REPORTS = 20
 _NUM_SAMPLED = 64
