@@ -34,7 +34,7 @@ IMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, LookupError, Arithm
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
-_END_OF_JPEG, _FEWEST_ZEROS = b"\xff\xd9", 512
+_SCAN_OF_JPEG, _END_OF_JPEG, _FEWEST_ZEROS = b"\xff\xda", b"\xff\xd9", 512  # compressed pixels have neither marker
 _NUMPY = b"\x93NUMPY"
 _UNCOMPRESSED, _DEFLATE = 1, (8, 32946)  # TIFF's codes; tifffile needs another package for all others but LZMA
 _SIGNED = 2  # of TIFF's sample formats
@@ -133,7 +133,8 @@ def _require_end(file: Any) -> None:
     file.seek(max(0, file.seek(0, os.SEEK_END) - _FEWEST_ZEROS))
     if not any(file.read()):
         file.seek(0)
-        if not file.read().rstrip(b"\0").endswith(_END_OF_JPEG):
+        content = file.read()
+        if content.rfind(_END_OF_JPEG) < content.rfind(_SCAN_OF_JPEG):  # cameras may write more after the end
             raise ValueError("its end is missing: it has zeros there, as an interrupted copy or download leaves them")
     file.seek(position)
 
