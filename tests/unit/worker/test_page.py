@@ -243,6 +243,10 @@ def test_the_current_work_and_what_it_would_send(state: Path) -> None:
         assert f"of {item.spec.num_rounds} of the run" in text
         assert "The policy refuses it:" in text
         assert "at most" in text
+        assert "masked vectors" not in text
+        masked = make_spec(aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
+        with shown.shown(make_item(masked, 2)):
+            assert "or up to about twice that as the masked vectors that leave" in " ".join(page.get().text.split())
         assert "36 bytes of at most 5.0 kB" in text
         assert "The worker has no work" in page.get().text
         (state / "policy.toml").write_text("schema = 2")
