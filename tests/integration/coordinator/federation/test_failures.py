@@ -258,7 +258,8 @@ def test_a_spec_that_this_version_cannot_read_stalls_its_run_alone(
     assert _sweep(monkeypatch) == [cast.id, newer.id]
     assert cast.run.rounds_closed == 1
     message = tables.one("SELECT message FROM events WHERE run_id = %s AND kind = 'run.stalled'", newer.id)
-    assert "ValidationError" in message
+    assert "does not understand the spec of run" in message
+    assert "upgrade the coordinator" in message
     assert "seed" in message
     assert _sweep(monkeypatch) == []
 
