@@ -75,11 +75,15 @@ def num_client_words(method: Method, ctx: Context) -> int:
     return NUM_WORDS + counted.total
 
 
+def tensors_sent(method: Method, ctx: Context) -> tuple[TensorSpec, ...]:
+    """Return the tensors in the file of each client's masked vector, with what leaves next to it."""
+    return vector_tensors(num_client_words(method, ctx), ctx.spec.sent_apart(method.bind(ctx.spec).plan))
+
+
 def num_vector_bytes(method: Method, ctx: Context) -> int:
     """Return the size of each client's masked vector, and of what leaves next to it: 8 bytes per word, and one word
     that counts clients."""
-    tensors = vector_tensors(num_client_words(method, ctx), ctx.spec.sent_apart(method.bind(ctx.spec).plan))
-    return sum(num_bytes(each.dtype, each.shape) for each in tensors)
+    return sum(num_bytes(each.dtype, each.shape) for each in tensors_sent(method, ctx))
 
 
 def run_secure_aggregation(

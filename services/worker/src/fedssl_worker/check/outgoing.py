@@ -8,13 +8,12 @@ from fedssl.artifacts.header import file_bytes, frozen_bytes, max_file_bytes
 from fedssl.artifacts.permission import permits_metric, refusal
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.cli.output import size
-from fedssl.engine.secure_sums import num_client_words
+from fedssl.engine.secure_sums import tensors_sent
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_work import vector_tensors
 from fedssl.wording import plural
 from fedssl_worker.disclosure.policy import NO_POLICY, REPORTED, Policy, PolicyEnforcer, read_policy
 from fedssl_worker.memory import total_memory_bytes
@@ -82,8 +81,7 @@ def _sent(spec: RunSpec, plan: ArtifactPlan) -> tuple[TensorSpec, ...]:
     """Return the tensors in the file that leaves: those of the update, or in a secure round a masked vector."""
     if spec.secure_aggregation is None:
         return plan.update
-    num_words = num_client_words(METHODS[spec.method.name], Context(spec=spec, round_number=1))
-    return vector_tensors(num_words, spec.sent_apart(plan))
+    return tensors_sent(METHODS[spec.method.name], Context(spec=spec, round_number=1))
 
 
 def _fits(settings: Settings, plan: ArtifactPlan, what: str) -> Check:

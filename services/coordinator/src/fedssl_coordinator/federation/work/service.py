@@ -72,7 +72,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
 
 
 def pause_run(session: Session, run_id: UUID, reason: str) -> None:
-    """Pause a run, unless it has ended."""
+    """Pause a run if it is running."""
     run = run_rows.locked(session, run_id)
     if run is not None and run.state == RunState.RUNNING:
         pause(session, run, reason)
