@@ -74,7 +74,7 @@ def show_plan(entries: Sequence[ComparisonEntry], output: ResultFormat) -> None:
     """Show the runs that would be made, with the bytes per client and round."""
     rows: list[dict[str, Any]] = []
     for entry in entries:
-        traffic = None if entry.spec is None else traffic_of(entry.spec)
+        traffic = None if entry.spec is None or entry.variant == CENTRALISED else traffic_of(entry.spec)
         rows.append(
             {
                 "variant": entry.variant,
