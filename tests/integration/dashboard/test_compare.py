@@ -78,6 +78,12 @@ def test_a_run_s_scores_are_of_the_data_set_that_its_spec_names(viewer: Browser,
         assert "95.0%" not in text, path
 
 
+def test_evaluations_with_different_settings_have_different_names(viewer: Browser, own: Judged) -> None:
+    text = viewer.get(f"/runs/{own.id}/jobs").text
+    found = re.findall(r'<td class="opt"[^>]*>(held-out[^<]*|other[^<]*)</td>', text)
+    assert sorted(set(found)) == ["held-out max_train 10000", "held-out max_train 50", "other"]
+
+
 def test_a_run_that_diverged_does_not_show_its_last_accuracy_before(
     standing: Coordinator, tables: Tables, viewer: Browser
 ) -> None:

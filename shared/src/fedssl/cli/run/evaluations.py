@@ -13,7 +13,7 @@ from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.cli.run import site_evaluations
-from fedssl.cli.run.comparable import Setting, names_of, setting_of
+from fedssl.evaluation.comparable import Setting, names_of, setting_of
 from fedssl.evaluation.selection import choose_best
 from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Measure, Settings
 from fedssl.protocol.runs import RunSpec

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedssl.cli.run.comparable import names_of, setting_of
 from fedssl.errors import ExportError
+from fedssl.evaluation.comparable import names_of, setting_of
 from fedssl.protocol.views import RunView
 from fedssl.run_files import write_json, write_text
 

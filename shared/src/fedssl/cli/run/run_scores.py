@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from fedssl.cli.accuracies import ACCURACIES
-from fedssl.cli.run.comparable import Setting, names_of, setting_of
 from fedssl.cli.scores import baselines_as_json, show_scores
+from fedssl.evaluation.comparable import Setting, names_of, setting_of
 from fedssl.protocol.chance import Chance
 from fedssl.protocol.evaluation import JudgingConfig, Measure
 from fedssl.protocol.initial import InitialConfig

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from fedssl.cli.run.comparable import names_of, setting_of
 from fedssl.cli.run.evaluations import best_rounds
 from fedssl.cli.run.metric_files import numbers_of
 from fedssl.cli.run.run_scores import find_scores
+from fedssl.client.model_card import _scores
+from fedssl.evaluation.comparable import names_of, setting_of
 from fedssl.protocol.views import EvaluationView
 
 
@@ -40,6 +41,21 @@ def test_what_differs_between_the_settings_of_a_data_set_follows_its_name() -> N
         "held-out settings fast max_train 10000",
         "held-out settings ssd max_train 10000",
         "held-out settings ssd max_train all",
+        "other",
+    ]
+
+
+def test_a_stored_config_and_its_view_are_one_setting() -> None:
+    row = evaluation(1, 0.5, max_train=None)
+    stored = {**row.config.model_dump(mode="json"), "of_a_newer_version": 1}
+    assert setting_of(row) == setting_of(SimpleNamespace(dataset="held-out", dataset_digest="a" * 64, config=stored))
+
+
+def test_the_card_names_the_settings_of_scores() -> None:
+    text = _scores([evaluation(1, 0.5), evaluation(1, 0.75, settings="ssd"), evaluation(1, 0.25, dataset="other")])
+    assert [line.split(" | ")[0].strip("| ") for line in text.splitlines()[4:]] == [
+        "held-out settings fast",
+        "held-out settings ssd",
         "other",
     ]
 

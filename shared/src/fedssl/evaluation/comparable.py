@@ -1,8 +1,7 @@
-"""Which evaluations of a run can be compared: those on the same images with the same settings."""
+"""Which evaluations of a run can be compared: those on the same images, with the same settings. Without torch."""
 
-from collections.abc import Sequence
-
-from fedssl.protocol.views import EvaluationView
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 _KEYS = ("images", "settings", "max_train", "max_test")
 
@@ -10,14 +9,27 @@ Setting = tuple[str, ...]
 """The data set's name, and the values of `_KEYS`. Only results with the same setting can be compared."""
 
 
-def setting_of(row: EvaluationView) -> Setting:
+class Evaluated(Protocol):
+    """An evaluation, with a JudgingConfig, or with its JSON as another version may have stored it."""
+
+    @property
+    def dataset(self) -> str: ...
+
+    @property
+    def dataset_digest(self) -> str: ...
+
+    @property
+    def config(self) -> Any: ...
+
+
+def setting_of(row: Evaluated) -> Setting:
     """Return the setting of an evaluation. Other images may be registered under a name later: they have a digest."""
-    config = row.config
-    limits = ("all" if limit is None else str(limit) for limit in (config.max_train, config.max_test))
-    return row.dataset, row.dataset_digest[:8], config.settings, *limits
+    config = row.config if isinstance(row.config, Mapping) else row.config.model_dump()
+    values = ("all" if (value := config.get(key)) is None else str(value) for key in _KEYS[1:])
+    return row.dataset, row.dataset_digest[:8], *values
 
 
-def names_of(rows: Sequence[EvaluationView]) -> dict[Setting, str]:
+def names_of(rows: Sequence[Evaluated]) -> dict[Setting, str]:
     """Return the name of each setting: the data set's, and if that has several settings, what differs between them."""
     found = dict.fromkeys(map(setting_of, rows))
     names = {}
