@@ -87,6 +87,15 @@ def test_no_more_neighbours_vote_than_there_are_labels(folder: Path) -> None:
     assert " 30 neighbours" in result.stdout
 
 
+def test_one_test_image_has_no_uniformity(folder: Path, tmp_path: Path) -> None:
+    train, test = (load_dataset("digits", split) for split in ("train", "test"))
+    save_npz(tmp_path / "one.npz", train.subset(np.arange(100)), test.subset(np.arange(1)))
+    found = document(folder, "--data", tmp_path / "one.npz")
+    assert found["num_test"] == 1
+    assert found["knn"] in (0.0, 1.0)
+    assert found["uniformity"] is None, "which is of pairs"
+
+
 def test_a_run_s_folder_stands_for_its_model(folder: Path) -> None:
     arguments = ("--measures", "none", "--num-test", 20, "--angles")
     found = document(folder, *arguments, folder)

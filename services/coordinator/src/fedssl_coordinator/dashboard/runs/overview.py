@@ -123,7 +123,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
         made.append(
             Row(run, status, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
                 probe, "" if probe is None else _change(probes), _newest(found, "knn"),
-                _newest(found, "effective_rank"), bool(found) and None in found[-1].results.values(),
+                _newest(found, "effective_rank"), probe is None and any("probe" in score.results for score in found),
                 found[-1].dataset if found else None, baselines(run, found))
         )  # fmt: skip
     return made
