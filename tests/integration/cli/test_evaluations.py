@@ -85,6 +85,7 @@ def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCa
     shown = fedssl("run", "evaluations", cast.id)
     assert shown.exit_code == 0
     assert shown.stderr.count(" judged") == 1  # of the run's own two; the third stands alone
+    assert shown.stdout.count("digits max_test 50") == 1
 
 
 def test_a_request_combines_the_spec_s_evaluation_with_the_options(cast: DistillingCast, fedssl: Fedssl) -> None:

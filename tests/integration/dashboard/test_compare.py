@@ -34,7 +34,7 @@ class Judged:
         tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), self.id)
 
     def add(
-        self, number: int, dataset: str, results: dict[str, float], chance: Chance | None = None, **config: Any
+        self, number: int, dataset: str, results: dict[str, float | None], chance: Chance | None = None, **config: Any
     ) -> None:
         judging = EvaluationConfig.model_validate({"dataset": dataset, **config}).model_dump(mode="json")
         del judging["every"]
@@ -76,6 +76,25 @@ def test_a_run_s_scores_are_of_the_data_set_that_its_spec_names(viewer: Browser,
         text = viewer.get(path).text
         assert "40.0%" in text, path
         assert "95.0%" not in text, path
+
+
+def test_evaluations_with_different_settings_have_different_names(viewer: Browser, own: Judged) -> None:
+    text = viewer.get(f"/runs/{own.id}/jobs").text
+    found = re.findall(r'<td class="opt"[^>]*>(held-out[^<]*|other[^<]*)</td>', text)
+    assert sorted(set(found)) == ["held-out max_train 10000", "held-out max_train 50", "other"]
+
+
+def test_a_run_that_diverged_does_not_show_its_last_accuracy_before(
+    standing: Coordinator, tables: Tables, viewer: Browser
+) -> None:
+    judged = Judged(standing, tables, "held-out")
+    judged.add(1, "held-out", {"probe": 0.3, "knn": 0.25, "effective_rank": 7.0})
+    judged.add(2, "held-out", {"probe": None, "knn": None, "effective_rank": None})
+    for path in (f"/runs/{judged.id}", f"/runs?q={judged.name}"):
+        text = viewer.get(path).text
+        assert "30.0%" not in text, path
+        assert "25.0%" not in text, path
+    assert "training diverged" in viewer.get(f"/runs/{judged.id}").text
 
 
 def test_without_one_in_the_spec_they_are_of_the_newest(standing: Coordinator, tables: Tables, viewer: Browser) -> None:

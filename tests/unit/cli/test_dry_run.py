@@ -113,5 +113,6 @@ def test_a_comparison_lists_its_runs_and_what_is_not_possible(spec: Path) -> Non
     assert [row["clients"] for row in found] == [3, None, 3, 1]
     assert "public images" in found[1]["problem"]
     assert found[2]["bytes_up_per_client_and_round"] < 100 < found[0]["bytes_up_per_client_and_round"]
+    assert found[3]["bytes_up_per_client_and_round"] is None, "all images are in one place"
     assert "flesd" in fedssl(*arguments).stdout
     assert [path.name for path in spec.parent.iterdir()] == ["tiny.toml"]

@@ -96,6 +96,14 @@ def test_points_have_the_colour_of_their_class(tmp_path: Path) -> None:
     assert (0xFF, 0xA9, 0x0E) not in colours, "class 1 has no image"
 
 
+def test_few_classes_with_one_colour_differ_in_shape(tmp_path: Path) -> None:
+    points = np.array([[0.0, 0], [1, 1]] * 5)
+    paths = [tmp_path / f"{other}.png" for other in (13, 23)]
+    for path, other in zip(paths, (13, 23), strict=True):
+        plot_map(path, points, np.array([3, other] * 5), ["a class"] * 24, "two of CIFAR-100's classes")
+    assert paths[0].read_bytes() != paths[1].read_bytes(), "all three classes have the fourth colour"
+
+
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 @pytest.mark.parametrize("value", [0.0, 0.37, 1e30])
 def test_a_collapsed_encoder_s_map_is_one_point(method: MapMethod, value: float) -> None:

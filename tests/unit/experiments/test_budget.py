@@ -144,3 +144,4 @@ def test_a_scale_at_which_little_is_learnt_is_named() -> None:
 
     assert learns_little(cells, replace(twenty_rounds, images=0.02)) == [cells[0].name], "20,000 images"
     assert learns_little(cells, replace(twenty_rounds, images=0.1)) == [], "100,000 images"
+    assert learns_little(select("fedu-3:Random init@cifar10"), twenty_rounds) == [], "it is the untrained encoder"

@@ -10,7 +10,7 @@ import pytest
 
 from fedssl.data.partitioning import partition_dataset
 from fedssl.errors import ResultsError, SpecError
-from fedssl.experiments import comparison, summary
+from fedssl.experiments import comparison, plots, summary
 from fedssl.experiments.comparison import Failure, Watcher, plan, run_all, settings_apart
 from fedssl.experiments.overlays import overlay
 from fedssl.experiments.plots import curve_of, plot_comparison
@@ -253,6 +253,20 @@ def test_a_seed_that_diverged_is_no_part_of_a_curve(tmp_path: Path) -> None:
     assert curve_of([run_with({1: 0.2}), run_with({1: math.nan})], "probe").rounds == []
     plot_comparison(tmp_path / "plot.png", {"a": [run_with({0: 0.1, 2: 0.4}), diverged], "b": [diverged]})
     assert (tmp_path / "plot.png").stat().st_size
+
+
+def test_a_run_on_all_images_in_one_place_has_no_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the table, in CSV, in JSON or in the picture, which has accuracy by traffic on its right."""
+    variants = [Variant("plain", "fedsimclr"), *baselines_of(Variant("plain", "fedsimclr"))]
+    entries = plan(JUDGED, variants, [0], tmp_path)
+    finished = run_with({0: 0.1, 2: 0.4})
+    lines = summarise(entries, {(entry.variant, 0): finished for entry in entries})
+    assert [line.spread("megabytes_up") is None for line in lines] == [False, False, True]
+
+    drawn: list[str] = []
+    monkeypatch.setattr(plots, "_draw", lambda axes, places, curve, number, name, num_curves: drawn.append(name))
+    plot_comparison(tmp_path / "plot.png", {line.variant: [finished] for line in lines})
+    assert drawn == ["plain", "plain", "local-only", "local-only", "centralised"]
 
 
 def test_the_picture_depends_on_its_data_alone(tmp_path: Path) -> None:

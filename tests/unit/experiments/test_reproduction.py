@@ -60,9 +60,11 @@ def tiny(name: str, root: Path, **changes: Any) -> Task:
     return place_datasets([Task(cell, RunSpec.model_validate(values))], root)[0]
 
 
-def run(task: Task, root: Path, folder: Path, seeds: tuple[int, ...] = (0,)) -> CellResult:
+def run(
+    task: Task, root: Path, folder: Path, seeds: tuple[int, ...] = (0,), device: str = "1 CPU thread"
+) -> CellResult:
     machine = ComputeSettings(data_root=root)
-    return run_task(task, seeds, folder, machine=machine, device_name="1 CPU thread", display=silent)
+    return run_task(task, seeds, folder, machine=machine, device_name=device, display=silent)
 
 
 def test_published_and_measured_stand_side_by_side_with_what_differs(root: Path, tmp_path: Path) -> None:
@@ -80,6 +82,13 @@ def test_published_and_measured_stand_side_by_side_with_what_differs(root: Path,
     assert apart["model.encoder.name"] == ("resnet18", "convnet")
     assert apart["evaluation.settings"] == ("fedx", "fast")
     assert not {"name", "seed", "partition.seed"} & apart.keys()
+
+
+def test_a_run_that_is_only_read_keeps_the_device_that_trained_it(root: Path, tmp_path: Path) -> None:
+    task = tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3})
+    assert run(task, root, tmp_path, device="a GPU").device == "a GPU"
+    assert run(task, root, tmp_path, (0, 1)).device == "a GPU, 1 CPU thread"
+    assert run(task, root, tmp_path, (0, 1), device="another GPU").device == "a GPU, 1 CPU thread"
 
 
 def test_the_public_client_s_images_are_everybody_s_and_it_does_not_train(root: Path, tmp_path: Path) -> None:

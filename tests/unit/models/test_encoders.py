@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from fedssl.models import build_encoder, import_torchvision, initialised, num_multiply_adds
+from fedssl.models import add_adapters, build_encoder, import_torchvision, initialised, num_multiply_adds
 from fedssl.models.norms import norm_layer
-from fedssl.protocol.model import ENCODERS, EncoderConfig, NormName
+from fedssl.protocol.model import ENCODERS, EncoderConfig, LoRAConfig, NormName
 
 NAME = re.compile(r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")
 CONVNET = EncoderConfig()
@@ -165,6 +165,16 @@ def test_counting_changes_nothing() -> None:
     assert flags == [m.training for m in encoder.modules()]
     assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
     assert not any(m._forward_hooks for m in encoder.modules())
+
+
+def test_adapters_add_their_multiply_adds() -> None:
+    def build() -> torch.nn.Module:
+        return build_encoder(EncoderConfig(name="vit-tiny", patch_size=4), 3, 8)
+
+    encoder, tokens, width, rank = build(), 5, 192, 2
+    add_adapters(encoder, LoRAConfig(rank=rank, layers=("*.qkv",)))
+    added = 12 * tokens * (width * rank + rank * 3 * width)
+    assert num_multiply_adds(encoder, (3, 8, 8)) == num_multiply_adds(build(), (3, 8, 8)) + added
 
 
 @pytest.mark.parametrize("config", [CONVNET, R18], ids=lambda c: c.name)

@@ -9,7 +9,7 @@ import torch
 
 from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import serialised
-from fedssl.data import ImageData
+from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.engine import start_run
 from fedssl.errors import Cancelled, DataError, DeviceError, ResultsError, SpecError
 from fedssl.experiments.checkpoints import FolderCheckpoint
@@ -180,9 +180,25 @@ def test_a_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
         simulate(spec, images, checkpoint=FolderCheckpoint(tmp_path), on_round=stop)
     others = (images[name].subset(np.arange(40)), dataclasses.replace(images[name], images=255 - images[name].images))
     for other in others:
-        with pytest.raises(ResultsError, match="the clients' images have changed since the simulation was interrupted"):
+        with pytest.raises(ResultsError, match="images of the clients or of the evaluation have changed"):
             simulate(spec, {**images, name: other}, checkpoint=FolderCheckpoint(tmp_path))
     assert simulate(spec, images, checkpoint=FolderCheckpoint(tmp_path)).rounds_done == spec.num_rounds
+
+
+def test_a_checkpoint_of_another_evaluation_set_is_refused(tmp_path: Path) -> None:
+    """Else the accuracies of one run would be those on two sets."""
+    place, digits = tmp_path / "labelled.npz", load_dataset("digits", "test")
+    spec = method_spec("fedsimclr", evaluation={**KNN, "dataset": str(place)})
+
+    def stop(_: object) -> None:
+        raise Cancelled("interrupted")
+
+    save_npz(place, digits, digits)
+    with pytest.raises(Cancelled):
+        simulate(spec, shards(spec), checkpoint=FolderCheckpoint(tmp_path / "run"), on_round=stop)
+    save_npz(place, digits, digits.subset(np.arange(50)))
+    with pytest.raises(ResultsError, match="images of the clients or of the evaluation have changed"):
+        simulate(spec, shards(spec), checkpoint=FolderCheckpoint(tmp_path / "run"))
 
 
 def test_a_spec_may_be_given_as_keys_and_values() -> None:

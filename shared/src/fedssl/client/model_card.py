@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedssl.evaluation.comparable import names_of, setting_of
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.methods.site_labels import SiteLabelsConfig
 from fedssl.protocol.model import ModelConfig
@@ -193,8 +194,9 @@ def _data(run: RunView, rounds: Sequence[RoundView]) -> str:
 def _scores(evaluations: Sequence[EvaluationView]) -> str:
     if not evaluations:
         return "This encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
+    names = names_of(evaluations)
     rows = [
-        (row.dataset, str(row.round_number), *(_number((row.results or {}).get(name)) for name in _SCORES))
+        (names[setting_of(row)], str(row.round_number), *(_number((row.results or {}).get(name)) for name in _SCORES))
         for row in evaluations
     ]
     return "Probe and kNN are the shares of test images classified correctly, 0..1.\n\n" + _table(

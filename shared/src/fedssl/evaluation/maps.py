@@ -19,7 +19,7 @@ from fedssl.protocol.evaluation import MapMethod
 _COLOURS = (
     "#3f90da", "#ffa90e", "#bd1f01", "#832db6", "#94a4a2", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
 )  # fmt: skip
-_MARKERS = ("o", "^", "s", "X", "v", "D", "P", "<", "*", ">")  # with more than ten classes, one shape per ten
+_MARKERS = ("o", "^", "s", "X", "v", "D", "P", "<", "*", ">")  # if a class has a number above nine, one shape per ten
 _INK = "#333333"
 _MOST_NAMED = 20  # with at most this many classes, their names are written on the map
 _MOST_LISTED = 100  # classes that the legend lists
@@ -105,7 +105,7 @@ def plot_map(
     figure = Figure(figsize=(7.6 + 1.9 * columns, 7.9), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    _draw_points(axes, points_N2, labels_N, many=len(classes) > len(_COLOURS))
+    _draw_points(axes, points_N2, labels_N, many=classes[-1] >= len(_COLOURS))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -165,7 +165,7 @@ def _write_names(
 
 
 def _draw_legend(figure: Figure, names: dict[int, str], columns: int) -> None:
-    many = len(names) > len(_COLOURS)
+    many = max(names) >= len(_COLOURS)
     listed = list(names.items())[:_MOST_LISTED]
     entries = [
         Line2D(

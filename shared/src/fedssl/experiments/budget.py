@@ -224,10 +224,10 @@ def _factor(parts: Sequence[_Parts], kind: str) -> float:
 def learns_little(cells: Sequence[TableCell], scale: Scale) -> list[str]:
     """Return the names of the cells that train on fewer images at this scale than `LEAST_TRAINED`, repetitions counted.
 
-    Cells whose data set has an unknown size are not among them.
+    Cells that do not train, and those whose data set has an unknown size, are not among them.
     """
     trained = {cell.name: trained_images(scaled(cell, scale), cell.public_client) for cell in cells}
-    return [name for name, images in trained.items() if images is not None and images < LEAST_TRAINED]
+    return [name for name, images in trained.items() if images and images < LEAST_TRAINED]
 
 
 def num_evaluations(spec: RunSpec) -> int:

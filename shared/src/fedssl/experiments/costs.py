@@ -18,6 +18,7 @@ from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.methods.feddino import FedDINOConfig
 from fedssl.protocol.methods.fedmoco import MomentumContrastConfig
+from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
 from fedssl.protocol.methods.orchestra import OrchestraConfig
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
@@ -44,7 +45,7 @@ class Passes:
 
 
 def passes(method: ComposedConfig) -> Passes:
-    """Return the passes of a training step, as the method's equations require them.
+    """Return the passes of a training step, as the method's equations require them, without those of local crops.
 
     >>> from fedssl.protocol.methods.fedbyol import FedBYOLConfig
     >>> passes(FedBYOLConfig())
@@ -55,6 +56,8 @@ def passes(method: ComposedConfig) -> Passes:
     trained, frozen = (2 if "views" in method.traits else 1), 0  # MAE's one pass has only the visible patches
     if "target" in method.traits or isinstance(method, MomentumContrastConfig | FedDINOConfig):
         frozen += 2
+    if isinstance(method, FedProtoCLConfig):
+        frozen += 1  # the clusters of each epoch after the warm-up
     if isinstance(method, FedCAConfig) and method.alignment_weight:
         trained, frozen = trained + 1, frozen + 1  # public images, by the client's network and by the base model
     if isinstance(method, OrchestraConfig):
@@ -63,17 +66,17 @@ def passes(method: ComposedConfig) -> Passes:
         if isinstance(add_on, FedXConfig):
             if add_on.local_relational or add_on.global_relational:
                 trained += 1  # the random images
-            if add_on.global_contrastive or add_on.global_relational:
-                frozen += 2  # the teacher
+            frozen += bool(add_on.global_contrastive) + bool(add_on.global_relational)  # the teacher
     return Passes(trained, frozen)
 
 
 @functools.cache
-def multiply_adds(encoder: EncoderConfig, channels: int, image_size: int) -> int:
-    """Return the multiply-adds of one image's forward pass."""
+def multiply_adds(encoder: EncoderConfig, channels: int, image_size: int, crop_size: int | None = None) -> int:
+    """Return the multiply-adds of the forward pass of one image, or of one crop of it."""
     with on_meta_device():
         network = build_encoder(encoder, channels, image_size)
-    return num_multiply_adds(network, (channels, image_size, image_size))
+    size = crop_size or image_size
+    return num_multiply_adds(network, (channels, size, size))
 
 
 def num_images(spec: RunSpec, public_client: str | None = None) -> float | None:
@@ -112,9 +115,15 @@ def server_images(spec: RunSpec) -> float:
 
 
 def flops(spec: RunSpec, public_client: str | None = None) -> float | None:
-    """Return the floating-point operations of a whole run; None if the data set is not a known one."""
+    """Return the floating-point operations of a whole run whose encoder's weights are all trained.
+
+    Returns None if the data set is not a known one.
+    """
     trained = trained_images(spec, public_client)
     if trained is None:
         return None
-    each = 2 * multiply_adds(spec.model.encoder, spec.data.channels, spec.data.image_size)
-    return each * (trained * passes(spec.method).units + server_images(spec) * Passes(2, 0).units)
+    shape = (spec.model.encoder, spec.data.channels, spec.data.image_size)
+    views = multiply_adds(*shape) * (trained * passes(spec.method).units + server_images(spec) * Passes(2, 0).units)
+    if (crops := spec.data.local_crops) is None:
+        return 2 * views
+    return 2 * (views + trained * multiply_adds(*shape, crops.image_size) * Passes(crops.num_crops, 0).units)

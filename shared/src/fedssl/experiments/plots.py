@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedssl.experiments.runs import FinishedRun
+from fedssl.experiments.variants import CENTRALISED
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too; line styles and markers also work in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
@@ -35,19 +36,21 @@ def plot_comparison(path: Path, finished: Mapping[str, Sequence[FinishedRun]], m
     """Write a PNG of the finished runs of each variant, by name.
 
     The left side shows accuracy against the round, with a band of one standard deviation if there are several seeds.
-    The right side shows it against the bytes that all clients sent and received until then. Only rounds that were
-    evaluated for every seed are shown. The picture depends only on the arguments.
+    The right side shows it against the bytes that all clients sent and received until then, without the baseline whose
+    images are in one place. Only rounds that were evaluated for every seed are shown. The picture depends only on the
+    arguments.
     """
     curves = {name: curve_of(runs, measure) for name, runs in finished.items() if runs}
     curves = {name: curve for name, curve in curves.items() if curve.rounds}
     figure = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
-    most = max((curve.megabytes[-1] for curve in curves.values()), default=0.0)
+    most = max((curve.megabytes[-1] for name, curve in curves.items() if name != CENTRALISED), default=0.0)
     unit, size = ("gigabytes", 1e3) if most >= 1e3 else ("megabytes", 1.0)
     for number, (name, curve) in enumerate(curves.items()):
         _draw(left, curve.rounds, curve, number, name, len(curves))
-        _draw(right, [sent / size for sent in curve.megabytes], curve, number, name, len(curves))
+        if name != CENTRALISED:
+            _draw(right, [sent / size for sent in curve.megabytes], curve, number, name, len(curves))
     _finish(left, "Accuracy by round", "round")
     _finish(right, "Accuracy by traffic", f"{unit} that all clients sent and received")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -49,9 +49,8 @@ def _section(table: str, results: Sequence[CellResult]) -> Iterator[str]:
 def _rows(result: CellResult, number: int) -> Iterator[str]:
     for name, published in result.published.items():
         found = spread(result.measured[name])
-        minutes = f"{result.seconds / 60:.0f} min"
         numbers = (printed(published), shown(found), difference(published, found))
-        cells = (result.row, result.column, name, *numbers, len(result.seeds), minutes)
+        cells = (result.row, result.column, name, *numbers, len(result.seeds), rounded_time(result.seconds))
         yield f"| {' | '.join(map(str, cells))} | {number} |"
 
 
@@ -81,6 +80,17 @@ def shown(found: Spread | None) -> str:
     if found is None:
         return "-"
     return f"{found.mean:.2f}" if found.deviation is None else f"{found.mean:.2f} ± {found.deviation:.2f}"
+
+
+def rounded_time(seconds: float) -> str:
+    """Return a time as text.
+
+    >>> rounded_time(20), rounded_time(100), rounded_time(6000)
+    ('20 s', '2 min', '1.7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _difference(each: Difference) -> str:

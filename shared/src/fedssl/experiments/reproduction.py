@@ -20,13 +20,14 @@ from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.measures import MEASURES, measure_cell
 from fedssl.experiments.overlays import Values, changed, differences
 from fedssl.experiments.papers import TableCell
-from fedssl.experiments.runs import Calls, ComputeSettings, clear, run_in_folder
+from fedssl.experiments.runs import Calls, ComputeSettings, clear, find_finished, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import read_json, write_json
 
 RUNS, RESULTS = "runs", "results"
+DEVICE = "device.json"
 
 _UNSAID = ("name", "seed", "partition.seed")  # no paper publishes its seeds
 
@@ -62,6 +63,7 @@ class CellResult:
     Attributes:
         published: the paper's numbers by measure, None if the paper only draws one.
         measured: one value per seed, by measure.
+        device: the device, or those of different seeds, on which the runs ended.
         seconds: the training time of all seeds together.
         budget: with a budget, its seconds and what was measured before the scale was chosen.
     """
@@ -119,13 +121,14 @@ def run_task(
     errors of a run, and ResultsError as :func:`write_result`.
     """
     measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
-    seconds, notes = 0.0, list(task.cell.notes)
+    seconds, notes, devices = 0.0, list(task.cell.notes), list[str]()
     for seed in seeds:
         run = prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
         notes += [] if run.note is None else [run.note]
         if restart:
             clear(run.folder)
             (run.folder / MEASURES).unlink(missing_ok=True)
+        is_finished = find_finished(run.spec, run.folder) is not None
         with display(run.spec) as calls:
             finished = run_in_folder(
                 run.spec,
@@ -136,6 +139,7 @@ def run_task(
                 public=run.public,
                 keep_clients=task.cell.keeps_clients,
             )
+        devices.append(_kept_device(run.folder, device_name, is_finished=is_finished))
         seconds += finished.seconds
         for name, value in measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring).items():
             measured[name].append(value)
@@ -148,12 +152,20 @@ def run_task(
         seeds=tuple(seeds),
         differences=task.differences,
         notes=tuple(notes),
-        device=device_name,
+        device=", ".join(dict.fromkeys(devices)),
         seconds=seconds,
         budget=budget,
     )
     write_result(result, task.spec, folder / RESULTS)
     return result
+
+
+def _kept_device(folder: Path, here: str, *, is_finished: bool) -> str:
+    """Return the device of a run. It is kept when the run ends, because a later command may only read the run."""
+    if is_finished:
+        return str((read_json(folder / DEVICE) or {}).get("device", here))  # an earlier version kept none
+    write_json(folder / DEVICE, {"device": here})
+    return here
 
 
 @dataclass(frozen=True, slots=True)

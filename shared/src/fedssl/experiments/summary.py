@@ -10,17 +10,18 @@ from typing import Any
 
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.runs import FinishedRun
+from fedssl.experiments.variants import CENTRALISED
 
 ACCURACIES = ("probe", "knn")
 CHANCE = "chance"
 GEOMETRY = ("uniformity", "effective_rank")
+TRAFFIC = ("megabytes_up", "megabytes_down")
 
 COLUMNS = (
     *(f"{name}_{which}" for name in ACCURACIES for which in ("last", "best", "untrained")),
     CHANCE,
     *GEOMETRY,
-    "megabytes_up",
-    "megabytes_down",
+    *TRAFFIC,
     "num_images",
     "seconds",
 )
@@ -81,7 +82,8 @@ def summarise(entries: Sequence[ComparisonEntry], outcomes: Mapping[tuple[str, i
             else:
                 finished.append((seed, outcome))
         rows = [figures(outcome) for _, outcome in finished]
-        measured = [column for column in COLUMNS if rows and all(column in row for row in rows)]
+        unsent = TRAFFIC if variant == CENTRALISED else ()  # no weights travel if all images are in one place
+        measured = [name for name in COLUMNS if rows and all(name in row for row in rows) and name not in unsent]
         values = {column: tuple(row[column] for row in rows) for column in measured}
         lines.append(Line(variant, tuple(seed for seed, _ in finished), values, failures))
     return lines

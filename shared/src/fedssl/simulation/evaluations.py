@@ -43,6 +43,12 @@ class CentralEvaluator:
             self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
             self.chance = chance_of(labels_of(self._labelled.test).tolist())
 
+    @property
+    def images(self) -> dict[str, ImageData]:
+        """The labelled images of both splits; none without an evaluation."""
+        found = self._labelled
+        return {} if found is None else {"evaluation/train": found.train, "evaluation/test": found.test}
+
     def evaluate_if_due(self, result: Result) -> None:
         """Evaluate the last round's encoder, unless that is not due or has been done."""
         config, number = self._spec.central_evaluation, result.rounds_done

@@ -38,11 +38,11 @@ def public_images(spec: RunSpec, images: ImageData | None, data_root: Path | Non
     return ClientData(torch.from_numpy(images.images).to(device))
 
 
-def fingerprint(clients: Mapping[str, ImageData | CachedData], public: ClientData | None) -> str:
-    """Return the sha256 of all clients' images and labels, and of the public images, in hexadecimal."""
+def fingerprint(named: Mapping[str, ImageData | CachedData], public: ClientData | None) -> str:
+    """Return the sha256 of all named images and labels, and of the public images, in hexadecimal."""
     digest = hashlib.sha256()
-    for name in sorted(clients):
-        digest.update(f"{name} {clients[name].fingerprint()}\n".encode())
+    for name in sorted(named):
+        digest.update(f"{name} {named[name].fingerprint()}\n".encode())
     if public is not None:
         digest.update(public.images[:].cpu().numpy().tobytes())
     return digest.hexdigest()

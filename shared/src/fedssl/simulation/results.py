@@ -74,7 +74,7 @@ class Result:
     same test images. `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none.
     `cross_site`: by round and by the site whose classifier it is, the counts of every other site. `loaded`: the tensors
     that were loaded if the encoder did not start from random weights; empty after a simulation was resumed. `images`: a
-    digest of all clients' images and of the public ones, if there is a checkpoint.
+    digest of the images of all clients and of the evaluation, and of the public ones, if there is a checkpoint.
     """
 
     spec: RunSpec

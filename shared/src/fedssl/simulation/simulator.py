@@ -92,18 +92,19 @@ def simulate(
     everywhere = Context(spec=spec, round_number=0, device=torch.device(device), public=on_device)
     central = CentralEvaluator(spec, data_root, device, on_judging, on_evaluation)
     require_images(shards, names)
-    sites = SiteEvaluator(spec, {name: shards[name] for name in names}, device, on_judging)
+    own = {name: shards[name] for name in names}
+    sites = SiteEvaluator(spec, own, device, on_judging)
     for name in names:
         require_own_shape(f"the images of {name}", shards[name], spec)
     sizes = {name: len(shards[name]) for name in names}
-    images = "" if checkpoint is None else fingerprint({name: shards[name] for name in names}, on_device)
+    images = "" if checkpoint is None else fingerprint({**own, **central.images}, on_device)
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
         data = {name: client_data(shards[name], spec, name) for name in names}
         if num_processes > 1:
             devices = devices_of(device, num_processes)
             train = stack.enter_context(ClientProcesses(spec, data, everywhere.public, devices)).train
-            del data, shards  # the processes share a copy
+            del data, shards, own  # the processes share a copy
         else:
             with memory_errors_explained(device, spec.training.batch_size):
                 data = {name: each.to(device) for name, each in data.items()}
@@ -143,8 +144,8 @@ def _resumed(checkpoint: Checkpoint | None, spec: RunSpec, images: str) -> Resul
     result = None if checkpoint is None else checkpoint.load(spec)
     if result is not None and result.images not in ("", images):
         raise ResultsError(
-            "the clients' images have changed since the simulation was interrupted: start again with --restart, or "
-            "take another folder"
+            "the images of the clients or of the evaluation have changed since the simulation was interrupted: start "
+            "again with --restart, or take another folder"
         )
     return result
 

@@ -132,6 +132,7 @@ def test_outliers_are_ranked(here: Path, index: Path) -> None:
     assert len(cosines) == 3
     assert cosines == sorted(cosines)
     assert Path("outliers.html").read_text().count("data:image/jpeg;base64,") == 3
+    assert done("outliers", "--index", index, "--neighbours", 99)["neighbours"] == 12, "there are no more others"
 
 
 def test_images_that_have_moved_are_found_by_images(here: Path, index: Path) -> None:

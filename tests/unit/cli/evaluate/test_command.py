@@ -82,6 +82,20 @@ def test_the_numbers_are_those_of_judge(folder: Path) -> None:
     assert (found["data"], found["settings"], found["num_labels"], found["num_test"]) == ("digits", "fast", 1437, 360)
 
 
+def test_no_more_neighbours_vote_than_there_are_labels(folder: Path) -> None:
+    result = fedssl("evaluate", folder, "--measures", "knn", "--num-labels", 30, "--num-test", 20)
+    assert " 30 neighbours" in result.stdout
+
+
+def test_one_test_image_has_no_uniformity(folder: Path, tmp_path: Path) -> None:
+    train, test = (load_dataset("digits", split) for split in ("train", "test"))
+    save_npz(tmp_path / "one.npz", train.subset(np.arange(100)), test.subset(np.arange(1)))
+    found = document(folder, "--data", tmp_path / "one.npz")
+    assert found["num_test"] == 1
+    assert found["knn"] in (0.0, 1.0)
+    assert found["uniformity"] is None, "which is of pairs"
+
+
 def test_a_run_s_folder_stands_for_its_model(folder: Path) -> None:
     arguments = ("--measures", "none", "--num-test", 20, "--angles")
     found = document(folder, *arguments, folder)

@@ -15,7 +15,7 @@ from fedssl.cli.output import duration, note, show_json, show_pairs, show_table,
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.gaps import CONFIDENCE, Interval, gaps
 from fedssl.experiments.plots import plot_comparison
-from fedssl.experiments.summary import ACCURACIES, CHANCE, Line, Spread, to_csv, to_document
+from fedssl.experiments.summary import ACCURACIES, CHANCE, TRAFFIC, Line, Spread, to_csv, to_document
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY
 from fedssl.run_files import finite, write_json, write_text
 
@@ -74,7 +74,7 @@ def show_plan(entries: Sequence[ComparisonEntry], output: ResultFormat) -> None:
     """Show the runs that would be made, with the bytes per client and round."""
     rows: list[dict[str, Any]] = []
     for entry in entries:
-        traffic = None if entry.spec is None else traffic_of(entry.spec)
+        traffic = None if entry.spec is None or entry.variant == CENTRALISED else traffic_of(entry.spec)
         rows.append(
             {
                 "variant": entry.variant,
@@ -142,7 +142,7 @@ def _show_tables(lines: Sequence[Line]) -> None:
     )
     typer.echo("untrained: the encoder before the first round; chance: the share of the largest class of the test set")
     cost: dict[str, Callable[[float], str]] = {
-        **dict.fromkeys(("megabytes_up", "megabytes_down"), lambda value: size(1e6 * value)),
+        **dict.fromkeys(TRAFFIC, lambda value: size(1e6 * value)),
         "num_images": lambda value: f"{value:,.0f}",
         "seconds": duration,
     }
@@ -153,7 +153,7 @@ def _show_tables(lines: Sequence[Line]) -> None:
             [
                 line.variant,
                 *(
-                    "-" if _is_unsent(line, column) or not (found := line.spread(column)) else formatted(found.mean)
+                    formatted(found.mean) if (found := line.spread(column)) else "-"
                     for column, formatted in cost.items()
                 ),
             ]
@@ -202,11 +202,6 @@ def _baselines(lines: Sequence[Line]) -> list[list[str]]:
         shown = _percent(chances[0].mean)
         rows.append([CHANCE, shown, "-", shown, "-", "-", "-", ""])
     return rows
-
-
-def _is_unsent(line: Line, column: str) -> bool:
-    """Return whether a column counts bytes that would not travel, because all images are in one place."""
-    return line.variant == CENTRALISED and column.startswith("megabytes")
 
 
 def _percent(share: float) -> str:

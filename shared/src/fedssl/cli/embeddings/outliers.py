@@ -38,6 +38,7 @@ def outliers(
     from fedssl.embeddings.similarity import find_outliers
 
     found = read_index(index)
+    counting = min(neighbours, len(found.paths) - 1)
     rows = [
         (found.paths[each.position], each.cosine)
         for each in find_outliers(found.representations, neighbours, num, device)
@@ -46,11 +47,11 @@ def outliers(
     shown = [Shown(path, f"{rank}: cosine {cosine:.4f}", thumbnail) for rank, (path, cosine) in enumerate(rows, 1)]
     facts = [
         f"The {len(rows)} of {len(found.paths):,} images in {index} with the smallest cosine to the image that is "
-        f"number {neighbours} of their nearest ones."
+        f"number {counting} of their nearest ones."
     ]
     show_page(out, "Outliers", facts, [Section("Most unusual first", shown)])
     if output is Format.JSON:
         listed = [{"path": path, "cosine": cosine} for path, cosine in rows]
-        show_json({"index": str(index), "neighbours": neighbours, "outliers": listed, "page": str(out)})
+        show_json({"index": str(index), "neighbours": counting, "outliers": listed, "page": str(out)})
     else:
         show_table(["#rank", "#cosine", "image"], [(rank, cosine, path) for rank, (path, cosine) in enumerate(rows, 1)])

@@ -73,7 +73,8 @@ def rows(findings: Findings) -> list[Row]:
     if findings.probe is not None:
         found.append(("linear probe", _percent(results["probe"]), _how(request.settings, findings.probe)))
     if "knn" in results:
-        found.append(("kNN", _percent(results["knn"]), "200 neighbours, weight exp(cosine / 0.1)"))
+        voting = f"{min(200, findings.num_labels)} neighbours, weight exp(cosine / 0.1)"
+        found.append(("kNN", _percent(results["knn"]), voting))
     if "uniformity" in results:
         found += _geometry(results, findings.width)
     for share, tuned in findings.semi.items():

@@ -14,8 +14,6 @@ from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
 from fedssl.run_files import finite, spec_as_yaml
 
-_HOUR_SECONDS = 3600
-
 
 def show_list(cells: Sequence[TableCell], output: Format, *, every_column: bool) -> None:
     """Show what each run costs: a line per row of a table, or a line per cell if `every_column`."""
@@ -37,7 +35,7 @@ def show_list(cells: Sequence[TableCell], output: Format, *, every_column: bool)
         names = [cells[at].column for at in members]
         columns = column or (", ".join(names) if len(names) <= 4 else f"{len(names)}, {names[0]} to {names[-1]}")
         most = max(work[at] for at in members)
-        rows.append((table, row, columns, f"{most:.1e}", _time_in_words(most / costs.GPU_FLOPS)))
+        rows.append((table, row, columns, f"{most:.1e}", markdown.rounded_time(most / costs.GPU_FLOPS)))
     show_table(["table", "row", "columns", "#FLOPs per run", "#on an H200"], rows)
     typer.echo(
         "Costs are those of the most expensive column, without evaluation. The time is for "
@@ -89,10 +87,6 @@ def show_report(folder: Path, output: Format) -> None:
         show_json([_document(result) for result in results])
         return
     typer.echo(markdown.render(results), nl=False)
-
-
-def _time_in_words(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < _HOUR_SECONDS else f"{seconds / 3600:.1f} h"
 
 
 def _document(result: CellResult) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.cli.run import site_evaluations
+from fedssl.evaluation.comparable import Setting, names_of, setting_of
 from fedssl.evaluation.selection import choose_best
-from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
+from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Measure, Settings
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import EvaluationView
@@ -153,7 +154,8 @@ def list_evaluations(
     judged = [row for row in rows if (row.results or {}).keys() & {*_ACCURACIES}]
     if judged:
         note("round 0 is the encoder before training")
-    for name, chance in dict.fromkeys((row.dataset, row.chance) for row in judged):
+    names = names_of(rows)
+    for name, chance in dict.fromkeys((names[setting_of(row)], row.chance) for row in judged):
         if chance is not None:
             note(f"chance on {name} is {100 * chance.accuracy:.2f} %: {chance.how}")
 
@@ -181,13 +183,14 @@ def best_rounds(rows: Sequence[EvaluationView]) -> tuple[dict[Any, list[str]], l
 
     Only rounds with the same evaluation settings are compared.
     """
-    same_settings: dict[str, list[EvaluationView]] = {}
+    same_settings: dict[tuple[Setting, tuple[Measure, ...]], list[EvaluationView]] = {}
     for row in rows:
         if row.state == "completed":
-            same_settings.setdefault(row.config.model_dump_json(), []).append(row)
+            same_settings.setdefault((setting_of(row), row.config.measures), []).append(row)
+    names = names_of(rows)
     marks: dict[Any, list[str]] = {}
     sentences = []
-    for group in same_settings.values():
+    for (setting, _), group in same_settings.items():
         history = [(row.round_number, _numbers(row)) for row in group]
         measure = next((name for name in _ACCURACIES if name in history[0][1]), None)
         if measure is None or len(group) == 1:
@@ -196,7 +199,7 @@ def best_rounds(rows: Sequence[EvaluationView]) -> tuple[dict[Any, list[str]], l
         by_round = {row.round_number: row.id for row in group}
         marks.setdefault(by_round[choice.last_round], []).append("last")
         marks.setdefault(by_round[choice.best_round], []).append(f"best by {measure}")
-        sentences.append(f"{group[0].dataset}, {choice.chosen}")
+        sentences.append(f"{names[setting]}, {choice.chosen}")
     return marks, sentences
 
 
@@ -232,14 +235,12 @@ def _find(client: "Client", run: str, text: str) -> EvaluationView:
 
 def _show(rows: Sequence[EvaluationView]) -> None:
     marks, sentences = best_rounds(rows)
-    names = [*_ACCURACIES, *_NUMBERS]
+    names, settings = [*_ACCURACIES, *_NUMBERS], names_of(rows)
     lines = []
     for row in rows:
-        numbers = _numbers(row)
+        numbers, setting = _numbers(row), settings[setting_of(row)]
         cells = [_cell(name, numbers.get(name)) for name in names]
-        lines.append(
-            (short(row.id), row.round_number, row.dataset, *cells, _state(row), ", ".join(marks.get(row.id, [])))
-        )
+        lines.append((short(row.id), row.round_number, setting, *cells, _state(row), ", ".join(marks.get(row.id, []))))
     columns = ["evaluation", "#round", "data set", *(f"#{name.replace('_', ' ')}" for name in names), "state", "which"]
     show_table(columns, lines)
     for sentence in sentences:

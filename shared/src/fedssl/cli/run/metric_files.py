@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedssl.errors import ExportError
+from fedssl.evaluation.comparable import names_of, setting_of
 from fedssl.protocol.views import RunView
 from fedssl.run_files import write_json, write_text
 
@@ -37,12 +38,17 @@ class Number:
 
 
 def numbers_of(client: "Client", run: RunView) -> list[Number]:
-    """Return the metrics of clients and rounds, and the results of evaluations as `DATASET.MEASURE`."""
+    """Return the metrics of clients and rounds, and the results of evaluations as `DATASET.MEASURE`.
+
+    If a data set was used with several settings, what differs between them follows its name.
+    """
     found = [Number(row.round_number, row.client_id, row.name, row.value) for row in client.metrics(run.id)]
-    for evaluation in client.evaluations(run.id):
+    evaluations = list(client.evaluations(run.id))
+    names = names_of(evaluations)
+    for evaluation in evaluations:
         for name, value in (evaluation.results or {}).items():
             if value is not None:
-                found.append(Number(evaluation.round_number, None, f"{evaluation.dataset}.{name}", value))
+                found.append(Number(evaluation.round_number, None, f"{names[setting_of(evaluation)]}.{name}", value))
     return sorted(found, key=lambda number: (number.round_number, number.series))
 
 

@@ -8,7 +8,9 @@ from uuid import UUID
 
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.scores import baselines_as_json, show_scores
+from fedssl.evaluation.comparable import Setting, names_of, setting_of
 from fedssl.protocol.chance import Chance
+from fedssl.protocol.evaluation import JudgingConfig, Measure
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView
 
@@ -18,9 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunScores:
-    """The evaluations with the same data set and settings: before training, of the newest round and of the best."""
+    """The evaluations with the same data set and settings: before training, of the newest round and of the best.
 
-    dataset: str
+    `name`: the data set's, with the settings if there are several.
+    """
+
+    name: str
+    config: JudgingConfig
     last_round: int
     last: dict[str, float]
     untrained: dict[str, float]
@@ -30,17 +36,18 @@ class RunScores:
 
 def find_scores(client: "Client", run_id: UUID) -> list[RunScores]:
     """Return the scores by data set and settings. Round 0 is the untrained encoder, or the weights it starts from."""
-    groups: dict[str, list[EvaluationView]] = {}
+    groups: dict[tuple[Setting, tuple[Measure, ...]], list[EvaluationView]] = {}
     for row in client.evaluations(run_id):
         if row.state == "completed" and row.results and any(name in row.results for name in ACCURACIES):
-            groups.setdefault(row.config.model_dump_json(exclude={"embedding_map"}), []).append(row)
-    return [_scores(rows) for rows in groups.values()]
+            groups.setdefault((setting_of(row), row.config.measures), []).append(row)
+    names = names_of([rows[0] for rows in groups.values()])
+    return [_scores(names[setting], rows) for (setting, _), rows in groups.items()]
 
 
 def show_run_scores(found: Sequence[RunScores], initial: InitialConfig | None) -> None:
     """Print a table for each data set and settings. `initial`: the weights that the run started from, if any."""
     for each in found:
-        title = f"{each.dataset}, round {each.last_round}"
+        title = f"{each.name}, round {each.last_round}"
         show_scores(title, each.last, each.untrained, each.chance, best=each.best, initial=initial)
 
 
@@ -48,7 +55,8 @@ def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:
     """Return the scores for a JSON document; null stands for NaN."""
     return [
         {
-            "dataset": each.dataset,
+            "dataset": each.config.dataset,
+            "config": each.config.model_dump(mode="json", exclude={"embedding_map"}),
             "last": {"round": each.last_round, **{name: _finite(value) for name, value in each.last.items()}},
             "best": {name: {"round": best[0], "value": best[1]} for name, best in each.best.items() if best},
             "best_chosen_on": "test",
@@ -58,7 +66,7 @@ def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:
     ]
 
 
-def _scores(rows: Sequence[EvaluationView]) -> RunScores:
+def _scores(title: str, rows: Sequence[EvaluationView]) -> RunScores:
     in_order = sorted(rows, key=lambda row: row.round_number)
     by_round = {row.round_number: _accuracies(row) for row in in_order}
     last = max(by_round)
@@ -68,7 +76,7 @@ def _scores(rows: Sequence[EvaluationView]) -> RunScores:
             (at, found[name]) for at, found in by_round.items() if at > 0 and math.isfinite(found.get(name, math.nan))
         ]
         best[name] = max(values, key=lambda each: each[1], default=None)
-    return RunScores(rows[0].dataset, last, by_round[last], by_round.get(0, {}), best, in_order[-1].chance)
+    return RunScores(title, rows[0].config, last, by_round[last], by_round.get(0, {}), best, in_order[-1].chance)
 
 
 def _accuracies(row: EvaluationView) -> dict[str, float]:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from fedssl.evaluation.comparable import names_of, setting_of
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.client_labels import named
@@ -93,7 +94,11 @@ def list_jobs(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     page = run_view.run_page(session, run_id)
     jobs = [distillation.view(job) for job in run_queries.distillations(session, run_id, PAGE)]
     judged = run_queries.evaluations(session, run_id, PAGE)
-    return render("run_jobs.html", visitor, tab="jobs", jobs=jobs, evaluations=judged, page=page)
+    names = names_of(judged)
+    settings = [names[setting_of(row)] for row in judged]
+    return render(
+        "run_jobs.html", visitor, tab="jobs", jobs=jobs, evaluations=judged, settings=settings, page=page
+    )  # fmt: skip
 
 
 @router.get("/runs/{run_id}/events")

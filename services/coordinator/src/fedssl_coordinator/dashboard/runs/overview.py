@@ -44,7 +44,11 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run in the list."""
+    """One run in the list.
+
+    A number is that of the newest evaluation that measured it; None if there is none, or if it was not finite because
+    training `diverged`.
+    """
 
     run: Run
     status: RunStatus
@@ -56,6 +60,7 @@ class Row:
     change: str
     knn: float | None
     rank: float | None
+    diverged: bool
     dataset: str | None
     baselines: Baselines
 
@@ -113,11 +118,13 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
             jobs.get(run.id), num_eligible.get(run.project, 0), declined.get(run.id), waiting.get(run.id),
         )  # fmt: skip
         picture, words = ribbon(its)
+        probe = _newest(found, "probe")
         probes = [(score.round_number, value) for score in found if (value := score.results.get("probe")) is not None]
         made.append(
             Row(run, status, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
-                probes[-1][1] if probes else None, _change(probes), _newest(found, "knn"),
-                _newest(found, "effective_rank"), found[-1].dataset if found else None, baselines(run, found))
+                probe, "" if probe is None else _change(probes), _newest(found, "knn"),
+                _newest(found, "effective_rank"), probe is None and any("probe" in score.results for score in found),
+                found[-1].dataset if found else None, baselines(run, found))
         )  # fmt: skip
     return made
 
@@ -130,7 +137,7 @@ def baselines(run: Run, scores: Sequence[queries.Score]) -> Baselines:
 
 
 def _newest(scores: Sequence[queries.Score], name: str) -> float | None:
-    return next((value for score in reversed(scores) if (value := score.results.get(name)) is not None), None)
+    return next((score.results[name] for score in reversed(scores) if name in score.results), None)
 
 
 def _change(probes: Sequence[tuple[int, float]]) -> str:
