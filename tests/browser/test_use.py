@@ -286,7 +286,9 @@ def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, cl
 
     watched.page.route("**/stream?*", answer)
     page = watched.open(f"/runs/{live}")
-    expect(page.locator(".top .live")).to_have_text("No connection", timeout=20_000)
+    page.set_viewport_size({"width": 320, "height": 640})
+    expect(page.locator(".top .live")).to_have_text("No connection", timeout=20_000, use_inner_text=True)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     expect(page.locator(".top .live")).to_have_text("Live", timeout=30_000)
     client.stop(live)
     expect(page.locator("#announced")).to_contain_text("Stopped. Stopped by an operator", timeout=20_000)
