@@ -24,6 +24,8 @@ _WATCH = """() => {
 }"""
 _PATCH = """async (count) => {
   for (let i = 0; i < count; i += 1) {
+    for (const part of document.querySelectorAll("#state, #reason, #strip, #names, #why, #log, #actions"))
+      part.append(" "); /* what is as it was is not replaced */
     document.body.dispatchEvent(new CustomEvent("run:changed"));
     await new Promise((done) => document.body.addEventListener("htmx:afterSwap", done, { once: true }));
   }

@@ -97,6 +97,13 @@ def test_by_keyboard_from_the_sign_in_to_a_cancelled_stop(look: Open, client: Cl
     page.keyboard.press("?")
     expect(page.locator("#keys")).to_be_visible()
     page.keyboard.press("Escape")
+    page.locator("summary.who").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".menu[open]")).to_have_count(1)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    expect(page.locator(".menu[open]")).to_have_count(0)
+    expect(page.locator("summary.who")).to_be_focused()
     page.keyboard.press("g")
     page.keyboard.press("r")
     page.wait_for_url("**/runs")
@@ -221,6 +228,7 @@ def test_a_page_opened_before_the_first_update_gets_all_that_comes(look: Open, c
     expect(page.locator("#accuracy canvas").first).to_be_visible(timeout=20_000)
     expect(page.locator(".top .live")).to_have_text("Finished", timeout=20_000)
     expect(page.locator("#downloads")).to_contain_text("Weights of round 2")
+    expect(page.get_by_role("link", name="New map")).to_be_visible()
     expect(uniformity).to_have_attribute("aria-pressed", "true")
 
 
@@ -255,7 +263,9 @@ def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) 
     page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
     expect(page.locator("#ask-pause h2[data-mark]")).to_have_count(0)
     expect(page.locator("#ask-stop h2[data-mark]")).to_have_count(1)
+    page.evaluate("document.querySelector('#stop').replaceWith(document.querySelector('#stop').cloneNode(true))")
     page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_focused()
     gone = f"/runs/{UUID(int=7)}/live"
     page.route("**/live?*", lambda route: route.continue_(url=route.request.url.split("/runs/")[0] + gone))
     expect(page.locator(".top .live")).to_have_text("Deleted", timeout=20_000)
@@ -276,10 +286,39 @@ def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, cl
 
     watched.page.route("**/stream?*", answer)
     page = watched.open(f"/runs/{live}")
-    expect(page.locator(".top .live")).to_have_text("No connection", timeout=20_000)
+    page.set_viewport_size({"width": 320, "height": 640})
+    expect(page.locator(".top .live")).to_have_text("No connection", timeout=20_000, use_inner_text=True)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     expect(page.locator(".top .live")).to_have_text("Live", timeout=30_000)
     client.stop(live)
-    expect(page.locator("#state")).to_contain_text("Stopped", timeout=20_000)
+    expect(page.locator("#announced")).to_contain_text("Stopped. Stopped by an operator", timeout=20_000)
+
+
+def test_an_update_keeps_the_selected_text_and_the_focus(look: Open, large: UUID) -> None:
+    page = look().open(f"/runs/{large}")
+    page.evaluate("document.querySelector('#why').append(' ')")  # a difference, so that it is replaced
+    page.focus("#why a")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('#log li'))")
+    selected = page.evaluate("String(getSelection())")
+    with page.expect_response("**/live?*"):
+        page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    expect(page.locator("#why a")).to_be_focused()
+    assert page.evaluate("String(getSelection())") == selected != ""
+
+
+def test_what_is_not_loaded_is_not_called_missing(look: Open, run: UUID) -> None:
+    """Neither while a slow connection loads it, nor after a failure."""
+    watched, held = look(), list[Route]()
+    watched.page.route("**/curves.json*", lambda route: held.append(route))
+    for address, chart in ((f"/runs/{run}", "#accuracy"), (f"/compare?runs={run}", "#probe")):
+        page = watched.page
+        page.goto(address)
+        page.wait_for_timeout(500)
+        expect(page.locator(chart)).to_be_empty()
+        held.pop().abort()
+        expect(page.locator(chart)).to_contain_text("could not be loaded")
+        expect(page.locator(chart)).to_have_attribute("role", "group")
+    watched.complaints.clear()  # of the requests above
 
 
 def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced_once(
@@ -310,6 +349,7 @@ def test_a_selection_of_runs_survives_a_filter(look: Open, client: Client, run: 
     page.get_by_label("Select picked").check()
     page.fill("#q", "left")
     expect(page.locator("#list tbody tr")).to_have_count(1)
+    expect(page.locator("#found")).to_have_text("1 row")
     expect(page.locator("#compare output")).to_have_text("1")
     page.get_by_label("Select left").check()
     page.get_by_role("link", name=re.compile("^Finished")).click()
@@ -329,6 +369,9 @@ def test_a_narrow_page_has_every_column_with_its_heading(look: Open, run: UUID) 
     heading = "cell => getComputedStyle(cell, '::before').content"
     assert row.locator('td[data-label="kNN"]').evaluate(heading) == '"kNN"'
     expect(page.get_by_role("link", name="Compare")).to_be_visible()
+    page.goto("/clients/client-0")
+    page.locator(".ledger .l-k a").first.click()  # which nothing covers
+    page.wait_for_url("**/rounds/*")
 
 
 def test_a_page_is_printed_in_the_light_theme_with_what_was_never_scrolled_into_view(look: Open, run: UUID) -> None:
@@ -395,10 +438,16 @@ def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run:
 
 
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
-    page = look().open("/runs/new?method=fedbyol")
+    watched = look()
+    page = watched.open("/runs/new?method=fedbyol")
     page.fill("#f-num_rounds", "0")
     expect(page.locator('.err[data-for="num_rounds"]')).to_contain_text("greater than or equal to 1")
     expect(page.locator("#f-num_rounds")).to_be_focused()
+    expect(page.locator("#f-num_rounds")).to_have_accessible_description(re.compile("greater than or equal to 1"))
+    expect(page.locator("#checked")).to_have_text("1 setting is not valid")
+    page.click("text=Create, start later")
+    expect(page.locator("#f-num_rounds")).to_be_focused()
+    watched.complaints.clear()  # of the answer of 422
     page.fill("#f-num_rounds", "2")
     expect(page.locator('.err[data-for="num_rounds"]')).to_be_empty()
     page.fill("#f-name", "made by hand")

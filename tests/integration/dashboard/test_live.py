@@ -49,6 +49,7 @@ def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast
     page = operator.get(f"/runs/{fresh.id}").text
     assert 'data-name="loss"' not in page
     live = f"/runs/{fresh.id}/live"
+    assert 'data-accuracy="The spec does not request an evaluation"' in page
     assert 'id="ckey"' not in operator.get(f"{live}?shape={shape_of(page)}").text  # no panel that the page already has
     fresh.work("x", "y")
     fresh.advance()
@@ -88,7 +89,10 @@ def test_questions_and_downloads_tell_of_now(operator: Browser, viewer: Browser,
     news = operator.get(f"/runs/{fresh.id}/live").text
     assert "Weights of round 1," in news
     assert "Round 2 is discarded. The encoder of round 1 stays" in news
-    assert "ask-stop" not in viewer.get(f"/runs/{fresh.id}/live").text
+    links = [f'href="/runs/{fresh.id}/evaluate{rest}"' for rest in ("", "?draw=pca")]
+    assert all(link in news for link in links), "they need weights, which a run does not have when it is made"
+    others = viewer.get(f"/runs/{fresh.id}/live").text
+    assert not any(part in others for part in ("ask-stop", *links))
 
 
 def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
@@ -104,6 +108,7 @@ def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
     tables.execute(joins, fresh.id)
     news = viewer.get(f"/runs/{fresh.id}/live?shape={shape_of(page)}").text
     assert _members(news, "names") == _members(news, "why") == ["late", "x", "y"]
+    assert re.findall(r'<b class="vh">([^<]+)</b>', news) == ["LAT", "X", "Y"], "screen readers read one list at a time"
     assert re.findall(r'data-client="([^"]+)" data-slot="(\d)"', news) == [("late", "0"), ("x", "1"), ("y", "2")]
 
 

@@ -67,7 +67,8 @@ def test_a_wrong_token_is_refused_without_a_cookie(nobody: Browser, secret: str)
     answer = nobody.http.post("/sign-in", data={"token": secret})
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
-    assert "Not signed in" in answer.text
+    assert 'id="refused" role="alert">Not signed in' in answer.text
+    assert 'aria-describedby="refused"' in answer.text
 
 
 def test_workers_have_no_business_here(standing: Coordinator, nobody: Browser) -> None:

@@ -213,6 +213,10 @@ def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value:
     answer = operator.send("/runs/new", **fields)
     assert answer.status_code == 422
     assert 'aria-invalid="true"' in answer.text
+    ids = set(re.findall(r'\bid="([^"]+)"', answer.text))
+    described = re.findall(r'aria-describedby="([^"]+)"( aria-invalid)?', answer.text)
+    assert {place for places, _ in described for place in places.split()} <= ids
+    assert [places.split()[0] for places, is_wrong in described if is_wrong] == [f"e-{field.removeprefix('spec.')}"]
 
 
 def test_a_mistake_is_explained_without_the_name_of_an_exception(operator: Browser) -> None:

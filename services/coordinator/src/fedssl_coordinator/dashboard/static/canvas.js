@@ -65,8 +65,7 @@ export const hatch = (g, x, y, w, h, stroke, fill) => {
 
 /* Put a canvas into an element. `draw(g, width, height)` runs again when the theme or the size changes. */
 export function picture(element, height, draw) {
-  delete element.dataset.empty;
-  element.replaceChildren();
+  clear(element);
   const canvas = element.appendChild(document.createElement("canvas"));
   const redraw = () => {
     const width = element.clientWidth;
@@ -116,12 +115,31 @@ export function showTip(title, rows, x, y) {
   tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 18}px`;
 }
 
-/* A sentence such as "No data yet" takes the place of the drawing. */
-export const showEmpty = (element, text) => {
-  element.replaceChildren(text ?? element.dataset.empty ?? "");
-  element.dataset.empty = text ?? element.dataset.empty;
+/* A sentence takes the place of the drawing. Screen readers read no text within an image. */
+const write = (element, text) => {
+  element.setAttribute("role", "group");
+  element.textContent = text;
 };
-export const empties = () => {
-  for (const element of document.querySelectorAll(".chart[data-empty]"))
-    if (element.dataset.empty && !$("canvas", element)) element.textContent = element.dataset.empty;
+export const clear = (element) => {
+  if (element.getAttribute("role") === "group") element.setAttribute("role", "img");
+  delete element.dataset.empty;
+  element.replaceChildren();
 };
+
+/* Load drawings. A place without one explains why there is none, but only once that is known. */
+export async function showLoaded(elements, work) {
+  let failure;
+  await work().catch((error) => {
+    console.info(error.message);
+    failure = "This could not be loaded. Reload the page to try again.";
+  });
+  for (const element of elements) if (!$("canvas", element)) write(element, failure ?? element.dataset.empty ?? "");
+}
+
+const PATIENCE = 60_000; /* milliseconds until a request counts as lost */
+export async function load(url) {
+  const signal = AbortSignal.timeout(PATIENCE);
+  const answer = await fetch(url, { headers: { Accept: "application/json" }, signal });
+  if (!answer.ok) throw new Error(`${url}: ${answer.status}`);
+  return answer.json();
+}

@@ -1,6 +1,6 @@
 /* uPlot in this page's style: few light gridlines, no legend box, a label at each line's end. */
 import { onPaint, token } from "./layout.js";
-import { FONT, GLYPHS, hideTip, showTip, slotColor } from "./canvas.js";
+import { FONT, GLYPHS, clear, hideTip, showTip, slotColor } from "./canvas.js";
 import { number, short } from "./format.js";
 
 const charts = new Set();
@@ -29,8 +29,7 @@ export function chart(element, options) {
       plot = undefined;
     }
     if (!width) return;
-    delete element.dataset.empty;
-    element.replaceChildren();
+    clear(element);
     plot = new uPlot(described(current, width), [current.x, ...current.series.map((line) => line.y)], element);
     plot.root.addEventListener("mouseleave", hideTip);
     plot.clients = current.series.map((line) => line.client);

@@ -1,15 +1,13 @@
 /* One client: the bytes it sent per day. */
 import { $ } from "./layout.js";
-import { empties } from "./canvas.js";
+import { load, showLoaded } from "./canvas.js";
 import { chart } from "./charts.js";
 import { bytes } from "./format.js";
 
-empties();
 const element = $("#bytes");
-if (!element.dataset.empty) {
-  const answer = await fetch(`/clients/${$("#client").dataset.clientId}/bytes.json`);
-  if (answer.ok) {
-    const found = await answer.json();
+showLoaded([element], async () => {
+  if (!element.dataset.empty) {
+    const found = await load(`/clients/${$("#client").dataset.clientId}/bytes.json`);
     const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
     const day = (index) => {
       const [, month, date] = (found.days[index] ?? "").split("-");
@@ -29,4 +27,4 @@ if (!element.dataset.empty) {
       series: [{ label: "Sent", y: found.bytes, width: 1, stepped: true, color: "fill", fill: true }],
     });
   }
-}
+});

@@ -1,6 +1,6 @@
 /* Compare runs: one measure by round, bytes or time, and the paths of uniformity against alignment. */
 import { $, $$ } from "./layout.js";
-import { empties } from "./canvas.js";
+import { load, showLoaded } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
 import { plane } from "./plane_and_heat.js";
 import { bytes, number, percent, seconds, short } from "./format.js";
@@ -23,10 +23,8 @@ function showLeftOut(counts) {
 }
 
 const root = $("#compare");
-empties();
-if (root) {
-  const answer = await fetch(root.dataset.url);
-  const { runs } = answer.ok ? await answer.json() : { runs: [] };
+async function show() {
+  const { runs } = await load(root.dataset.url);
   const [axisName, write] = {
     round: ["rounds", (x) => number(x)],
     bytes: ["bytes", bytes],
@@ -95,3 +93,4 @@ if (root) {
     focusClient(pinned);
   });
 }
+if (root) showLoaded([$("#probe"), $("#plane")], show);

@@ -68,7 +68,7 @@ export function gantt(root, load) {
     else if (frame?.rounds.length) drawClock(g, w, h, bar);
     else {
       g.fillStyle = token("text-3");
-      g.fillText("No round has been opened", 12, TOP + 12);
+      g.fillText(frame ? "No round has been opened" : "The rounds are not loaded", 12, TOP + 12);
     }
   }
 

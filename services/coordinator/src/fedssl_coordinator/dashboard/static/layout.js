@@ -80,6 +80,13 @@ const labelCells = () => {
 labelCells();
 document.body.addEventListener("htmx:afterSwap", labelCells);
 
+/* screen readers announce what a filter has left, and not the whole list */
+document.body.addEventListener("htmx:afterSwap", ({ target }) => {
+  if (target.id !== "list") return;
+  const count = $$("tbody tr", target).length;
+  $("#found").textContent = $("h2", target)?.textContent ?? `${count} ${count === 1 ? "row" : "rows"}`;
+});
+
 /* keyboard: single letters, which users can switch off (WCAG 2.1.4) */
 export const keys = { "?": () => $("#keys")?.showModal(), t: nextTheme, "/": () => ($("#q") ?? $("#find"))?.focus() };
 let prefix = "";
@@ -147,9 +154,20 @@ document.addEventListener("click", (event) => {
   if (dialog) {
     event.preventDefault();
     dialog.showModal();
-    return;
+    /* an update may replace the link meanwhile: the browser gives the focus back only to the one that it was on */
+    dialog.addEventListener("close", () => document.getElementById(link.id)?.focus(), { once: true });
   }
-  for (const menu of $$("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+/* a menu closes when the focus or a click is elsewhere, and with Escape */
+const closeMenus = ({ target }) => {
+  for (const menu of $$("details.menu[open]")) if (!menu.contains(target)) menu.open = false;
+};
+for (const kind of ["click", "focusin"]) document.addEventListener(kind, closeMenus);
+addEventListener("keydown", (event) => {
+  const menu = event.key === "Escape" && event.target.closest("details.menu[open]");
+  if (!menu) return;
+  menu.open = false;
+  $("summary", menu).focus();
 });
 document.addEventListener("input", (event) => {
   /* enable a button only once the required text has been typed */

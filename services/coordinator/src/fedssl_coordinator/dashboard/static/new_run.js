@@ -25,6 +25,8 @@ form.addEventListener("input", () => {
   asked = 0;
 });
 document.body.addEventListener("htmx:afterSwap", () => {
+  const verdict = $("#check .st")?.textContent.trim() ?? "";
+  if ($("#checked").textContent !== verdict) $("#checked").textContent = verdict; /* announced if it changes */
   const found = new Map($$("#check [data-key]").map((item) => [item.dataset.key, item.dataset.text]));
   for (const place of $$(".err", form)) {
     const text = found.get(place.dataset.for) ?? "";
@@ -36,3 +38,4 @@ document.body.addEventListener("htmx:afterSwap", () => {
   ask();
 });
 ask();
+if ("refused" in form.dataset) ($('[aria-invalid="true"]', form) ?? $(".mistakes a", form) ?? $("#check")).focus();

@@ -1,6 +1,6 @@
 /* A run's page: charts, timeline, and the patches that keep it up to date. */
 import { $, $$, keys } from "./layout.js";
-import { empties, showEmpty } from "./canvas.js";
+import { load as loadJson, showLoaded } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
 import { embedding } from "./embedding.js";
 import { decoded, heat, plane, showScale } from "./plane_and_heat.js";
@@ -10,13 +10,7 @@ import { live } from "./live.js";
 
 const root = $("#run");
 const url = `/runs/${root.dataset.run}`;
-const PATIENCE = 60_000; /* milliseconds until a request counts as lost */
-const load = async (path) => {
-  const signal = AbortSignal.timeout(PATIENCE);
-  const answer = await fetch(`${url}/${path}`, { headers: { Accept: "application/json" }, signal });
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer.json();
-};
+const load = (path) => loadJson(`${url}/${path}`);
 const slots = new Map();
 const readSlots = () => {
   slots.clear();
@@ -24,7 +18,6 @@ const readSlots = () => {
     slots.set(button.dataset.client, { slot: +button.dataset.slot, code: button.dataset.code });
 };
 readSlots();
-empties();
 
 /* one client key for all charts */
 let pinned = null;
@@ -140,7 +133,7 @@ function clientChart(selector, buttons) {
     );
     if (wanted !== name || pin !== chosen) return; /* another metric or client was chosen meanwhile */
     if (!found.series.some((line) => line.y.some((value) => value != null))) {
-      if (!shown) showEmpty(element, "No client has sent this metric yet");
+      if (!shown) element.dataset.empty = "No client has sent this metric yet";
       return;
     }
     const alarm = +ALARMS[name];
@@ -195,8 +188,15 @@ keys["]"] = () => timeline.move(1);
 keys.p = () => $("#pause")?.click();
 
 /* Work that is asked for while it still loads is repeated once afterwards, so that requests do not pile up on a slow
-   connection. An error is only logged: the page shows "No connection" itself. */
+   connection. */
 const loading = new Map();
+const places = new Map([
+  [showCurves, [$("#accuracy"), $("#plane")]],
+  [showLoss, [$("#loss")]],
+  [showWatch, [$("#watch")]],
+  [showHeat, [$("#heat")]],
+  [showMaps, [$("#embedding")]],
+]);
 async function quietly(work) {
   if (loading.has(work)) {
     loading.set(work, true);
@@ -204,52 +204,51 @@ async function quietly(work) {
   }
   do {
     loading.set(work, false);
-    await work().catch((error) => console.info(error.message));
+    await showLoaded(places.get(work) ?? [], work);
   } while (loading.get(work));
   loading.delete(work);
 }
-quietly(showCurves);
-quietly(showLoss);
-quietly(showWatch);
 quietly(() => timeline.show(null));
 /* also what is below the fold: a page may be printed before it is scrolled */
-quietly(showHeat);
-quietly(showMaps);
+for (const work of places.keys()) quietly(work);
 
-/* Apply patches. An open dialog or menu is not replaced. */
+/* Apply patches. An open dialog or menu is not replaced, nor what is as it was: text may be selected in it. */
 const patches = $("#patch");
 let shape = $("#shape").value;
-document.body.addEventListener("htmx:oobBeforeSwap", (event) => {
-  if (event.detail.target.closest("dialog[open], details[open]")) event.detail.shouldSwap = false;
+document.body.addEventListener("htmx:oobBeforeSwap", ({ detail }) => {
+  const { target, fragment } = detail;
+  const [only] = fragment.children;
+  const next = document.createElement("div");
+  next.append(...(only?.id === target.id ? only.cloneNode(true) : fragment.cloneNode(true)).childNodes);
+  const isSame = target.matches(":not(input)") && next.innerHTML === target.innerHTML;
+  if (isSame || target.closest("dialog[open], details[open]")) detail.shouldSwap = false;
 });
+/* screen readers announce a change of the run's status, but not those of each round */
+const status = () => $("#state .st").textContent.split(" · ")[0].trim().replace("Distilling", "Running");
+let announced = status();
 patches.addEventListener("htmx:afterRequest", (event) => {
   if (!event.detail.successful) return;
+  if (status() !== announced) {
+    announced = status();
+    $("#announced").textContent = `${announced}. ${$("#reason").textContent.trim()}`;
+  }
   const now = $("#shape");
   if (timeline.rename()) quietly(timeline.refresh);
   if (pinned) focusClient(pinned);
   if (now.value === shape) return;
   shape = now.value;
   Object.assign(root.dataset, { live: now.dataset.live, state: now.dataset.state });
-  for (const name of ["loss", "watch", "heat"]) if (!$(`#${name} canvas`)) showEmpty($(`#${name}`), now.dataset[name]);
+  for (const place of [...places.values()].flat()) if (!$("canvas", place)) place.dataset.empty = now.dataset[place.id];
   readSlots();
   showPinned();
   if ($("#pin")) $("#pin").value = chosen ?? "";
   if ($("#pin") && !$("#pin").value) chosen = "";
-  quietly(showLoss);
-  quietly(showWatch);
-  quietly(showHeat);
+  for (const work of places.keys()) quietly(work);
 });
 
 live(root, url, (kinds) => {
   document.body.dispatchEvent(new CustomEvent("run:changed"));
   quietly(timeline.refresh);
-  if (
-    [...kinds].some((kind) => kind.startsWith("round.") || kind.startsWith("evaluation.") || kind.startsWith("run."))
-  ) {
-    quietly(showCurves);
-    quietly(showLoss);
-    quietly(showWatch);
-    quietly(showHeat);
-    quietly(showMaps);
-  }
+  if ([...kinds].some((kind) => kind.startsWith("round.") || kind.startsWith("evaluation.") || kind.startsWith("run.")))
+    for (const work of places.keys()) quietly(work);
 });
