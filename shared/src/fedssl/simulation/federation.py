@@ -93,7 +93,7 @@ class Federation:
         if not cohort:
             result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
             return
-        lost = result.client_states.keys() & set(cohort).intersection(self._lost_states.get(number, ()))
+        lost = self._lost(result, number).intersection(cohort)
         kept = {name: state for name, state in result.client_states.items() if name not in lost}
         trained = self._train_cohort(result, number, cohort, kept)
         record = RoundRecord(
@@ -109,11 +109,29 @@ class Federation:
             self._everywhere,
             round_number=number,
             total_bits=bits_of_round(self._spec, result.server_state, follows_weights=follows_weights),
-            restart=bool(lost) and self._spec.method.restarts_states,
         )
+        restarting = lost if self._spec.method.restarts_states else frozenset[str]()
         aggregate = self._aggregate if self._spec.secure_aggregation is None else self._aggregate_securely
-        record = aggregate(result, trained, ctx, record)
+        record = aggregate(result, trained, ctx, record, restarting)
         result.history.append(dataclasses.replace(record, seconds=time.perf_counter() - started))
+
+    def _lost(self, result: Result, number: int) -> set[str]:
+        """Return the clients that lack their state in a round.
+
+        A client that has lost it lacks it until one of its updates is used: a round that is skipped, or that ends
+        without the client, gives it none.
+        """
+        used = dict.fromkeys(result.client_states, 0)
+        for record in result.history if self._lost_states else ():
+            if record.gave_weights:
+                used |= dict.fromkeys(
+                    used.keys() & record.num_examples.keys() - set(record.rejected), record.round_number
+                )
+        return {
+            name
+            for name, newest in used.items()
+            if any(newest < each <= number and name in names for each, names in self._lost_states.items())
+        }
 
     def _train_cohort(
         self, result: Result, number: int, cohort: Sequence[str], kept: Mapping[str, ClientState]
@@ -132,9 +150,18 @@ class Federation:
         return trained
 
     def _aggregate(
-        self, result: Result, trained: Mapping[str, LocalResult], ctx: Context, record: RoundRecord
+        self,
+        result: Result,
+        trained: Mapping[str, LocalResult],
+        ctx: Context,
+        record: RoundRecord,
+        restarting: Collection[str],
     ) -> RoundRecord:
-        """Give `result` the weights of a round, unless it is skipped, and return its completed record."""
+        """Give `result` the weights of a round, unless it is skipped, and return its completed record.
+
+        `restarting`: the clients that trained without a lost state, if that makes all clients start cold.
+        """
+        ctx = dataclasses.replace(ctx, restart=bool(restarting))
         try:
             found = run_aggregation(
                 self._method,
@@ -154,7 +181,7 @@ class Federation:
                 clients[name] = {**clients[name], UPDATE_NORM: norm}
         used = {name: metrics for name, metrics in clients.items() if name not in found.norms.rejected}
         losses = {name: metrics[LOSS] for name, metrics in used.items() if LOSS in metrics} if is_fixed(ctx) else {}
-        _publish(result, found, {name: trained[name].state for name in used}, ctx)
+        _publish(result, found, {name: trained[name].state for name in used}, restart=ctx.restart)
         return dataclasses.replace(
             record,
             clients=clients,
@@ -163,7 +190,12 @@ class Federation:
         )
 
     def _aggregate_securely(
-        self, result: Result, trained: Mapping[str, LocalResult], ctx: Context, record: RoundRecord
+        self,
+        result: Result,
+        trained: Mapping[str, LocalResult],
+        ctx: Context,
+        record: RoundRecord,
+        restarting: Collection[str],
     ) -> RoundRecord:
         """Do what `_aggregate` does, if the coordinator receives only masked vectors, and measures no update."""
         from fedssl.engine.secure_rounds import run_secure_round
@@ -172,12 +204,15 @@ class Federation:
         received, _ = split_state(result.server_state)
         lost = self._lost_clients.get(ctx.round_number, {})
         try:
-            secure = run_secure_round(self._method, result.server_state, received, _updates(trained), ctx, lost=lost)
+            secure = run_secure_round(
+                self._method, result.server_state, received, _updates(trained), ctx, lost=lost, restarting=restarting
+            )
         except (NoSecureSum, ValueOutOfRange) as error:
             rejected = sorted(error.rejected) if isinstance(error, NoSecureSum) else []
             return dataclasses.replace(record, rejected=rejected, skipped=str(error))
         metrics = secure.result.metrics
-        _publish(result, secure.result, {name: trained[name].state for name in secure.survivors}, ctx)
+        states = {name: trained[name].state for name in secure.survivors}
+        _publish(result, secure.result, states, restart=not states.keys().isdisjoint(restarting))
         return dataclasses.replace(
             record,
             clients={name: record.clients[name] for name in secure.survivors},
@@ -207,9 +242,9 @@ def _updates(trained: Mapping[str, LocalResult]) -> list[Update]:
     ]
 
 
-def _publish(result: Result, found: ServerResult, states: Mapping[str, ClientState], ctx: Context) -> None:
+def _publish(result: Result, found: ServerResult, states: Mapping[str, ClientState], *, restart: bool) -> None:
     """Give `result` the weights of a round, and the states of the clients whose updates were used."""
-    result.client_states = {} if ctx.restart else {**result.client_states, **states}
+    result.client_states = {} if restart else {**result.client_states, **states}
     result.server_state, result.model = found.state, found.model
 
 

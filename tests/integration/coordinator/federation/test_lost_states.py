@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.work import StateLost
 from fedssl.simulation import simulate
+from fedssl_worker.state import ClientStates
 from support.agents import LOST, Workers
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -65,6 +67,34 @@ def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
     assert event.data["consequence"] == "it starts cold, from the broadcast"
     assert workers.events("run.states_restarted") == []
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={3: [LOST]}))
+
+
+@pytest.mark.parametrize("min_updates", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_a_state_stays_lost_until_an_update_of_its_client_is_used(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_updates: int
+) -> None:
+    """The client dies in the round in which it reports the loss, and the round closes without it, or is skipped."""
+    workers = Workers(
+        coordinator, tmp_path, _spec("scaffold", min_updates=min_updates, max_attempts=1, without_quorum="skip")
+    )
+    workers.train()
+    workers.lose()
+    others = sorted(set(workers.agents) - {LOST})
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientStates, "keep", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            workers.agents[LOST].step()
+    for name in others:
+        workers.agents[name].step()
+    tables.execute("UPDATE rounds SET deadline = now() WHERE state = 'open'")
+    coordinator.advance(workers.id)
+    workers.restart(LOST)
+    workers.train()
+    workers.train()
+    assert [event.round_number for event in workers.events("client.state_lost")] == [2]
+    assert [event.round_number for event in workers.events("run.states_restarted")] == [3]
+    cohorts = {2: others if min_updates == len(others) else []}
+    workers.assert_simulated(simulate(workers.spec, shards(workers.spec), cohorts=cohorts, lost_states={2: [LOST]}))
 
 
 @pytest.mark.full
