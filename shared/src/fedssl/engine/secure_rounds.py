@@ -6,7 +6,7 @@ Needs `cryptography` (`pip install 'fedssl[secure]'`).
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, get_args
 
@@ -62,7 +62,6 @@ def run_secure_round(
     ctx: Context,
     *,
     lost: Mapping[str, Phase] | None = None,
-    restarting: Collection[str] = (),
 ) -> SecureResult:
     """Aggregate updates so that the coordinator's object only receives masked vectors.
 
@@ -75,7 +74,6 @@ def run_secure_round(
         updates: of the round's whole cohort.
         ctx: of the coordinator in this round.
         lost: in which phase clients are lost. They have answered the phases before.
-        restarting: the clients whose update makes all clients start cold after the round, if it is in the sum.
 
     Raises NoSecureSum if there is no sum, and ValueOutOfRange if a value of an update does not fit into its word.
     """
@@ -94,7 +92,7 @@ def run_secure_round(
     total = torch.from_numpy(found.words.words64.view(np.int64))
     names = [each.name for each in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
     apart = {client: {name: cohort[client].load()[name] for name in names} for client in found.survivors}
-    ctx = dataclasses.replace(ctx, restart=not set(restarting).isdisjoint(found.survivors))
+    ctx = dataclasses.replace(ctx, restarting=[name for name in found.survivors if name in ctx.restarting])
     result = run_secure_aggregation(method, state, total, len(found.survivors), ctx, apart=apart)
     return SecureResult(result, found.survivors, tuple(protocol.rejected))
 

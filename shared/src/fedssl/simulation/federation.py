@@ -109,10 +109,10 @@ class Federation:
             self._everywhere,
             round_number=number,
             total_bits=bits_of_round(self._spec, result.server_state, follows_weights=follows_weights),
+            restarting=lost if self._spec.method.restarts_states else (),
         )
-        restarting = lost if self._spec.method.restarts_states else frozenset[str]()
         aggregate = self._aggregate if self._spec.secure_aggregation is None else self._aggregate_securely
-        record = aggregate(result, trained, ctx, record, restarting)
+        record = aggregate(result, trained, ctx, record)
         result.history.append(dataclasses.replace(record, seconds=time.perf_counter() - started))
 
     def _lost(self, result: Result, number: int) -> set[str]:
@@ -150,18 +150,9 @@ class Federation:
         return trained
 
     def _aggregate(
-        self,
-        result: Result,
-        trained: Mapping[str, LocalResult],
-        ctx: Context,
-        record: RoundRecord,
-        restarting: Collection[str],
+        self, result: Result, trained: Mapping[str, LocalResult], ctx: Context, record: RoundRecord
     ) -> RoundRecord:
-        """Give `result` the weights of a round, unless it is skipped, and return its completed record.
-
-        `restarting`: the clients that trained without a lost state, if that makes all clients start cold.
-        """
-        ctx = dataclasses.replace(ctx, restart=bool(restarting))
+        """Give `result` the weights of a round, unless it is skipped, and return its completed record."""
         try:
             found = run_aggregation(
                 self._method,
@@ -181,7 +172,7 @@ class Federation:
                 clients[name] = {**clients[name], UPDATE_NORM: norm}
         used = {name: metrics for name, metrics in clients.items() if name not in found.norms.rejected}
         losses = {name: metrics[LOSS] for name, metrics in used.items() if LOSS in metrics} if is_fixed(ctx) else {}
-        _publish(result, found, {name: trained[name].state for name in used}, restart=ctx.restart)
+        _publish(result, found, {name: trained[name].state for name in used}, ctx)
         return dataclasses.replace(
             record,
             clients=clients,
@@ -190,12 +181,7 @@ class Federation:
         )
 
     def _aggregate_securely(
-        self,
-        result: Result,
-        trained: Mapping[str, LocalResult],
-        ctx: Context,
-        record: RoundRecord,
-        restarting: Collection[str],
+        self, result: Result, trained: Mapping[str, LocalResult], ctx: Context, record: RoundRecord
     ) -> RoundRecord:
         """Do what `_aggregate` does, if the coordinator receives only masked vectors, and measures no update."""
         from fedssl.engine.secure_rounds import run_secure_round
@@ -204,15 +190,12 @@ class Federation:
         received, _ = split_state(result.server_state)
         lost = self._lost_clients.get(ctx.round_number, {})
         try:
-            secure = run_secure_round(
-                self._method, result.server_state, received, _updates(trained), ctx, lost=lost, restarting=restarting
-            )
+            secure = run_secure_round(self._method, result.server_state, received, _updates(trained), ctx, lost=lost)
         except (NoSecureSum, ValueOutOfRange) as error:
             rejected = sorted(error.rejected) if isinstance(error, NoSecureSum) else []
             return dataclasses.replace(record, rejected=rejected, skipped=str(error))
         metrics = secure.result.metrics
-        states = {name: trained[name].state for name in secure.survivors}
-        _publish(result, secure.result, states, restart=not states.keys().isdisjoint(restarting))
+        _publish(result, secure.result, {name: trained[name].state for name in secure.survivors}, ctx)
         return dataclasses.replace(
             record,
             clients={name: record.clients[name] for name in secure.survivors},
@@ -242,9 +225,10 @@ def _updates(trained: Mapping[str, LocalResult]) -> list[Update]:
     ]
 
 
-def _publish(result: Result, found: ServerResult, states: Mapping[str, ClientState], *, restart: bool) -> None:
+def _publish(result: Result, found: ServerResult, states: Mapping[str, ClientState], ctx: Context) -> None:
     """Give `result` the weights of a round, and the states of the clients whose updates were used."""
-    result.client_states = {} if restart else {**result.client_states, **states}
+    restarts = not states.keys().isdisjoint(ctx.restarting)
+    result.client_states = {} if restarts else {**result.client_states, **states}
     result.server_state, result.model = found.state, found.model
 
 
