@@ -40,6 +40,16 @@ def test_lost_clients_leave_the_bits_of_a_run_without_their_updates() -> None:
     assert secure.history[0].bytes_up == 5 * _up(spec) > expected.history[0].bytes_up
 
 
+def test_a_lost_state_restarts_the_others_once_an_update_of_its_client_is_in_the_sum() -> None:
+    spec, plain = _spec("scaffold", num_rounds=4), method_spec("scaffold", num_rounds=4, **FIXED)
+    a, *others = sorted(shards(spec))
+    secure = simulate(spec, shards(spec), lost_states={2: [a]}, lost_clients={2: {a: "vectors"}})
+    expected = simulate(plain, shards(plain), lost_states={3: [a]}, cohorts={2: others})
+    assert _is_equal(secure.model, expected.model)
+    assert all(_is_equal(secure.client_states[name], expected.client_states[name]) for name in shards(spec))
+    assert not _is_equal(secure.model, simulate(plain, shards(plain), cohorts={2: others}).model)
+
+
 def _up(spec: RunSpec) -> int:
     traffic = traffic_of(spec)
     assert traffic is not None

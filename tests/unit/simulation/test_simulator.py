@@ -225,6 +225,14 @@ def test_clients_evaluate_the_encoder_on_their_own_images() -> None:
     assert simulate(spec, shards(spec)).site_evaluations == result.site_evaluations
 
 
+def test_a_round_without_new_weights_is_evaluated_only_if_it_is_the_last() -> None:
+    spec = method_spec("fedsimclr", num_rounds=2, evaluation={**SITES, **KNN, "at": "both", "every": 1})
+
+    result = simulate(spec, shards(spec), cohorts={1: [], 2: []})
+
+    assert sorted(result.evaluations_by_round) == sorted(result.site_evaluations) == [0, 2]
+
+
 def test_sites_of_a_method_that_sends_nothing_evaluate_once_they_have_trained() -> None:
     spec = method_spec("single", cohort={"fraction": 0.34}, evaluation={**SITES, "every": 1})
 

@@ -220,7 +220,7 @@ def _aggregated(
         raise ValueOutOfRange(f"out of range: {error}", norms) from error
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
-    if ctx.restart:
+    if not {update.client_id for update in within}.isdisjoint(ctx.restarting):
         state = bound.server.restarted(state)
     kept = moments | next_average(bound, state, kept, ctx) | means.totals.kept(ctx)
     result = published(bound, state, kept, metrics, ctx)

@@ -3,6 +3,7 @@
 Needs `cryptography` (`pip install 'fedssl[secure]'`).
 """
 
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,7 @@ def run_secure_round(
     total = torch.from_numpy(found.words.words64.view(np.int64))
     names = [each.name for each in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
     apart = {client: {name: cohort[client].load()[name] for name in names} for client in found.survivors}
+    ctx = dataclasses.replace(ctx, restarting=[name for name in found.survivors if name in ctx.restarting])
     result = run_secure_aggregation(method, state, total, len(found.survivors), ctx, apart=apart)
     return SecureResult(result, found.survivors, tuple(protocol.rejected))
 

@@ -102,7 +102,7 @@ def run_secure_aggregation(
         state: the coordinator's, before the round.
         words: int64 (N,), the sum of what `client_words` returned for each client.
         num_clients: how many clients are in the sum.
-        ctx: of the coordinator in this round.
+        ctx: of the coordinator in this round; its `restarting` names only clients in the sum.
         apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; not needed if the spec has none.
 
     Raises NoSecureSum if the words are not such a sum, the weights are more than `robustness.max_examples` allows all
@@ -124,7 +124,7 @@ def run_secure_aggregation(
     updates = _apart_updates(apart or {})
     try:
         found, metrics = bound.server.finish(found, metrics, known, updates, ctx)
-        found = bound.server.restarted(found) if ctx.restart else found
+        found = bound.server.restarted(found) if ctx.restarting else found
         metrics = {**metrics, **summed_metrics(numbers, num_clients)}
         kept = next_average(bound, found, kept, ctx) | summed.totals.kept(ctx)
         return published(bound, found, kept, metrics, ctx)

@@ -3,7 +3,7 @@
 Shape suffixes used throughout: B batch, C image channels, H representation width, D embedding width, K clients.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -138,8 +138,9 @@ class Context:
     """The bits of a round's total weight, from which the scales of 32-bit words follow; None if all have 64 bits."""
     prefix_mean: PrefixMean | None = None
     """The mean of the round's first updates, if the coordinator has begun it before the round closed."""
-    restart: bool = False
-    """All clients start cold after the round, because one has lost its state (`MethodConfig.restarts_states`)."""
+    restarting: Collection[str] = ()
+    """The clients that have trained without a state that they had lost. If the update of one is used, all clients start
+    cold after the round. Empty unless the method's config `restarts_states`."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a fresh generator on the device: the same for each call of this client in this round for this

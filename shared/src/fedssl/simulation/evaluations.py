@@ -17,6 +17,7 @@ from fedssl.evaluation.site_heads import run_heads
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.models.pretrained import encoder_of
 from fedssl.protocol.chance import Chance, chance_of
+from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
 from fedssl.simulation.results import Result, judged_models
@@ -54,7 +55,7 @@ class CentralEvaluator:
         config, number = self._spec.central_evaluation, result.rounds_done
         if config is None or self._labelled is None:
             return
-        if number in result.evaluations_by_round or not config.is_due(number, self._spec.num_rounds):
+        if number in result.evaluations_by_round or not _is_due(config, result):
             return
         tell, data = functools.partial(self._on_judging, number), self._spec.data
         encoders = (load_encoder(tensors, self._spec) for tensors in judged_models(result).values())
@@ -86,7 +87,7 @@ class SiteEvaluator:
         number = result.rounds_done
         if self._config is None or number in result.site_evaluations:
             return
-        if self._config.is_due(number, self._spec.num_rounds):
+        if _is_due(self._config, result):
             models = judged_models(result)
             answers = {name: self._answer(models.get(name, models.get("")), name, result) for name in self._shards}
             result.site_evaluations[number] = {
@@ -147,6 +148,16 @@ class SiteEvaluator:
         assert config is not None, "only with an evaluation at the sites"
         labels = own_labels(images, f"the images of {name}")
         return with_run_classes(labels, config.site_config.classes, multi_label=config.site_config.multi_label)
+
+
+def _is_due(config: EvaluationConfig, result: Result) -> bool:
+    """Return whether the newest weights are to be evaluated.
+
+    As on the coordinator, a round without new weights is evaluated only if it is the last.
+    """
+    number, last = result.rounds_done, result.spec.num_rounds
+    is_new = number in (0, last) or result.history[-1].gave_weights
+    return is_new and config.is_due(number, last)
 
 
 def _least(values: list[float]) -> float:

@@ -93,7 +93,7 @@ class Federation:
         if not cohort:
             result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
             return
-        lost = result.client_states.keys() & set(cohort).intersection(self._lost_states.get(number, ()))
+        lost = self._lost(result, number).intersection(cohort)
         kept = {name: state for name, state in result.client_states.items() if name not in lost}
         trained = self._train_cohort(result, number, cohort, kept)
         record = RoundRecord(
@@ -109,11 +109,29 @@ class Federation:
             self._everywhere,
             round_number=number,
             total_bits=bits_of_round(self._spec, result.server_state, follows_weights=follows_weights),
-            restart=bool(lost) and self._spec.method.restarts_states,
+            restarting=lost if self._spec.method.restarts_states else (),
         )
         aggregate = self._aggregate if self._spec.secure_aggregation is None else self._aggregate_securely
         record = aggregate(result, trained, ctx, record)
         result.history.append(dataclasses.replace(record, seconds=time.perf_counter() - started))
+
+    def _lost(self, result: Result, number: int) -> set[str]:
+        """Return the clients that lack their state in a round.
+
+        A client that has lost it lacks it until one of its updates is used: a round that is skipped, or that ends
+        without the client, gives it none.
+        """
+        used = dict.fromkeys(result.client_states, 0)
+        for record in result.history if self._lost_states else ():
+            if record.gave_weights:
+                used |= dict.fromkeys(
+                    used.keys() & record.num_examples.keys() - set(record.rejected), record.round_number
+                )
+        return {
+            name
+            for name, newest in used.items()
+            if any(newest < each <= number and name in names for each, names in self._lost_states.items())
+        }
 
     def _train_cohort(
         self, result: Result, number: int, cohort: Sequence[str], kept: Mapping[str, ClientState]
@@ -209,7 +227,8 @@ def _updates(trained: Mapping[str, LocalResult]) -> list[Update]:
 
 def _publish(result: Result, found: ServerResult, states: Mapping[str, ClientState], ctx: Context) -> None:
     """Give `result` the weights of a round, and the states of the clients whose updates were used."""
-    result.client_states = {} if ctx.restart else {**result.client_states, **states}
+    restarts = not states.keys().isdisjoint(ctx.restarting)
+    result.client_states = {} if restarts else {**result.client_states, **states}
     result.server_state, result.model = found.state, found.model
 
 

@@ -66,10 +66,11 @@ def simulate(
     is run again continues from there, to the same bits. `cohorts`: the clients whose updates were accepted, by round,
     for a deployed run in which some rounds did not have every update (no clients: the round was skipped); with them the
     simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round;
-    they start cold, as in a deployed run that has the event `client.state_lost`. `lost_clients`: the clients that are
-    lost in a round of a spec with `secure_aggregation`, each with the phase in which it is lost
-    (`engine.secure_rounds.Phase`). If the spec has an evaluation, the encoder is evaluated accordingly, also before
-    training. If the spec has `model.initial`, its file is read, and the digest of its weights is in the result's spec.
+    they start cold until one of their updates is used, as in a deployed run that has the event `client.state_lost`.
+    `lost_clients`: the clients that are lost in a round of a spec with `secure_aggregation`, each with the phase in
+    which it is lost (`engine.secure_rounds.Phase`). If the spec has an evaluation, the encoder is evaluated
+    accordingly, also before training. If the spec has `model.initial`, its file is read, and the digest of its weights
+    is in the result's spec.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is evaluated

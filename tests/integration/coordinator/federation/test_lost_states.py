@@ -1,15 +1,20 @@
 """Client states that are lost between two rounds: real workers, one of which finds a flipped bit."""
 
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedssl.engine import LocalResult, run_local_round
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.work import StateLost
 from fedssl.simulation import simulate
+from fedssl_worker import executor
 from support.agents import LOST, Workers
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -65,6 +70,50 @@ def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
     assert event.data["consequence"] == "it starts cold, from the broadcast"
     assert workers.events("run.states_restarted") == []
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={3: [LOST]}))
+
+
+def _dies(*_: object) -> LocalResult:
+    raise KeyboardInterrupt
+
+
+def _unusable(*arguments: Any) -> LocalResult:
+    result = run_local_round(*arguments)
+    update = {name: value * 1e20 if value.is_floating_point() else value for name, value in result.update.items()}
+    return dataclasses.replace(result, update=update)
+
+
+@pytest.mark.parametrize(
+    ("train", "min_updates"), [(_dies, 2), pytest.param(_dies, 3, marks=pytest.mark.full), (_unusable, 2)]
+)
+def test_a_state_stays_lost_until_an_update_of_its_client_is_used(
+    coordinator: Coordinator,
+    tables: Tables,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Callable[..., LocalResult],
+    min_updates: int,
+) -> None:
+    """The round in which the client reports the loss closes without its update, or is skipped."""
+    cohort = {"min_updates": min_updates, "max_attempts": 1, "without_quorum": "skip"}
+    workers = Workers(coordinator, tmp_path, _spec("scaffold", **cohort))
+    workers.train()
+    workers.lose()
+    others = sorted(set(workers.agents) - {LOST})
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(executor, "run_local_round", train)
+        workers.agents[LOST].step()
+    for name in others:
+        workers.agents[name].step()
+    tables.execute("UPDATE rounds SET deadline = now() WHERE state = 'open'")
+    coordinator.advance(workers.id)
+    workers.restart(LOST)
+    workers.train()
+    workers.train()
+    assert len(workers.events("update.rejected")) == (train is _unusable)
+    assert [event.round_number for event in workers.events("client.state_lost")] == [2]
+    assert [event.round_number for event in workers.events("run.states_restarted")] == [3]
+    cohorts = {2: others if min_updates == len(others) else []}
+    workers.assert_simulated(simulate(workers.spec, shards(workers.spec), cohorts=cohorts, lost_states={2: [LOST]}))
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
+from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import context, method_spec, shards
@@ -247,13 +248,13 @@ def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
     state = start(spec).state
     names = _part(state, "control")
 
-    def after(state: Tensors, a: float, b: float, *, restart: bool = False) -> Tensors:
+    def after(state: Tensors, a: float, b: float, *, lost: str = "", spec: RunSpec = spec) -> Tensors:
         updates = []
         for name, value in (("client-0", a), ("client-1", b)):
             sent = {key: tensor for key, tensor in state.items() if not key.startswith("control.")}
             sent |= {f"control_delta.{key}": torch.full_like(tensor, value) for key, tensor in names.items()}
             updates.append(Update(name, 10, lambda tensors=sent: tensors))  # type: ignore[misc]
-        ctx = dataclasses.replace(context(spec, 1), restart=restart)
+        ctx = dataclasses.replace(context(spec, 1), restarting=[lost])
         return run_aggregation(METHODS["fedsimclr"], state, updates, ctx).state
 
     def value_of(state: Tensors) -> set[float]:
@@ -262,9 +263,11 @@ def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
     first = after(state, 1.0, 3.0)
     assert value_of(first) == {2.0}
     assert value_of(after(first, 0.0, 3.0)) == {3.5}  # without a restart the lost share stays in c
-    second = after(first, 0.0, 3.0, restart=True)
+    second = after(first, 0.0, 3.0, lost="client-1")
     assert value_of(second) == {0.0}
     assert value_of(after(second, 1.0, 3.0)) == {2.0}
+    bounded = spec.model_copy(update={"robustness": RobustnessConfig(max_control_norm=1e-3, action="reject")})
+    assert value_of(after(first, 0.0, 3.0, lost="client-1", spec=bounded)) == {2.0}  # the lost c_k is still in c
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

@@ -163,7 +163,7 @@ def next_weights(
         _context(spec, current.number, device),
         prefix_mean=take_mean(current.id),
         total_bits=total_bits(run, spec, current.number),
-        restart=bool(_trained_without_state(spec, rows)),
+        restarting=_trained_without_state(spec, rows),
     )
     if spec.secure_aggregation is not None:
         return _stored(_unmasked(spec, current, previous, ctx))
@@ -216,7 +216,7 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     is_whole = len(used) >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _record_artifacts(session, weights)
-    if lost := _trained_without_state(RunSpec.model_validate(run.spec), rows):
+    if lost := _trained_without_state(RunSpec.model_validate(run.spec), used):
         run_rows.restart_states(session, run, current.number, lost)
     update_norms.record_norms(session, run, current.number, accepted, weights.norms)
     reason = f"{len(used)} of {plural(cohort_size, 'update')}"
@@ -306,7 +306,7 @@ def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
 
 
 def _trained_without_state(spec: RunSpec, rows: Sequence[Assignment]) -> list[str]:
-    """Return the clients that had lost their state, if that makes all clients of the run start cold."""
+    """Return the clients that had lost their state, if their updates make all clients of the run start cold."""
     if not spec.method.restarts_states:
         return []
     return [row.client_id for row in _accepted(rows) if row.lost_round is not None]

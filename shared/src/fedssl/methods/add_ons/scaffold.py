@@ -20,9 +20,9 @@ cancels the drift. "plain" (s = lr, NIID-Bench) gives c_k' = g_k / (1 - m) at on
 noise of one round. Both settle at the same correction; without momentum they are the same.
 
 Cold start: c_k = 0. If a client has lost its c_k, its share of c must leave c, but the coordinator has never had c_k:
-only differences were sent, and it keeps only their mean. So when the round closes in which the client trained without
-its c_k, c becomes 0, and every client starts cold in its next round (c_j = 0). From then on c is again the mean of the
-variates, exactly; the correction needs a few rounds until it has its old size.
+only differences were sent, and it keeps only their mean. So when a round closes with an update that the client trained
+without its c_k, c becomes 0, and every client starts cold in its next round (c_j = 0). From then on c is again the mean
+of the variates, exactly; the correction needs a few rounds until it has its old size.
 
 Deviations: NIID-Bench has variates for BatchNorm's buffers too. As in NIID-Bench, the correction follows the
 optimiser's step instead of entering the gradient, so neither momentum nor weight decay acts on it.
