@@ -12,7 +12,7 @@ from fedssl.experiments import report as markdown
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
-from fedssl.run_files import finite, spec_as_yaml
+from fedssl.run_files import spec_as_yaml
 
 _HOUR_SECONDS = 3600
 
@@ -98,4 +98,4 @@ def _time_in_words(seconds: float) -> str:
 def _document(result: CellResult) -> dict[str, Any]:
     document = {name: getattr(result, name) for name in type(result).__slots__}
     changed = [{"key": each.key, "paper": each.paper, "here": each.here} for each in result.differences]
-    return dict(finite({**document, "differences": changed}))
+    return {**document, "differences": changed}
