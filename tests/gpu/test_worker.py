@@ -14,7 +14,7 @@ import torch
 from fedssl.client import WorkerClient
 from fedssl.engine import cuda_graphs, release_trainer
 from fedssl.protocol.states import Cause
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from unit.worker.conftest import (  # noqa: F401 - fixtures
     CLIENT,
     QUICK,
@@ -36,7 +36,7 @@ LARGE = {"model": {"encoder": {"name": "resnet50"}}, "training": {"batch_size": 
 @pytest.fixture
 def on_gpu(setting: Setting, tmp_path: Path) -> Setting:  # noqa: F811
     """A worker whose images are on the GPU."""
-    own = load_images(str(write_images(tmp_path / "gpu.npz")), torch.device(DEVICE))
+    own = OwnImages(str(write_images(tmp_path / "gpu.npz")), torch.device(DEVICE))
     return dataclasses.replace(setting, images=own, device=torch.device(DEVICE))
 
 

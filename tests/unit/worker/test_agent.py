@@ -20,7 +20,7 @@ from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
@@ -439,7 +439,7 @@ def test_a_wider_plan_is_declined(setting: Setting) -> None:
 
 def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
     path = write_images(setting.folder / "bounded.npz")
-    setting.images = load_images(str(path), torch.device("cpu"), image_size=16, channels=1)
+    setting.images = OwnImages(str(path), torch.device("cpu"), image_size=16, channels=1)
     setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
     assert "--channels 3" in decline_reason(setting)
 
