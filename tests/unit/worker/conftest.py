@@ -185,10 +185,6 @@ def own_labels(folder: Path) -> OwnLabels:
     return labels
 
 
-def same(left: Tensors, right: Tensors) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> OwnImages:
     torch.set_num_threads(1)

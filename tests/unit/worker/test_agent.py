@@ -24,8 +24,9 @@ from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
+from support.tensors import are_equal
 
-from .conftest import Setting, make_spec, same, write_images
+from .conftest import Setting, make_spec, write_images
 from .coordinator import Refusal, wait_until
 
 INTRODUCTION = Register(
@@ -54,7 +55,7 @@ def play_rounds(setting: Setting, disturb: Callable[[int], Any] = lambda number:
 
 def assert_like_undisturbed(setting: Setting) -> None:
     for index, expected in enumerate(setting.train_directly(make_spec(), 3)):
-        assert same(setting.sent(index), expected), f"round {index + 1} differs"
+        assert are_equal(setting.sent(index), expected), f"round {index + 1} differs"
 
 
 def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
@@ -92,7 +93,7 @@ def test_an_accepted_update_that_is_asked_for_again(setting: Setting, *, has_it:
             )
         broadcast = setting.sent()
     expected = setting.train_directly(make_spec(), 3)
-    assert same(setting.sent(), expected[2])
+    assert are_equal(setting.sent(), expected[2])
     assert setting.coordinator.declined == []
 
 
@@ -143,7 +144,7 @@ def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.Monke
     assert setting.coordinator.declined == []
     assert setting.coordinator.submissions == []
     agent.step()
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def is_read_only(setting: Setting, patch: pytest.MonkeyPatch) -> None:
@@ -247,7 +248,7 @@ def test_a_coordinator_that_was_unreachable_gets_the_update_later(setting: Setti
     away.clear()
     wait_until(lambda: setting.coordinator.submissions)
     leave(setting, thread)
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def test_an_upload_that_came_too_slowly_is_sent_later(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,7 +517,7 @@ def test_an_answer_of_another_server_costs_no_trained_update(
     assert setting.coordinator.declined == []
     monkeypatch.setattr(executor_module, "run_local_round", None)  # nothing is trained again
     setting.restart().step()
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def test_a_proxy_that_refuses_the_update_is_reported(setting: Setting) -> None:
