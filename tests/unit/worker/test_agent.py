@@ -25,9 +25,10 @@ from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
 from support.tensors import are_equal
+from support.waiting import wait_until
 
 from .conftest import Setting, make_spec, write_images
-from .coordinator import Refusal, wait_until
+from .coordinator import Refusal
 
 INTRODUCTION = Register(
     worker_version="0", methods={"fedbyol": 1}, device="cpu", num_images=32, channels=1, image_size=16

@@ -17,9 +17,10 @@ from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused
 from support import hostile
 from support.tensors import are_equal
+from support.waiting import wait_until
 
 from .conftest import CLIENT, INTRODUCTION, Setting, make_item, make_spec
-from .coordinator import TOKEN, FakeCoordinator, Refusal, wait_until
+from .coordinator import TOKEN, FakeCoordinator, Refusal
 
 CALLS: dict[str, Callable[[WorkerClient], object]] = {
     "register": lambda client: client.register(INTRODUCTION),
