@@ -90,7 +90,7 @@ def test_what_a_revoked_client_is_sending_counts_nothing(
 
 
 def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
+    coordinator: Coordinator, tables: Tables
 ) -> None:
     """The aggregator has read who may take part, and offers work after the revocation has committed."""
     from fedssl_coordinator.identity import clients

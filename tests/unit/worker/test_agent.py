@@ -458,7 +458,7 @@ def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting) -> None:
     def fail(*args: object) -> None:
         raise ValueError("/home/owner/private/patient-42.png is odd")
 
