@@ -25,6 +25,7 @@ from support.methods import (
     methods_of_this_run,
     shards,
 )
+from support.tensors import are_equal
 
 every_method = pytest.mark.parametrize("name", ALL_METHODS)
 methods_that_train = pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
@@ -41,10 +42,6 @@ def _train(
 ) -> LocalResult:
     ctx = context(spec, number, client)
     return run_local_round(METHODS[spec.method.name], broadcast, state, _data(spec, client), ctx)
-
-
-def _equal(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @every_method
@@ -85,10 +82,10 @@ def test_two_rounds_with_partial_participation(name: str) -> None:
 def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
     spec = method_spec(name)
     first, again = simulate(spec, shards(spec)), simulate(spec, shards(spec))
-    assert _equal(first.model, again.model)
-    assert all(_equal(first.client_states[c], again.client_states[c]) for c in first.client_states)
+    assert are_equal(first.model, again.model)
+    assert all(are_equal(first.client_states[c], again.client_states[c]) for c in first.client_states)
     other = simulate(spec.model_copy(update={"seed": 12}), shards(spec))
-    assert not _equal(first.model, other.model)
+    assert not are_equal(first.model, other.model)
 
 
 @methods_that_train
@@ -101,7 +98,7 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
         save_tensors(result.update, tmp_path / client)
         check_file(tmp_path / client, plan.update, "update")
         save_tensors(result.state, tmp_path / f"{client}-state")
-        assert _equal(load_tensors(tmp_path / f"{client}-state"), result.state)
+        assert are_equal(load_tensors(tmp_path / f"{client}-state"), result.state)
     save_tensors(start.state, tmp_path / "state")
     ctx = context(spec, 1)
     in_memory = [
@@ -114,8 +111,8 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
     ]
     one = run_aggregation(method, start.state, in_memory, ctx)
     two = run_aggregation(method, load_tensors(tmp_path / "state"), from_disk, ctx)
-    assert _equal(one.state, two.state)
-    assert _equal(one.broadcast, two.broadcast)
+    assert are_equal(one.state, two.state)
+    assert are_equal(one.broadcast, two.broadcast)
 
 
 @methods_that_train
@@ -146,8 +143,8 @@ def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> Non
     broadcast = start.received
     lost = _train(spec, broadcast, first.state, number=2)
     again = _train(spec, broadcast, first.state, number=2)
-    assert _equal(lost.update, again.update)
-    assert _equal(lost.state, again.state)
+    assert are_equal(lost.update, again.update)
+    assert are_equal(lost.state, again.state)
 
 
 @methods_that_train

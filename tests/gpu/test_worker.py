@@ -14,7 +14,9 @@ import torch
 from fedssl.client import WorkerClient
 from fedssl.engine import cuda_graphs, release_trainer
 from fedssl.protocol.states import Cause
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
+from support.tensors import are_equal
+from support.waiting import wait_until
 from unit.worker.conftest import (  # noqa: F401 - fixtures
     CLIENT,
     QUICK,
@@ -22,11 +24,10 @@ from unit.worker.conftest import (  # noqa: F401 - fixtures
     coordinator,
     images,
     make_spec,
-    same,
     setting,
     write_images,
 )
-from unit.worker.coordinator import TOKEN, FakeCoordinator, wait_until
+from unit.worker.coordinator import TOKEN, FakeCoordinator
 
 DEVICE = "cuda"
 LARGE = {"model": {"encoder": {"name": "resnet50"}}, "training": {"batch_size": 32}}
@@ -36,7 +37,7 @@ LARGE = {"model": {"encoder": {"name": "resnet50"}}, "training": {"batch_size": 
 @pytest.fixture
 def on_gpu(setting: Setting, tmp_path: Path) -> Setting:  # noqa: F811
     """A worker whose images are on the GPU."""
-    own = load_images(str(write_images(tmp_path / "gpu.npz")), torch.device(DEVICE))
+    own = OwnImages(str(write_images(tmp_path / "gpu.npz")), torch.device(DEVICE))
     return dataclasses.replace(setting, images=own, device=torch.device(DEVICE))
 
 
@@ -183,4 +184,4 @@ def test_two_workers_share_a_gpu_and_train_the_bits_of_one_after_the_other(setti
             second.shutdown()
         together, alone = ([each.sent(number) for each in both] for number in (0, 1))
     for found in (together[1], *alone):
-        assert same(found, together[0])
+        assert are_equal(found, together[0])

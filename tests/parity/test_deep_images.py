@@ -17,13 +17,12 @@ import tifffile
 import torch
 from PIL import Image
 
-from fedssl.artifacts.tensors import load_tensors
 from fedssl.data.datasets import load_conformed
 from fedssl.data.image_cache import load_cached
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RunState
-from fedssl.protocol.views import RunView
+from fedssl.protocol.states import AssignmentState, Outcome
 from fedssl.simulation import simulate
+from support.deployed import assert_simulated, ended, trained
 from support.dicom_files import write_dicom
 from support.methods import method_spec
 from support.processes import Federation, federation
@@ -93,33 +92,21 @@ def running(
         yield started
 
 
-def _ended(running: Federation, run_id: object) -> RunView:
-    def look() -> RunView | None:
-        run = running.client.run(run_id)  # type: ignore[arg-type]
-        return run if run.state is RunState.FINISHED else None
-
-    return running.wait_for(look, "the run's end", 100)
-
-
-def _assert_simulated(running: Federation, spec: RunSpec, clients: Mapping[str, Any], tmp_path: Path) -> None:
+def _assert_simulated(running: Federation, spec: RunSpec, clients: Mapping[str, Any]) -> None:
     """Check that the run of a spec has the bits of its simulation with the same images."""
     simulated = simulate(spec, clients).model
-    done = _ended(running, running.client.create_run(spec).id)
-    assert done.outcome is Outcome.COMPLETED, done.reason
-    running.client.download_model(done.id, tmp_path / "model.safetensors")
-    deployed = load_tensors(tmp_path / "model.safetensors")
-    assert deployed.keys() == simulated.keys()
-    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+    done = trained(running, running.client.create_run(spec).id, 100)
+    assert_simulated(running, done.id, simulated)
 
 
-def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict[str, Path]) -> None:
     spec = method_spec("fedbyol", data=DATA, cohort={"min_clients": len(folders)}, partition=None)
     clients = {
         name: load_conformed(str(folder), "train", spec.data, leave_out=True) for name, folder in folders.items()
     }
     assert all(len(images) == 11 for images in clients.values())
     assert {images.images.dtype for images in clients.values()} == {np.dtype(np.int16)}
-    _assert_simulated(running, spec, clients, tmp_path)
+    _assert_simulated(running, spec, clients)
     files = [path for path in running.folder.rglob("*") if path.is_file()]  # logs, states, ledgers, the store
     assert len(files) > len(folders)
     assert not [path for path in files if PATIENT.encode() in path.read_bytes()]
@@ -132,16 +119,14 @@ def test_a_run_that_crops_from_caches_equals_its_simulation(
     spec = method_spec("fedbyol", data=data, cohort={"min_clients": len(folders)}, partition=None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clients = {name: load_cached(str(folder), spec.data) for name, folder in folders.items()}
-    _assert_simulated(running, spec, clients, tmp_path)
+    _assert_simulated(running, spec, clients)
 
 
-def test_batches_of_different_patients_equal_their_simulation(
-    running: Federation, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_batches_of_different_patients_equal_their_simulation(running: Federation, folders: dict[str, Path]) -> None:
     data = {**DATA, "distinct_groups": True}
     spec = method_spec("fedbyol", data=data, cohort={"clients": ["client-3"], "min_clients": 1}, partition=None)
     clients = {"client-3": load_conformed(str(folders["client-3"]), "train", spec.data, leave_out=True)}
-    _assert_simulated(running, spec, clients, tmp_path)
+    _assert_simulated(running, spec, clients)
     plain = RunSpec.model_validate({**spec.model_dump(), "data": DATA})
     models = [simulate(each, clients).model for each in (spec, plain)]
     assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])
@@ -158,7 +143,7 @@ def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) 
         return reasons if len(reasons) == len(SUFFIXES) else None
 
     reasons = running.wait_for(declined, "all assignments declined", 60)
-    assert _ended(running, run.id).outcome is Outcome.FAILED
+    assert ended(running, run.id, 100).outcome is Outcome.FAILED
     words = "more than 8 bits per value: set [data.window] in the run's spec"
     assert all(words in reason for reason in reasons), reasons
 

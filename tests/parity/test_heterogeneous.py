@@ -3,19 +3,16 @@
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
-import torch
 
-from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import Conflict
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RunState
-from fedssl.protocol.views import RunView
+from fedssl.protocol.states import AssignmentState
 from fedssl.simulation import simulate
+from support.deployed import assert_simulated, trained
 from support.methods import CONFIGS, PUBLIC, method_spec, shards
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -52,25 +49,6 @@ def _registered(running: Federation, number: int) -> Callable[[], bool]:
     return lambda: sum(client.registered_at is not None for client in running.client.clients()) == number
 
 
-def _finished(running: Federation, run_id: UUID) -> RunView:
-    def look() -> RunView | None:
-        run = running.client.run(run_id)
-        return run if run.state == RunState.FINISHED else None
-
-    return running.wait_for(look, "the run's end", 150)
-
-
-def _model(running: Federation, run_id: UUID) -> Tensors:
-    path = running.folder / "model.safetensors"
-    running.client.download_model(run_id, path)
-    return load_tensors(path)
-
-
-def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
-    assert deployed.keys() == simulated.keys()
-    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
-
-
 def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
     """The run's spec has the encoder from its creation on. The worker is killed in round 2, and keeps its network."""
     learning = {"client_encoders": "declared", "client_distillation": {"num_epochs": 3}}
@@ -96,9 +74,8 @@ def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
     running.start(VICTIM, FEDSSL_WORKER_ENCODER=DECLARATION)
     simulated = simulate(run.spec, running.clients)
     assert simulated.client_states[VICTIM]["encoder.blocks.2.conv.weight"].shape == (24, 12, 3, 3)
-    done = _finished(running, run.id)
-    assert done.outcome == Outcome.COMPLETED, done.reason
-    _assert_same_bits(_model(running, run.id), simulated.model)
+    trained(running, run.id)
+    assert_simulated(running, run.id, simulated.model)
 
 
 def test_clusters_and_how_many_of_them_are_used(running: Federation) -> None:
@@ -106,9 +83,8 @@ def test_clusters_and_how_many_of_them_are_used(running: Federation) -> None:
     spec = method_spec("fedrlc", num_rounds=3, cohort={"clients": CLIENTS, "min_clients": 3})
     run = running.client.create_run(spec)
     simulated = simulate(spec, running.clients)
-    done = _finished(running, run.id)
-    assert done.outcome == Outcome.COMPLETED, done.reason
-    _assert_same_bits(_model(running, run.id), simulated.model)
+    trained(running, run.id)
+    assert_simulated(running, run.id, simulated.model)
     found = {
         (metric.round_number, metric.client_id): metric.value
         for metric in running.client.metrics(run.id)

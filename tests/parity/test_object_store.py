@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from fedssl.artifacts.tensors import load_tensors
 from fedssl.data.partitioning import partition_dataset
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import Outcome, RunState
-from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
+from support.deployed import assert_simulated, completed
 from support.object_store import ObjectStore
 from support.processes import federation
 from support.servers import Servers
@@ -45,18 +42,7 @@ def test_the_same_bits_out_of_an_object_store(servers: Servers, object_store: Ob
         servers.database() as database,
         federation(database, servers.redis_url, tmp_path, shards, **settings) as running,
     ):
-        for name in shards:
-            running.start(name)
-        run_id = running.client.create_run(SPEC).id
-
-        def look() -> RunView | None:
-            run = running.client.run(run_id)
-            return run if run.state == RunState.FINISHED else None
-
-        run = running.wait_for(look, "the run's end", 150)
-        assert run.outcome == Outcome.COMPLETED, run.reason
-        running.client.download_model(run_id, tmp_path / "model")
-    deployed = load_tensors(tmp_path / "model")
-    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+        run = completed(running, SPEC, shards, 150)
+        assert_simulated(running, run.id, simulated)
     assert not (tmp_path / "store").exists()
     assert object_store.objects(bucket)

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.data import ImageData
 from fedssl.data.partitioning import partition_dataset
 from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RunState
-from fedssl.protocol.views import RunView
+from fedssl.protocol.states import AssignmentState
 from fedssl.simulation import simulate
+from support.deployed import assert_simulated, trained
 from support.methods import TRAINED_METHODS, method_spec, methods_of_this_run
 from support.methods import shards as digits
 from support.processes import Federation, federation
@@ -50,16 +49,6 @@ def _shards(spec: RunSpec) -> dict[str, ImageData]:
     return partition_dataset(spec.partition, spec.data).by_client
 
 
-def _finished(running: Federation, run_id: Any) -> RunView:
-    def look() -> RunView | None:
-        run = running.client.run(run_id)
-        return run if run.state == RunState.FINISHED else None
-
-    run = running.wait_for(look, "the run's end", 150)
-    assert run.outcome == Outcome.COMPLETED, run.reason
-    return run
-
-
 SCHEDULED: dict[str, Any] = {
     "name": "adamw",
     "learning_rate": 1e-3,
@@ -83,18 +72,6 @@ MULTI_CROP = {
     "aggregation": {"encoder_average": {"decay": 0.5}},
 }
 SUMMED_METHODS = [name for name in TRAINED_METHODS if method_spec(name).method.why_not_summed is None]
-
-
-def _model(running: Federation, run_id: Any) -> Tensors:
-    path = running.folder / "model.safetensors"
-    running.client.download_model(run_id, path)
-    return load_tensors(path)
-
-
-def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
-    assert deployed.keys() == simulated.keys()
-    different = [name for name in simulated if not torch.equal(deployed[name], simulated[name])]
-    assert different == []
 
 
 @pytest.mark.full
@@ -134,8 +111,8 @@ def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(
         running.wait_for(in_mid_training, f"{victim} training in round 2")
         running.kill(victim, signal.SIGKILL)
         running.start(victim)
-        done = _finished(running, run.id)
-        _assert_same_bits(_model(running, run.id), simulated.model)
+        done = trained(running, run.id)
+        assert_simulated(running, run.id, simulated.model)
         kinds = [event.message for event in running.client.event_log(run.id) if event.client_id == victim]
         assert any("has resumed the assignment" in message for message in kinds), kinds
         assert done.rounds_closed == spec.num_rounds
@@ -160,8 +137,8 @@ def test_every_method(name: str, three_workers: Federation) -> None:
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    _finished(three_workers, run.id)
-    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    trained(three_workers, run.id)
+    assert_simulated(three_workers, run.id, simulated.model)
 
 
 @pytest.mark.full
@@ -184,8 +161,8 @@ def test_options_of_local_training(
     spec = method_spec(method["name"], method=method, cohort=cohort, training=settings, num_rounds=3, **more)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    _finished(three_workers, run.id)
-    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    trained(three_workers, run.id)
+    assert_simulated(three_workers, run.id, simulated.model)
 
 
 _FEDX = {"name": "fedx", "rel_kl": "paper", "variant": "paper", "relational": "predictions"}
@@ -215,8 +192,8 @@ def test_variants_and_robust_reducers(method: dict[str, Any], more: dict[str, An
     spec = method_spec(method["name"], method=method, cohort=cohort, **more)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    _finished(three_workers, run.id)
-    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    trained(three_workers, run.id)
+    assert_simulated(three_workers, run.id, simulated.model)
 
 
 @pytest.mark.full
@@ -239,8 +216,8 @@ def test_multi_krum(servers: Servers, tmp_path: Path) -> None:
         run = running.client.create_run(spec)
         for name in shards:
             running.start(name)
-        _finished(running, run.id)
-        _assert_same_bits(_model(running, run.id), simulated.model)
+        trained(running, run.id)
+        assert_simulated(running, run.id, simulated.model)
 
 
 @pytest.mark.full(but=1)
@@ -250,8 +227,8 @@ def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> No
     spec = method_spec(name, cohort=cohort, aggregation={"arithmetic": "fixed"})
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    _finished(three_workers, run.id)
-    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    trained(three_workers, run.id)
+    assert_simulated(three_workers, run.id, simulated.model)
 
 
 @pytest.mark.parametrize("action", ["clip", "reject"])
@@ -265,8 +242,8 @@ def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     assert any(not torch.equal(simulated.model[name], free.model[name]) for name in free.model)
-    done = _finished(three_workers, run.id)
-    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    done = trained(three_workers, run.id)
+    assert_simulated(three_workers, run.id, simulated.model)
     told = {
         (metric.round_number, str(metric.client_id)): metric.value
         for metric in three_workers.client.metrics(done.id, "update_norm")
@@ -290,8 +267,8 @@ def test_bounded_shares_and_rejected_control_variates(three_workers: Federation)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     assert any(record.rejected for record in simulated.history)
-    done = _finished(three_workers, run.id)
-    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    done = trained(three_workers, run.id)
+    assert_simulated(three_workers, run.id, simulated.model)
     for name in MEASURES:
         measured = {(m.round_number, str(m.client_id)): m.value for m in three_workers.client.metrics(done.id, name)}
         expected = {

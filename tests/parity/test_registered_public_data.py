@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import load_tensors
-from fedssl.protocol.states import Outcome, RunState
-from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
 from support.data_sets import digits_file
+from support.deployed import assert_simulated, trained
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -37,18 +35,8 @@ def test_flesd_with_registered_images_equals_its_simulation(servers: Servers, tm
             created = running.client.create_run(spec)
             assert created.spec.public_data is not None
             assert created.spec.public_data.digest == digest
-
-            def look(run_id: object = created.id) -> RunView | None:
-                run = running.client.run(run_id)  # type: ignore[arg-type]
-                return run if run.state is RunState.FINISHED else None
-
-            done = running.wait_for(look, "the run's end", 100)
-            assert done.outcome is Outcome.COMPLETED, done.reason
-            path = tmp_path / "model.safetensors"
-            running.client.download_model(created.id, path)
-            deployed = load_tensors(path)
-            assert deployed.keys() == simulated.keys()
-            assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+            trained(running, created.id, 100)
+            assert_simulated(running, created.id, simulated)
             fetched.append(caches[0].stat().st_ino)
             assert all(cache.read_bytes() == source.read_bytes() for cache in caches)
             running.kill(next(iter(clients)))

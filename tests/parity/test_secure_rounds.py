@@ -2,17 +2,14 @@
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import Outcome, RunState
-from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
-from support.deployed import assert_same_bits
+from support.deployed import assert_simulated, trained
 from support.methods import ALL_METHODS, method_spec, shards
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -64,13 +61,7 @@ def _begin(running: Federation, spec: RunSpec, *, kills: bool = False) -> UUID:
 
 def _completed(running: Federation, run_id: UUID) -> None:
     """Wait until a run has been trained, each of its rounds with the updates of all clients."""
-
-    def look() -> RunView | None:
-        run = running.client.run(run_id)
-        return run if run.state is RunState.FINISHED else None
-
-    done = running.wait_for(look, "the run's end", 90)
-    assert done.outcome is Outcome.COMPLETED, done.reason
+    done = trained(running, run_id, 90)
     assert [view.verdict for view in running.client.rounds(run_id)] == ["aggregated"] * done.num_rounds
 
 
@@ -90,14 +81,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", METHODS)
-def test_masks_change_no_bit(name: str, four_workers: Federation, tmp_path: Path) -> None:
+def test_masks_change_no_bit(name: str, four_workers: Federation) -> None:
     spec = _spec(name)
     simulated = simulate(spec, shards(spec))
     runs = [
         _begin(four_workers, _spec(name, **SECURE), kills=name == "fedbyol"),
         _begin(four_workers, spec),  # the workers train for both at the same time
     ]
-    for number, run_id in enumerate(runs):
+    for run_id in runs:
         _completed(four_workers, run_id)
-        four_workers.client.download_model(run_id, tmp_path / f"model-{number}")
-        assert_same_bits(tmp_path / f"model-{number}", simulated.model)
+        assert_simulated(four_workers, run_id, simulated.model)

@@ -27,7 +27,7 @@ from PIL import Image
 
 from fedssl.artifacts.tensors import serialised
 from fedssl.errors import DataError
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes
@@ -314,7 +314,7 @@ def _read(path: Path) -> str:
     """Read a data owner's images. Return the reason if they are refused, or an empty text."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     try:
-        images = load_images(str(path), torch.device("cpu"), image_size=8)
+        images = OwnImages(str(path), torch.device("cpu"), image_size=8)
     except DataError as error:
         refusal = str(error)
         assert refusal

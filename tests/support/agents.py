@@ -13,7 +13,7 @@ from fedssl.protocol.states import Outcome
 from fedssl.protocol.views import EventView
 from fedssl.simulation import Result
 from fedssl_worker.agent import Agent
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.executor import Executor
@@ -43,7 +43,7 @@ class Workers:
         save_npz(folder / "own.npz", shards(self.spec)[name])
         client = self._clients[name]
         states = ClientStates(folder / "runs")
-        images = load_images(str(folder / "own.npz"), CPU)
+        images = OwnImages(str(folder / "own.npz"), CPU)
         executor = Executor(client, images, states, folder / "broadcasts", client_id=name, device=CPU)
         egress = Egress(client, Ledger(folder / "ledger"))
         return Agent(client, executor, egress, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))

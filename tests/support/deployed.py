@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from uuid import UUID
 
 import torch
 
@@ -18,15 +19,31 @@ def completed(running: Federation, spec: RunSpec, clients: Iterable[str], second
     """Train a run to its end with each client's worker, and return it."""
     for name in clients:
         running.start(name)
-    created = running.client.create_run(spec)
+    return trained(running, running.client.create_run(spec).id, seconds)
+
+
+def ended(running: Federation, run_id: UUID, seconds: float) -> RunView:
+    """Return a run once it has ended."""
 
     def look() -> RunView | None:
-        run = running.client.run(created.id)
+        run = running.client.run(run_id)
         return run if run.state is RunState.FINISHED else None
 
-    done = running.wait_for(look, "the run's end", seconds)
+    return running.wait_for(look, "the run's end", seconds)
+
+
+def trained(running: Federation, run_id: UUID, seconds: float = 150) -> RunView:
+    """Return a run once it is completed."""
+    done = ended(running, run_id, seconds)
     assert done.outcome is Outcome.COMPLETED, done.reason
     return done
+
+
+def assert_simulated(running: Federation, run_id: UUID, simulated: Tensors) -> None:
+    """Assert that the newest weights of a run are exactly those of the simulation."""
+    path = running.folder / "model.safetensors"
+    running.client.download_model(run_id, path)
+    assert_same_bits(path, simulated)
 
 
 def updates_of(running: Federation, run: RunView, folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl_worker import secure_rounds
 from fedssl_worker.agent import Agent
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.executor import Executor
@@ -71,7 +71,7 @@ class SecureWorkers:
         folder, client = self.folder / name, self.clients[name]
         (folder / "broadcasts").mkdir(parents=True, exist_ok=True)
         states = ClientStates(folder / "runs")
-        images = load_images(str(self.folder / f"{name}.npz"), CPU)
+        images = OwnImages(str(self.folder / f"{name}.npz"), CPU)
         executor = Executor(client, images, states, folder / "broadcasts", client_id=name, device=CPU)
         egress = Egress(client, Ledger(folder / "ledger"))
         secure = SecureRounds(client, egress, states, folder / "secure", self.identities[name])

@@ -10,7 +10,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +29,7 @@ from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec, upload
 from support.tables import Onlooker, Tables
 from support.tus import Tus
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_what_a_revoked_client_is_sending_counts_nothing(
 
 
 def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
+    coordinator: Coordinator, tables: Tables
 ) -> None:
     """The aggregator has read who may take part, and offers work after the revocation has committed."""
     from fedssl_coordinator.identity import clients
@@ -331,19 +331,12 @@ def test_streams_that_are_torn_off_give_their_places_back(
 
     for _ in range(2):
         for _ in range(3):
-            _until(has_opened)
+            wait_until(has_opened)
         assert not has_opened()
         for connection in held:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
         held.clear()
-
-
-def _until(is_so: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
 
 
 PATHS = [

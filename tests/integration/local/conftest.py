@@ -1,13 +1,15 @@
 """Fixtures for the tests of the local servers and of the supervisor, which use real processes."""
 
+import functools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from support.waiting import wait_until
 
 Until = Callable[[Callable[[], object]], None]
 
@@ -15,14 +17,7 @@ Until = Callable[[Callable[[], object]], None]
 @pytest.fixture
 def until() -> Until:
     """Return a function that waits until a condition holds, 10 s at most."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true within 10 s"
-            time.sleep(0.02)
-
-    return wait
+    return functools.partial(wait_until, seconds=10)
 
 
 @pytest.fixture

@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fedssl.aggregation import AggregationError, is_batch_norm_buffer, layerwise_divergence_aware, weighted_mean
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from support.tensors import normal
 
 
 def test_by_hand() -> None:

@@ -16,13 +16,10 @@ from torch import Tensor
 
 from fedssl.aggregation import AggregationError, weighted_mean
 from fedssl.aggregation import mean as mean_module
+from support.tensors import normal
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def test_by_hand() -> None:

@@ -14,10 +14,7 @@ from fedssl.aggregation import (
     weighted_mean,
 )
 from fedssl.aggregation import min_norm as min_norm_module
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from support.tensors import normal
 
 
 def test_two_clients_by_hand() -> None:

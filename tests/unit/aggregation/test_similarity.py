@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, ensemble_similarity
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from support.tensors import normal
 
 
 def clients(num_samples: int = 9, widths: tuple[int, ...] = (4, 2, 7)) -> list[Tensor]:

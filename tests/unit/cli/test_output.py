@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,10 +58,11 @@ def test_a_pipe_is_wider_than_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    show_json({"spec": tiny_spec(), "list": [tiny_spec()], "text": "ü"})
+    show_json({"spec": tiny_spec(), "list": [tiny_spec()], "numbers": (math.nan, 1.5)})
 
     document = json.loads(capsys.readouterr().out)
     assert document["spec"]["num_rounds"] == document["list"][0]["num_rounds"] == 2
+    assert document["numbers"] == [None, 1.5]
 
 
 def test_json_cannot_redraw_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -335,7 +335,7 @@ def test_the_printed_variables_can_be_pasted_whatever_the_folder_is_called(
     with answering({("GET", "/v1/runs"): {"items": []}}) as server:
         port = int(server.url.rpartition(":")[2])
         record = Record(channels=1, image_size=16, num_images={"a": 1}, port=port)
-        _introduce(Federation(folder, record, Supervisor(tmp_path), is_new=True), Format.TABLE)
+        _introduce(Federation(folder, record, Supervisor(tmp_path)), Format.TABLE)
     [line] = [line for line in capsys.readouterr().out.splitlines() if "export" in line]
     assert shlex.split(line) == ["export", f"FEDSSL_URL={server.url}", f"FEDSSL_TOKEN_FILE={folder.operator_token}"]
 

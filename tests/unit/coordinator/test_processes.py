@@ -84,7 +84,7 @@ def test_the_committed_openapi_document_is_that_of_the_code() -> None:
     assert not modules & {*_COMPUTES, "fedssl_coordinator.aggregator.rounds"}
 
 
-def test_without_settings_a_process_says_which(tmp_path: Path) -> None:
+def test_without_settings_a_process_says_which() -> None:
     done = _command("migrate")
     assert done.returncode != 0
     assert "FEDSSL_DATABASE_URL must be set" in done.stderr

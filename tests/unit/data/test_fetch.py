@@ -90,7 +90,7 @@ def _assert_complete(directory: Path) -> None:
     assert damaged_files(directory / "fashion-mnist") == []
 
 
-def test_files_already_in_place(source: Path, programs: Path, tmp_path: Path) -> None:
+def test_files_already_in_place(source: Path, programs: Path) -> None:
     _install(programs, source, APT_FAILS)
     found, said = _fetch(source)
     assert found == source

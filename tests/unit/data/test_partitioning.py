@@ -90,7 +90,7 @@ def test_golden_share() -> None:
     ]
 
 
-def test_dealing_gives_what_was_allotted(tmp_path: Path) -> None:
+def test_dealing_gives_what_was_allotted() -> None:
     config = DIGITS.model_copy(update={"share": 0.5, "max_images": 1000, "variant": "orchestra"})
     shards, held = partition_dataset(config, SHAPE), partition_plan(config)
     assert np.array_equal(shards.counts, held.counts)

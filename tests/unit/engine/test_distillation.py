@@ -17,6 +17,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import OptimizerConfig
 from support.methods import context, method_spec
 from support.rounds import MemoryCheckpoint, local_round, start
+from support.tensors import are_equal
 
 CTX = Context(spec=RunSpec(), round_number=1)
 
@@ -43,10 +44,6 @@ class Regression:
         return dict(modules.state_dict())
 
 
-def _equal(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("killed_after", [1, 4, 6])
 def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, killed_after: int) -> None:
@@ -62,7 +59,7 @@ def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, kille
         run_distillation(task, CTX, kill, checkpoint)
     epochs: list[int] = []
     resumed, again = run_distillation(task, CTX, lambda progress: epochs.append(progress.epoch), checkpoint)
-    assert _equal(whole, resumed)
+    assert are_equal(whole, resumed)
     assert again == metrics
     assert epochs == list(range(killed_after + 1, 7))
 
@@ -80,7 +77,7 @@ def test_progress_is_told_after_every_epoch_and_the_loss_falls() -> None:
 def test_an_epoch_without_steps_has_no_loss() -> None:
     result, metrics = run_distillation(Regression(steps_per_epoch=0), CTX, checkpoint=MemoryCheckpoint())
     assert metrics == {}
-    assert _equal(result, dict(Regression().build(CTX).state_dict()))
+    assert are_equal(result, dict(Regression().build(CTX).state_dict()))
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
@@ -116,5 +113,5 @@ def test_an_aggregation_reports_and_resumes_its_distillation() -> None:
     again = run_aggregation(
         METHODS["flesd"], first.state, updates, context(spec, 1), on_epoch=epochs.append, checkpoint=memory
     )
-    assert _equal(plain.broadcast, again.broadcast)
+    assert are_equal(plain.broadcast, again.broadcast)
     assert [progress.epoch for progress in epochs] == [4, 5, 6]

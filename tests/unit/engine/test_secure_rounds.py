@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.secure_rounds import Phase, run_secure_round
@@ -18,6 +17,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.secure_aggregation import SecureServer
 from fedssl.secure_aggregation.messages import MaskedVector
 from support.methods import context, method_spec
+from support.tensors import are_equal
 
 FIXED: dict[str, Any] = {"aggregation": {"arithmetic": "fixed"}}
 SECURE: dict[str, Any] = {**FIXED, "secure_aggregation": {"min_cohort": 3, "collusion": 1}}
@@ -60,25 +60,21 @@ class Cohort:
         return run_secure_round(self.method, self.state, self.broadcast, self.updates(), self.ctx, lost=lost)
 
 
-def is_equal(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("method", ["fedsimclr", "ldawa", "scaffold", "fedrlc"])
 def test_a_secure_round_has_the_bits_of_a_plain_one(method: str) -> None:
     reducer = {"method": {"name": "ldawa", "reducer": {"name": "ldawa", "num_plain_rounds": 0}}}
     cohort = Cohort(method, **(reducer if method == "ldawa" else {}))
     found = cohort.secure()
     assert (found.survivors, found.rejected) == (NAMES, ())
-    assert is_equal(found.result.state, cohort.plain(NAMES).state)
-    assert not is_equal(found.result.broadcast, cohort.broadcast)
+    assert are_equal(found.result.state, cohort.plain(NAMES).state)
+    assert not are_equal(found.result.broadcast, cohort.broadcast)
 
 
 def test_what_leaves_next_to_the_sum_is_that_of_the_survivors() -> None:
     cohort = Cohort("orchestra")
     found, survivors = cohort.secure({"e": "vectors"}), tuple("abcdf")
     expected = cohort.plain(survivors).state
-    assert is_equal(found.result.state, expected)
+    assert are_equal(found.result.state, expected)
     assert not torch.equal(expected["global_centroids"], cohort.plain(NAMES).state["global_centroids"])
     wrong = {name: {"local_centroids": cohort.sent[name]["local_centroids"].clone()} for name in survivors}
     wrong["d"]["local_centroids"][0, 0] = float("inf")
@@ -99,7 +95,7 @@ def test_two_clients_lost_in_any_phases_change_only_the_survivors(first: Phase, 
     late = ("confirmations", "reveals")  # after the vector was sent
     survivors = tuple(name for name in NAMES if name not in lost or lost[name] in late)
     assert found.survivors == survivors
-    assert is_equal(found.result.state, cohort.plain(survivors).state)
+    assert are_equal(found.result.state, cohort.plain(survivors).state)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -121,7 +117,7 @@ def test_an_update_that_cannot_be_used_stays_with_its_client() -> None:
     found = cohort.secure()
     assert found.rejected == ("c",)
     assert found.survivors == tuple("abdef")
-    assert is_equal(found.result.state, cohort.plain(NAMES).state)  # which leaves it out as well
+    assert are_equal(found.result.state, cohort.plain(NAMES).state)  # which leaves it out as well
 
 
 def test_a_value_out_of_range_names_its_tensor_and_gives_no_sum() -> None:
@@ -137,7 +133,7 @@ def test_each_client_clips_its_own_update_to_the_same_bits() -> None:
     next(iter(cohort.sent["c"].values())).view(-1)[0] += 50
     plain = cohort.plain(NAMES)
     assert "c" in plain.norms.clipped
-    assert is_equal(cohort.secure().result.state, plain.state)
+    assert are_equal(cohort.secure().result.state, plain.state)
 
 
 def test_the_coordinator_receives_no_word_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +167,8 @@ def test_a_sum_of_another_size_is_refused() -> None:
 def test_each_client_caps_its_own_weight_to_the_bits_of_a_plain_round() -> None:
     cohort = Cohort(robustness={"max_examples": 20})  # of 10, 17, 24, 31, 38 and 45 images
     found = cohort.secure({"f": "vectors"})
-    assert is_equal(found.result.state, cohort.plain(tuple("abcde")).state)
-    assert not is_equal(found.result.state, Cohort().plain(tuple("abcde")).state)
+    assert are_equal(found.result.state, cohort.plain(tuple("abcde")).state)
+    assert not are_equal(found.result.state, Cohort().plain(tuple("abcde")).state)
 
 
 @pytest.mark.parametrize(

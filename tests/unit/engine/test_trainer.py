@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import LocalProgress, LocalResult, local, release_trainer, run_local_round
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.trainer import Trainer, borrow_trainer
@@ -17,12 +16,9 @@ from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
 from support.methods import context, method_spec, methods_of_this_run, shards
 from support.rounds import aggregate, client_data, local_round, start
+from support.tensors import are_equal
 
 CLIENTS = ("client-0", "client-1")
-
-
-def _equal(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def _two_rounds(spec: RunSpec, *, fresh: bool) -> list[LocalResult]:
@@ -46,8 +42,8 @@ def test_modules_that_were_used_before_give_the_bits_of_new_ones(name: str) -> N
     spec = combined_spec(name)
     new, used = _two_rounds(spec, fresh=True), _two_rounds(spec, fresh=False)
     for one, two in zip(new, used, strict=True):
-        assert _equal(one.update, two.update)
-        assert _equal(one.state, two.state)
+        assert are_equal(one.update, two.update)
+        assert are_equal(one.state, two.state)
         assert one.metrics == two.metrics
 
 
@@ -73,8 +69,8 @@ def test_a_result_is_not_touched_by_later_rounds() -> None:
     first = local_round(spec, broadcast)
     before = [{name: tensor.clone() for name, tensor in part.items()} for part in (first.update, first.state)]
     local_round(spec, broadcast, "client-1", 2)
-    assert _equal(first.update, before[0])
-    assert _equal(first.state, before[1])
+    assert are_equal(first.update, before[0])
+    assert are_equal(first.state, before[1])
 
 
 def test_a_round_that_was_called_off_leaves_nothing_behind() -> None:
@@ -91,8 +87,8 @@ def test_a_round_that_was_called_off_leaves_nothing_behind() -> None:
         run_local_round(METHODS["fedmoco"], broadcast, None, data, ctx, call_off)
     assert trainer_module._idle == {}
     again = local_round(spec, broadcast, "client-1")
-    assert _equal(expected.update, again.update)
-    assert _equal(expected.state, again.state)
+    assert are_equal(expected.update, again.update)
+    assert are_equal(expected.state, again.state)
 
 
 def test_a_trainer_is_kept_until_it_was_not_used_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +126,7 @@ def test_how_often_progress_is_told_changes_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fedssl.engine.local.PROGRESS_SECONDS", 0.0)
     told = run_local_round(METHODS["fedx"], broadcast, None, data, ctx, seen.append)
     assert [progress.step for progress in seen] == list(range(1, seen[-1].num_steps + 1))
-    assert _equal(quiet.update, told.update)
+    assert are_equal(quiet.update, told.update)
     assert quiet.metrics == told.metrics
 
 

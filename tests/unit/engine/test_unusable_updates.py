@@ -191,7 +191,7 @@ def test_honest_clients_are_not_blamed_for_what_they_received() -> None:
         run_local_round(METHODS["fedsimclr"], poisoned, None, data, context(spec, 1, "client-0"))
 
 
-def test_a_skipped_round_of_a_simulation_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_round_of_a_simulation_changes_nothing() -> None:
     """Every update is beyond the bound, and the spec skips such rounds, as a coordinator does."""
     cohort = {"min_clients": 3, "without_quorum": "skip"}
     spec = method_spec("fedbyol", cohort=cohort, robustness={"max_update_norm": 1e-6, "action": "reject"})

@@ -13,10 +13,7 @@ from fedssl.losses import (
     student_t_assignment,
     target_distribution,
 )
-
-
-def normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from support.tensors import normal
 
 
 def soft(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fedssl.losses import cross_model_contrast, cross_view_info_nce, info_nce, multi_crop_nt_xent, nt_xent
+from support.tensors import normal
 
 AXES = torch.eye(2)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

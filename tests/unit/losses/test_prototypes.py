@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from fedssl.losses import info_nce, prototype_concentrations, prototype_contrast
-
-
-def normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from support.tensors import normal
 
 
 def test_contrast_by_hand() -> None:

@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from fedssl.losses import flexible_uniform_regularizer, tangent_sliced_wasserstein
+from support.tensors import normal
 
 NORTH = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
 EAST = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-
-
-def normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def on_circle(*angles: float) -> torch.Tensor:

@@ -3,14 +3,13 @@
 from typing import Any
 
 import pytest
-import torch
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.cli.dry_run import traffic_of
 from fedssl.errors import SpecError
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
+from support.tensors import are_equal
 
 FIXED: dict[str, Any] = {
     "aggregation": {"arithmetic": "fixed"},
@@ -22,18 +21,14 @@ def _spec(method: str, **changes: Any) -> RunSpec:
     return method_spec(method, **{**FIXED, "secure_aggregation": {"min_cohort": 3, "collusion": 0}, **changes})
 
 
-def _is_equal(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_lost_clients_leave_the_bits_of_a_run_without_their_updates() -> None:
     spec, plain = _spec("fedbyol"), method_spec("fedbyol", **FIXED)
     a, b, c, d, e = sorted(shards(spec))
     secure = simulate(spec, shards(spec), lost_clients={1: {a: "vectors"}, 2: {b: "confirmations", c: "keys"}})
     expected = simulate(plain, shards(plain), cohorts={1: [b, c, d, e], 2: [a, b, d, e]})
-    assert _is_equal(secure.model, expected.model)
+    assert are_equal(secure.model, expected.model)
     assert secure.client_states.keys() == expected.client_states.keys()
-    assert all(_is_equal(secure.client_states[name], expected.client_states[name]) for name in secure.client_states)
+    assert all(are_equal(secure.client_states[name], expected.client_states[name]) for name in secure.client_states)
     for found, wanted in zip(secure.history, expected.history, strict=True):
         assert (found.clients, found.loss, found.num_examples) == (wanted.clients, wanted.loss, wanted.num_examples)
         assert (found.skipped, found.updates, found.unusual) == (None, {}, ())
@@ -60,7 +55,7 @@ def test_a_round_without_a_sum_is_skipped_and_moves_no_client_state() -> None:
     spec = _spec("fedbyol", num_rounds=1)
     result = simulate(spec, shards(spec), lost_clients={1: dict.fromkeys(sorted(shards(spec))[:3], "shares")})
     assert result.history[0].skipped == ("2 clients sent shares: 2 clients are fewer than the 3 that a sum must have")
-    assert _is_equal(result.model, result.initial)
+    assert are_equal(result.model, result.initial)
     assert result.client_states == {}
 
 
@@ -71,13 +66,13 @@ def test_matrices_of_32_bits_have_the_bits_of_a_run_without_masks_and_64_bits_af
     lost = {2: {names[0]: "vectors"}, 3: dict.fromkeys(names[:3], "shares")}
     secure = simulate(spec, shards(spec), lost_clients=lost)  # type: ignore[arg-type]
     expected = simulate(plain, shards(plain), cohorts={2: names[1:], 3: []})
-    assert _is_equal(secure.model, expected.model)
-    assert _is_equal(secure.server_state, expected.server_state)
+    assert are_equal(secure.model, expected.model)
+    assert are_equal(secure.server_state, expected.server_state)
     first, second, third, fourth = (record.bytes_up for record in secure.history)
     assert first == fourth == 5 * _up(spec)
     assert second == third < 0.6 * first
     wide = simulate(method_spec("fedbyol", **FIXED), shards(plain), cohorts={2: names[1:]})
-    assert not _is_equal(wide.model, simulate(plain.model_copy(update={"num_rounds": 2}), shards(plain)).model)
+    assert not are_equal(wide.model, simulate(plain.model_copy(update={"num_rounds": 2}), shards(plain)).model)
 
 
 def test_more_updates_than_there_are_clients_cannot_be_demanded() -> None:

@@ -17,6 +17,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import Result, simulate
 from support.methods import ALL_METHODS, context, method_spec, shards
+from support.tensors import are_equal
 from support.weights import encoder_file, encoder_tensors
 
 ENCODER = EncoderConfig(widths=(8, 16))
@@ -30,10 +31,6 @@ def starting(name: str, file: Path | str, **initial: Any) -> RunSpec:
 
 def part(tensors: Tensors, prefix: str) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def same(first: Tensors, second: Tensors) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,7 @@ def test_round_zero_is_the_start_and_the_heads_are_the_seeds(file: Path, name: s
     tensors = {key: torch.from_numpy(array.copy()) for key, array in read_weights(file).arrays.items()}
     first = start_run(method, context(spec, 0), initial=tensors)
     without = start_run(method, context(method_spec(name), 0))
-    assert same(part(first.received, "encoder."), encoder_tensors(ENCODER))
+    assert are_equal(part(first.received, "encoder."), encoder_tensors(ENCODER))
     heads = [key for key in first.broadcast if key.startswith(("projector.", "predictor."))]
     assert all(torch.equal(first.broadcast[key], without.broadcast[key]) for key in heads)
     assert first.loaded == f"{len(tensors)} tensors loaded"
@@ -64,8 +61,8 @@ def result(file: Path) -> Result:
 
 
 def test_a_simulation_trains_from_the_start(file: Path, result: Result) -> None:
-    assert same(part(result.initial, "encoder."), encoder_tensors(ENCODER))
-    assert not same(part(result.model, "encoder."), encoder_tensors(ENCODER))
+    assert are_equal(part(result.initial, "encoder."), encoder_tensors(ENCODER))
+    assert not are_equal(part(result.model, "encoder."), encoder_tensors(ENCODER))
     assert result.spec.model.initial is not None
     assert result.spec.model.initial.digest == registered_digest(read_weights(file))
     assert len(result.history) == 2
@@ -76,14 +73,14 @@ def test_the_same_weights_under_other_names_give_the_same_bits(tmp_path: Path, r
     save_tensors(plain | {"fc.weight": torch.zeros(3, 16), "fc.bias": torch.zeros(3)}, tmp_path / "plain.safetensors")
     spec = starting("fedbyol", tmp_path / "plain.safetensors")
     other = simulate(spec, shards(spec))
-    assert same(other.model, result.model)
+    assert are_equal(other.model, result.model)
     assert "2 left out (fc.bias, fc.weight)" in other.loaded
 
 
 def test_a_run_of_ours_is_a_start(tmp_path: Path, result: Result) -> None:
     save_tensors(result.model, tmp_path / "model.safetensors")
     spec = starting("fedsimclr", tmp_path / "model.safetensors")
-    assert same(part(simulate(spec, shards(spec)).initial, "encoder."), part(result.model, "encoder."))
+    assert are_equal(part(simulate(spec, shards(spec)).initial, "encoder."), part(result.model, "encoder."))
 
 
 @pytest.mark.parametrize("digest", [registered_digest, lambda weights: weights.source_digest])

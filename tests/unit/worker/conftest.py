@@ -23,7 +23,7 @@ from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Register, WorkItem
 from fedssl_worker.agent import Agent
-from fedssl_worker.data import OwnImages, load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.disclosure.ledger.verification import read_entries, verify
@@ -185,14 +185,10 @@ def own_labels(folder: Path) -> OwnLabels:
     return labels
 
 
-def same(left: Tensors, right: Tensors) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> OwnImages:
     torch.set_num_threads(1)
-    return load_images(str(write_images(tmp_path_factory.mktemp("images") / "own.npz")), CPU)
+    return OwnImages(str(write_images(tmp_path_factory.mktemp("images") / "own.npz")), CPU)
 
 
 @pytest.fixture

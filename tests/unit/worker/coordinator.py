@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -271,11 +270,3 @@ class _Handler(Quiet):
         return (204, b"") if answer is None else (200, answer.model_dump_json().encode().replace(*coordinator.rename))
 
     do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server requires these names
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Poll until it holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)

@@ -20,13 +20,15 @@ from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
+from support.tensors import are_equal
+from support.waiting import wait_until
 
-from .conftest import Setting, make_spec, same, write_images
-from .coordinator import Refusal, wait_until
+from .conftest import Setting, make_spec, write_images
+from .coordinator import Refusal
 
 INTRODUCTION = Register(
     worker_version="0", methods={"fedbyol": 1}, device="cpu", num_images=32, channels=1, image_size=16
@@ -54,7 +56,7 @@ def play_rounds(setting: Setting, disturb: Callable[[int], Any] = lambda number:
 
 def assert_like_undisturbed(setting: Setting) -> None:
     for index, expected in enumerate(setting.train_directly(make_spec(), 3)):
-        assert same(setting.sent(index), expected), f"round {index + 1} differs"
+        assert are_equal(setting.sent(index), expected), f"round {index + 1} differs"
 
 
 def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
@@ -92,7 +94,7 @@ def test_an_accepted_update_that_is_asked_for_again(setting: Setting, *, has_it:
             )
         broadcast = setting.sent()
     expected = setting.train_directly(make_spec(), 3)
-    assert same(setting.sent(), expected[2])
+    assert are_equal(setting.sent(), expected[2])
     assert setting.coordinator.declined == []
 
 
@@ -143,7 +145,7 @@ def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.Monke
     assert setting.coordinator.declined == []
     assert setting.coordinator.submissions == []
     agent.step()
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def is_read_only(setting: Setting, patch: pytest.MonkeyPatch) -> None:
@@ -247,7 +249,7 @@ def test_a_coordinator_that_was_unreachable_gets_the_update_later(setting: Setti
     away.clear()
     wait_until(lambda: setting.coordinator.submissions)
     leave(setting, thread)
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def test_an_upload_that_came_too_slowly_is_sent_later(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +441,7 @@ def test_a_wider_plan_is_declined(setting: Setting) -> None:
 
 def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
     path = write_images(setting.folder / "bounded.npz")
-    setting.images = load_images(str(path), torch.device("cpu"), image_size=16, channels=1)
+    setting.images = OwnImages(str(path), torch.device("cpu"), image_size=16, channels=1)
     setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
     assert "--channels 3" in decline_reason(setting)
 
@@ -456,7 +458,7 @@ def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting) -> None:
     def fail(*args: object) -> None:
         raise ValueError("/home/owner/private/patient-42.png is odd")
 
@@ -516,7 +518,7 @@ def test_an_answer_of_another_server_costs_no_trained_update(
     assert setting.coordinator.declined == []
     monkeypatch.setattr(executor_module, "run_local_round", None)  # nothing is trained again
     setting.restart().step()
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def test_a_proxy_that_refuses_the_update_is_reported(setting: Setting) -> None:

@@ -12,7 +12,7 @@ from fedssl.data import ImageData, save_npz
 from fedssl.data.image_cache import CachedImages
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 
 from .conftest import Setting, make_spec
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_worker_prepares_and_keeps_the_cache_of_a_run(folder: Path) -> None:
-    images = load_images(str(folder), _CPU, image_size=16, max_unreadable=0.1)
+    images = OwnImages(str(folder), _CPU, image_size=16, max_unreadable=0.1)
     found = images.prepared(_RUN)
     assert isinstance(found.data.images, CachedImages)
     assert (len(found.data), found.channels, found.image_size) == (20, 3, 16)
@@ -42,25 +42,25 @@ def test_a_worker_prepares_and_keeps_the_cache_of_a_run(folder: Path) -> None:
 
 
 def test_the_fingerprint_follows_the_files_the_settings_and_no_process(folder: Path, tmp_path: Path) -> None:
-    found = load_images(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint
+    found = OwnImages(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint
     shutil.rmtree(tmp_path / "cache")
-    assert load_images(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint == found
+    assert OwnImages(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint == found
     other = _RUN.model_copy(update={"cache_size": 20})
-    assert load_images(str(folder), _CPU, image_size=16).prepared(other).fingerprint != found
+    assert OwnImages(str(folder), _CPU, image_size=16).prepared(other).fingerprint != found
     Image.new("RGB", (30, 30), (1, 2, 3)).save(folder / "a" / "00.png")
-    assert load_images(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint != found
+    assert OwnImages(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint != found
 
 
 def test_the_stricter_share_of_unreadable_files_holds(folder: Path) -> None:
     (folder / "a" / "03.png").write_bytes(b"")
-    images = load_images(str(folder), _CPU, image_size=16, max_unreadable=0.1)
+    images = OwnImages(str(folder), _CPU, image_size=16, max_unreadable=0.1)
     with pytest.raises(DataError, match="this client's images cannot be prepared"):
         images.prepared(_RUN)  # whose share is 1 %
     assert images.prepared(_RUN.model_copy(update={"max_unreadable": 0.5})).unreadable == (3,)
 
 
 def test_an_owner_can_forbid_the_cache(folder: Path, tmp_path: Path) -> None:
-    images = load_images(str(folder), _CPU, image_size=16, allows_cache=False)
+    images = OwnImages(str(folder), _CPU, image_size=16, allows_cache=False)
     with pytest.raises(DataError, match=r"owner does not allow a cache of its images, which data\.cache_size needs"):
         images.prepared(_RUN)
     assert not (tmp_path / "cache").exists()
@@ -69,7 +69,7 @@ def test_an_owner_can_forbid_the_cache(folder: Path, tmp_path: Path) -> None:
 
 def test_a_worker_without_a_folder_declines(folder: Path, tmp_path: Path) -> None:
     save_npz(tmp_path / "images.npz", ImageData(np.zeros((4, 3, 16, 16), np.uint8)))
-    images = load_images(str(tmp_path / "images.npz"), _CPU)
+    images = OwnImages(str(tmp_path / "images.npz"), _CPU)
     with pytest.raises(DataError, match=r"not files in a folder, which data\.cache_size needs") as error:
         images.prepared(_RUN)
     assert str(tmp_path) not in str(error.value)
@@ -80,7 +80,7 @@ def test_a_cache_that_cannot_be_written_gives_a_reason_without_paths(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    images = load_images(str(folder), _CPU, image_size=16)
+    images = OwnImages(str(folder), _CPU, image_size=16)
     with pytest.raises(DataError, match="this client's images cannot be prepared with") as error:
         images.prepared(_RUN)
     assert str(tmp_path) not in str(error.value)
@@ -90,9 +90,9 @@ def test_a_cache_that_is_damaged_gives_a_reason_without_paths(
     folder: Path, setting: Setting, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = make_spec(data={"channels": 3, "image_size": 16, "cache_size": 24})
-    pixels = load_images(str(folder), _CPU, image_size=16).prepared(spec.data).data.images.path
+    pixels = OwnImages(str(folder), _CPU, image_size=16).prepared(spec.data).data.images.path
     pixels.write_bytes(bytes(pixels.stat().st_size))
-    setting.images = load_images(str(folder), _CPU, image_size=16)
+    setting.images = OwnImages(str(folder), _CPU, image_size=16)
     setting.offer(spec, 1)
     setting.restart().step()
     (declined,) = setting.coordinator.declined

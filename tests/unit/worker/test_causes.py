@@ -9,7 +9,7 @@ from fedssl.errors import DataError
 from fedssl.protocol.states import Cause
 from fedssl_worker import executor as executor_module
 from fedssl_worker.causes import reason_of
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 
 from .conftest import CPU, Setting, make_spec, write_images
 
@@ -55,7 +55,7 @@ def test_frozen_tensors_of_another_digest_are_not_trained_from(setting: Setting)
 
 def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
     path = write_images(setting.folder / "bounded.npz")
-    setting.images = load_images(str(path), CPU, image_size=16, channels=1)
+    setting.images = OwnImages(str(path), CPU, image_size=16, channels=1)
     setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
     assert _cause(setting) == Cause.CLIENT_DATA
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedssl.protocol.data_card import DataReport
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.data_report import DataReporter
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.policy import PolicyEnforcer
@@ -46,7 +46,7 @@ class Site:
 
     def reporter(self, *, with_groups: bool = False) -> DataReporter:
         """Return the reporter of a worker that has been started with the images that there are now."""
-        images, labels = load_images(str(self.images), torch.device("cpu")), None
+        images, labels = OwnImages(str(self.images), torch.device("cpu")), None
         if with_groups:
             lines = [f"{path.name},x,patient {int(path.stem) // 2}" for path in sorted(self.images.iterdir())]
             (self.folder / "labels.csv").write_text("\n".join(["path,label,group", *lines]))

@@ -23,7 +23,7 @@ from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker import data as data_module
 from fedssl_worker import executor as executor_module
 from fedssl_worker.causes import CannotTrain, cause_of
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.policy import NotPermitted
 from fedssl_worker.state import Finished
 
@@ -86,7 +86,7 @@ def test_an_update_out_of_range_names_its_tensor_and_no_number(setting: Setting)
 
 def test_shapes_beyond_the_workers_bounds_are_refused(setting: Setting, tmp_path: Path) -> None:
     path = str(write_images(tmp_path / "bounded.npz"))
-    setting.images = load_images(path, CPU, image_size=16, channels=1)
+    setting.images = OwnImages(path, CPU, image_size=16, channels=1)
     for data, words in (
         ({"channels": 3, "image_size": 16}, "serves only 1 channel: .* --channels 3"),
         ({"channels": 1, "image_size": 32}, "serves at most 16 pixels: .* --image-size 32"),
@@ -152,7 +152,7 @@ def test_other_work_is_trained(setting: Setting, tmp_path: Path, difference: str
     if difference == "broadcast":
         broadcast = setting.train_directly(spec, 1)[0]
     if difference == "images":
-        setting.images = load_images(str(write_images(tmp_path / "other.npz", num_images=24)), CPU)
+        setting.images = OwnImages(str(write_images(tmp_path / "other.npz", num_images=24)), CPU)
     other = setting.executor().execute(setting.item(spec, 2 if difference == "round" else 1, broadcast), silent)
     assert other.digest != finished.digest
 
@@ -215,7 +215,7 @@ def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
 def test_images_that_do_not_fit_on_the_device_are_declined_and_the_worker_stays(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    setting = dataclasses.replace(setting, images=load_images(str(write_images(tmp_path / "own.npz")), CPU))
+    setting = dataclasses.replace(setting, images=OwnImages(str(write_images(tmp_path / "own.npz")), CPU))
     agent = setting.restart()
     spec = make_spec(data={"image_size": 12, "channels": 1})
     setting.offer(spec, 1)
@@ -235,12 +235,12 @@ def test_images_that_do_not_fit_on_the_device_are_declined_and_the_worker_stays(
 
 def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:
     path = write_images(tmp_path / "own.npz", size=20)
-    images = load_images(str(path), CPU, image_size=16, channels=3)
+    images = OwnImages(str(path), CPU, image_size=16, channels=3)
     assert (images.channels, images.image_size, len(images)) == (3, 16, 32)
     assert images.data.images.dtype == torch.uint8
-    assert images.fingerprint != load_images(str(path), CPU).fingerprint
+    assert images.fingerprint != OwnImages(str(path), CPU).fingerprint
     with pytest.raises(DataError, match="found no data set"):
-        load_images(str(tmp_path / "nowhere"), CPU)
+        OwnImages(str(tmp_path / "nowhere"), CPU)
 
 
 def _random_files(folder: Path, num_images: int = 3) -> Path:
@@ -255,16 +255,16 @@ def _random_files(folder: Path, num_images: int = 3) -> Path:
 @pytest.mark.parametrize("kind", ["files", "arrays"])
 def test_images_on_demand_are_those_that_a_worker_of_that_shape_has(tmp_path: Path, kind: str) -> None:
     path = _random_files(tmp_path / "own") if kind == "files" else write_images(tmp_path / "own.npz", size=40)
-    images = load_images(str(path), CPU)
+    images = OwnImages(str(path), CPU)
     for channels, size in ((1, 16), (3, 24), (3, 40), (1, 16)):
-        expected = load_images(str(path), CPU, image_size=size, channels=channels)  # type: ignore[arg-type]
+        expected = OwnImages(str(path), CPU, image_size=size, channels=channels)  # type: ignore[arg-type]
         prepared = images.prepared(DataConfig(channels=channels, image_size=size))  # type: ignore[arg-type]
         assert prepared.fingerprint == expected.fingerprint
         assert torch.equal(prepared.data.images, expected.data.images)
 
 
 def test_the_last_two_shapes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = load_images(str(_random_files(tmp_path / "own")), CPU)
+    images = OwnImages(str(_random_files(tmp_path / "own")), CPU)
     read: list[int] = []
     real = data_module.load_own
 
@@ -280,7 +280,7 @@ def test_the_last_two_shapes_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_images_that_cannot_be_prepared_name_no_file_to_the_coordinator(tmp_path: Path) -> None:
     folder = _random_files(tmp_path / "own")
-    images = load_images(str(folder), CPU)
+    images = OwnImages(str(folder), CPU)
     (folder / "1.png").write_bytes(b"damaged")
     with pytest.raises(DataError) as error:
         images.prepared(DataConfig(channels=1, image_size=16))
@@ -295,7 +295,7 @@ def test_images_that_cannot_be_prepared_name_no_file_to_the_coordinator(tmp_path
 def test_as_many_other_images_as_were_registered_are_refused(tmp_path: Path, kind: str) -> None:
     """Labels belong to images by their positions, so those of before would be the labels of other images."""
     path = _random_files(tmp_path / "own") if kind == "files" else write_images(tmp_path / "own.npz", size=40)
-    images = load_images(str(path), CPU)
+    images = OwnImages(str(path), CPU)
     if kind == "files":
         (path / "notes.txt").write_text("not an image")
         (path / "1.png").write_bytes((path / "2.png").read_bytes())  # an image under its name of before
@@ -312,17 +312,17 @@ def test_photographs_without_a_size_are_refused_before_they_are_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.new("RGB", (530, 520)).save(tmp_path / "photo.jpg")
-    assert load_images(str(tmp_path), CPU, image_size=16).image_size == 16
+    assert OwnImages(str(tmp_path), CPU, image_size=16).image_size == 16
     monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded"))
     with pytest.raises(DataError, match="520 pixels wide: give --image-size, between 8 and 512"):
-        load_images(str(tmp_path), CPU)
+        OwnImages(str(tmp_path), CPU)
 
 
 def test_deep_images_are_registered_and_the_run_sets_their_window(tmp_path: Path) -> None:
     for number in range(4):
         pixels = np.linspace(0, 4000 - number, 256).astype(np.uint16).reshape(16, 16)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    images = load_images(str(tmp_path), CPU)
+    images = OwnImages(str(tmp_path), CPU)
     assert (len(images), images.channels, images.image_size) == (4, 1, 16)
     with pytest.raises(DataError, match=r"more than 8 bits per value: set \[data\.window\] in the run's spec"):
         images.prepared(DataConfig(channels=1, image_size=16))
@@ -336,21 +336,21 @@ def test_deep_images_are_registered_and_the_run_sets_their_window(tmp_path: Path
 
 def test_images_of_five_channels_serve_only_five(tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", np.zeros((16, 16, 5), np.uint8))
-    images = load_images(str(tmp_path), CPU)
+    images = OwnImages(str(tmp_path), CPU)
     assert images.serves.max_channels == images.channels == 5
     assert images.prepared(DataConfig(channels=5, image_size=16)).data.images.shape == (1, 5, 16, 16)
     with pytest.raises(DataError, match="this client serves 5 channels"):
         images.prepared(DataConfig(channels=3, image_size=16))
     with pytest.raises(DataError, match="this client serves 1 or 3 channels"):
-        load_images(str(_random_files(tmp_path / "rgb")), CPU).prepared(DataConfig(channels=5, image_size=16))
+        OwnImages(str(_random_files(tmp_path / "rgb")), CPU).prepared(DataConfig(channels=5, image_size=16))
 
 
 def test_pages_of_tiff_files_are_channels_if_that_number_is_set(tmp_path: Path) -> None:
     for number in range(2):
         tifffile.imwrite(tmp_path / f"{number}.tif", np.full((5, 16, 16), 900, np.uint16), photometric="minisblack")
     with pytest.raises(DataError, match="it has 5 pages: if they are channels, ask for 5 channels"):
-        load_images(str(tmp_path), CPU)
-    images = load_images(str(tmp_path), CPU, channels=5)
+        OwnImages(str(tmp_path), CPU)
+    images = OwnImages(str(tmp_path), CPU, channels=5)
     assert (images.channels, images.serves.max_channels) == (5, 5)
     window = WindowConfig(values=(0, 1800))
     assert images.prepared(DataConfig(channels=5, image_size=16, window=window)).data.images.unique().tolist() == [
@@ -358,7 +358,7 @@ def test_pages_of_tiff_files_are_channels_if_that_number_is_set(tmp_path: Path) 
     ]
     Image.new("L", (16, 16)).save(tmp_path / "2.png")
     with pytest.raises(DataError, match=r"2\.png: it has 1 channel, and the run needs 5"):
-        load_images(str(tmp_path), CPU, channels=5)
+        OwnImages(str(tmp_path), CPU, channels=5)
 
 
 def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_
     for number in range(100):
         Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)).save(tmp_path / f"{number:02}.png")
     (tmp_path / "00.png").write_bytes(b"")
-    images = load_images(str(tmp_path), CPU)
+    images = OwnImages(str(tmp_path), CPU)
     assert (len(images), images.num_listed) == (99, 100)
     shape = DataConfig(channels=1, image_size=16)
     assert len(images.prepared(shape).data) == 99
@@ -379,8 +379,8 @@ def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_
             images.prepared(strict)
     (tmp_path / "01.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"cannot decode any of the first 2 of 100 images .*00\.png: .*01\.png: "):
-        load_images(str(tmp_path), CPU)
-    tolerant = load_images(str(tmp_path), CPU, max_unreadable=0.02)
+        OwnImages(str(tmp_path), CPU)
+    tolerant = OwnImages(str(tmp_path), CPU, max_unreadable=0.02)
     assert len(tolerant) == len(tolerant.data) == 98
     (tmp_path / "02.png").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be prepared"):  # the owner's share binds a run that allows more, too
@@ -390,7 +390,7 @@ def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_
 def test_an_update_reports_how_many_files_were_left_out(setting: Setting, tmp_path: Path) -> None:
     folder = _random_files(tmp_path / "files", 8)
     (folder / "broken.png").write_bytes(b"")
-    setting.images = load_images(str(folder), CPU, max_unreadable=0.2)
+    setting.images = OwnImages(str(folder), CPU, max_unreadable=0.2)
     spec = make_spec(data={"channels": 1, "image_size": 16, "max_unreadable": 0.2}, num_rounds=1)
     finished = setting.executor().execute(setting.item(spec, 1), silent)
     assert finished.metrics["unreadable_images"] == 1
@@ -404,11 +404,11 @@ def test_a_site_without_a_folder_of_a_class_does_not_train_it_under_another_numb
     for name in ("dog", "owl"):
         _random_files(tmp_path / "own" / name, 4)
     spec = make_spec({"name": "supervised", "num_classes": 3})
-    setting.images = load_images(str(tmp_path / "own"), CPU)
+    setting.images = OwnImages(str(tmp_path / "own"), CPU)
     with pytest.raises(DataError, match="add an empty folder for each class that this client lacks"):
         setting.executor().execute(setting.item(spec, 1), silent)
     (tmp_path / "own" / "cat").mkdir()
-    setting.images = load_images(str(tmp_path / "own"), CPU)
+    setting.images = OwnImages(str(tmp_path / "own"), CPU)
     assert setting.images.data.labels is not None
     assert setting.images.data.labels.tolist() == [1] * 4 + [2] * 4
     assert setting.executor().execute(setting.item(spec, 1), silent).num_examples == 8

@@ -16,9 +16,11 @@ from fedssl.protocol.work import Submit
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused
 from support import hostile
+from support.tensors import are_equal
+from support.waiting import wait_until
 
-from .conftest import CLIENT, INTRODUCTION, Setting, make_item, make_spec, same
-from .coordinator import TOKEN, FakeCoordinator, Refusal, wait_until
+from .conftest import CLIENT, INTRODUCTION, Setting, make_item, make_spec
+from .coordinator import TOKEN, FakeCoordinator, Refusal
 
 CALLS: dict[str, Callable[[WorkerClient], object]] = {
     "register": lambda client: client.register(INTRODUCTION),
@@ -102,7 +104,7 @@ def test_a_worker_outlives_every_answer_and_then_works(setting: Setting) -> None
     with running(setting):
         wait_until(lambda: setting.coordinator.submissions, 60)
     assert not answers
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
     assert set(setting.coordinator.calls) <= {"claim", "PUT artifact", "GET artifact", "submit", "heartbeat"}
 
 
@@ -125,7 +127,7 @@ def test_a_round_outlives_every_answer(setting: Setting, call: str) -> None:
     with running(setting):
         wait_until(lambda: setting.coordinator.submissions or setting.coordinator.declined, 60)
         assert setting.coordinator.submissions, setting.coordinator.declined
-    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 class running:  # noqa: N801 - reads as what it does

@@ -7,8 +7,9 @@ from fedssl.engine import run_local_round
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.work import HeartbeatReply, StateLost
+from support.tensors import are_equal
 
-from .conftest import CLIENT, Setting, make_spec, same
+from .conftest import CLIENT, Setting, make_spec
 from .coordinator import Refusal
 
 
@@ -33,7 +34,7 @@ def test_a_lost_state_is_reported_before_the_training_and_the_client_starts_cold
     broadcast = setting.sent(0)
     context = Context(spec=make_spec(), round_number=2, client_id=CLIENT)
     cold = run_local_round(METHODS["fedbyol"], broadcast, None, setting.images.data, context)
-    assert same(setting.sent(1), cold.update)
+    assert are_equal(setting.sent(1), cold.update)
 
 
 def test_a_method_without_client_state_has_nothing_to_lose(setting: Setting) -> None:

@@ -23,9 +23,10 @@ from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
 from fedssl_worker.files import exclusive_folder
 from fedssl_worker.main import app
 from fedssl_worker.settings import Settings, SettingsError, read_settings
+from support.waiting import wait_until
 
 from .conftest import Setting, make_spec, write_images
-from .coordinator import TOKEN, FakeCoordinator, Refusal, wait_until
+from .coordinator import TOKEN, FakeCoordinator, Refusal
 
 
 @pytest.fixture(autouse=True)

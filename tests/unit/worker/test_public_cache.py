@@ -16,9 +16,9 @@ from fedssl_worker.data import PublicImages
 from fedssl_worker.executor import Executor
 from fedssl_worker.public_cache import PublicCache
 from support.data_sets import digits_file, labelled_bytes, public_bytes
+from support.waiting import wait_until
 
 from .conftest import CLIENT, CPU, Setting, make_spec
-from .coordinator import wait_until
 
 DATA = DataConfig(channels=1, image_size=8)
 FLESD = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}

@@ -12,7 +12,7 @@ from PIL import Image
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 from fedssl_worker import data
-from fedssl_worker.data import OwnImages, load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.labels import load_own_labels
 from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
@@ -43,7 +43,7 @@ def _rescan(images: OwnImages, folder: Path, labels: str | None = "own") -> tupl
 
 
 def test_new_changed_and_removed_files_are_used_in_the_next_round(folder: Path) -> None:
-    images = load_images(str(folder), _CPU)
+    images = OwnImages(str(folder), _CPU)
     labels = load_own_labels(str(folder), "own", None, images.num_listed)
     registered: list[int] = []
     settings = Settings(coordinator="https://x", data=str(folder), state=folder.parent / "state", labels="own")
@@ -75,7 +75,7 @@ def test_new_changed_and_removed_files_are_used_in_the_next_round(folder: Path) 
 
 
 def test_what_cannot_be_used_stops_the_round_and_keeps_images_and_labels(folder: Path) -> None:
-    images = load_images(str(folder), _CPU)
+    images = OwnImages(str(folder), _CPU)
     file = folder.parent / "labels.csv"
     lines = [f"{name},x" for name in ("a/000.png", "a/001.png", "b/002.png", "b/003.png")]
     file.write_text("\n".join(["path,label", *lines]))
@@ -96,16 +96,16 @@ def test_what_cannot_be_used_stops_the_round_and_keeps_images_and_labels(folder:
 
 
 def test_large_folders_are_counted_and_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = load_images(str(folder), _CPU)
+    kept = OwnImages(str(folder), _CPU)
     monkeypatch.setattr(data, "_KEPT_BYTES", 1000)
     (folder / "a" / "broken.png").write_bytes(b"")
-    images = load_images(str(folder), _CPU, max_unreadable=0.2)
+    images = OwnImages(str(folder), _CPU, max_unreadable=0.2)
     assert (len(images), images.num_listed, images.num_unreadable) == (4, 5, 1)
     assert (images.channels, images.image_size, images.has_labels) == (1, 16, True)
     shape = DataConfig(channels=1, image_size=16, max_unreadable=0.2)
     assert torch.equal(torch.as_tensor(images.prepared(shape).data.images[:]), torch.as_tensor(kept.data.images[:]))
     with pytest.raises(DataError, match="cannot decode"):
-        load_images(str(folder), _CPU)
+        OwnImages(str(folder), _CPU)
 
 
 def test_a_hidden_folder_that_is_closed_stops_no_worker() -> None:
@@ -119,7 +119,7 @@ def test_a_hidden_folder_that_is_closed_stops_no_worker() -> None:
             folder.chmod(0o755)
             os.seteuid(_NOBODY)
         try:
-            images = load_images(name, _CPU)
+            images = OwnImages(name, _CPU)
             assert (len(images), images.read_if_changed()) == (2, None)
         finally:
             os.seteuid(user)

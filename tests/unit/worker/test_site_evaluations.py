@@ -16,7 +16,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl_worker.agent import Agent
-from fedssl_worker.data import load_images
+from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerEntry
 from fedssl_worker.disclosure.ledger.totals import Totals
@@ -82,7 +82,7 @@ def test_counts_are_sent_after_their_ledger_entry(setting: Setting) -> None:
 
 def test_rescan_evaluates_the_images_that_are_there_now(setting: Setting) -> None:
     path = write_images(setting.folder / "own.npz")
-    images, labels = load_images(str(path), CPU), own_labels(setting.folder)
+    images, labels = OwnImages(str(path), CPU), own_labels(setting.folder)
     settings = Settings(coordinator="https://x", data=str(path), state=setting.folder / "state", labels="own")
     registered: list[int] = []
     rescan = Rescan(settings, images, labels, lambda: registered.append(len(images)))

@@ -13,8 +13,9 @@ from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.engine import LocalResult
 from fedssl.protocol.work import AcceptedUpdate, StateLost, WorkItem
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished
+from support.tensors import are_equal
 
-from .conftest import RUN, make_item, make_spec, same
+from .conftest import RUN, make_item, make_spec
 
 OLD_WORK, NEW_WORK = "1" * 64, "2" * 64
 
@@ -65,9 +66,9 @@ def test_the_accepted_state_comes_back(tmp_path: Path, items: list[WorkItem]) ->
     states = ClientStates(tmp_path / "runs")
     state = states.accepted(RUN, accepted(1, finished))
     assert state is not None
-    assert same(state, result(1).state)
+    assert are_equal(state, result(1).state)
     assert states.finished(RUN, OLD_WORK) == finished
-    assert same(load_tensors(finished.update), result(1).update)
+    assert are_equal(load_tensors(finished.update), result(1).update)
     assert states.finished(RUN, NEW_WORK) is None
 
 
@@ -109,17 +110,17 @@ def test_a_crash_while_keeping_loses_neither_the_old_state_nor_truth(
         assert not happened()
         state = ClientStates(tmp_path / "runs").accepted(RUN, new)
         assert state is not None
-        assert same(state, result(2).state)
+        assert are_equal(state, result(2).state)
     restarted = ClientStates(tmp_path / "runs")
     state = restarted.accepted(RUN, old)
     assert state is not None
-    assert same(state, result(1).state)
+    assert are_equal(state, result(1).state)
     finished = restarted.finished(RUN, NEW_WORK)
     if finished is not None:  # the crash came after the rename: then all of it is there
-        assert same(load_tensors(finished.update), result(2).update)
+        assert are_equal(load_tensors(finished.update), result(2).update)
         state = restarted.accepted(RUN, accepted(2, finished))
         assert state is not None
-        assert same(state, result(2).state)
+        assert are_equal(state, result(2).state)
     assert not list((tmp_path / "runs").glob("*/incoming-*"))
 
 
@@ -138,7 +139,7 @@ def test_a_crash_while_discarding_keeps_what_was_accepted(tmp_path: Path, items:
     restarted.discard(RUN, new)
     state = restarted.accepted(RUN, new)
     assert state is not None
-    assert same(state, result(2).state)
+    assert are_equal(state, result(2).state)
     assert len(list((tmp_path / "runs" / str(RUN)).iterdir())) == 1
 
 

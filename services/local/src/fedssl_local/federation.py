@@ -78,10 +78,9 @@ class Machine:
 class Federation:
     """A running federation."""
 
-    def __init__(self, folder: Folder, record: Record, supervisor: Supervisor, *, is_new: bool) -> None:
+    def __init__(self, folder: Folder, record: Record, supervisor: Supervisor) -> None:
         self.folder = folder
         self.record = record
-        self.is_new = is_new
         self._supervisor = supervisor
 
     @property
@@ -129,7 +128,7 @@ def running_federation(
         folder.require_same(record, dealing.required)
         record = _as_the_machine_says(record, machine)
         folder.write(record)
-        federation = Federation(folder, record, supervisor, is_new=kept is None)
+        federation = Federation(folder, record, supervisor)
         _Starter(federation, supervisor, machine, on_step).start()
         yield federation
     if supervisor.is_hurried:

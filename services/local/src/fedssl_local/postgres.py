@@ -59,14 +59,12 @@ class Postgres(Server):
     ...     engine = sqlalchemy.create_engine(postgres.url)
     """
 
-    name: ClassVar[str] = "postgres"
+    name = "postgres"
     # "Fast shutdown": roll back open transactions, write a checkpoint, end.
     stop_signal: ClassVar[int] = signal.SIGINT
 
-    def __init__(
-        self, directory: Path, port: int | None = None, *, durable: bool = True, start_timeout_seconds: float = 60.0
-    ) -> None:
-        super().__init__(directory, port, start_timeout_seconds=start_timeout_seconds)
+    def __init__(self, directory: Path, port: int | None = None, *, durable: bool = True) -> None:
+        super().__init__(directory, port)
         self.data_directory = self.directory / "pgdata"
         self._durable = durable
         self._user: User | None = None

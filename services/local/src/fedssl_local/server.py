@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +15,11 @@ from fedssl.files import write_private
 from fedssl.local import HOST
 from fedssl.locks import FolderLock
 from fedssl_local.errors import MissingServerError, PortTakenError, ServerFailedError
+from fedssl_local.kept import Kept
 from fedssl_local.process import Process, describe_end
 
 PORT_ATTEMPTS = 5
+START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS = 60.0, 15.0
 # The environment of a server. Ours is not passed on, so that no PG* or LC_* variable changes what the server does.
 SERVER_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
@@ -53,7 +55,7 @@ def choose_port() -> int:
         return port
 
 
-class Server(ABC):
+class Server(Kept):
     """A server on 127.0.0.1 that keeps all of its data in one folder.
 
     The folder holds the password and the port, which stay the same from start to start. Only if `port` is None and
@@ -61,22 +63,15 @@ class Server(ABC):
     returned a URL, that URL stays valid for all of its later starts. Methods may be called from any thread.
     """
 
-    name: ClassVar[str]
-    ended_for_good: ClassVar[bool] = False
-    is_hopeless: ClassVar[bool] = False
-    is_essential: ClassVar[bool] = True
     stop_signal: ClassVar[int]
 
-    def __init__(self, directory: Path, port: int | None = None, *, start_timeout_seconds: float = 60.0) -> None:
+    def __init__(self, directory: Path, port: int | None = None) -> None:
         self.directory = directory.absolute()
         self.log_path = self.directory / f"{self.name}.log"
         self._fixed_port = port
         self._port: int | None = None
-        self._start_timeout_seconds = start_timeout_seconds
-        self._stop_timeout_seconds = 15.0
         self._lock = FolderLock(self.directory, "lock")
         self._starting = threading.Lock()
-        self._process: Process | None = None
 
     @property
     @abstractmethod
@@ -91,18 +86,9 @@ class Server(ABC):
         return self._port
 
     @property
-    def pid(self) -> int | None:
-        """The pid of the server's process, or None while it does not run."""
-        return self._process.pid if self._process is not None and self.is_running else None
-
-    @property
     def is_running(self) -> bool:
         """True while the server's process runs."""
         return self._process is not None and self._process.poll() is None
-
-    def poll(self) -> int | None:
-        """Return the exit status, negative for a signal, or None if the server runs or was never started."""
-        return None if self._process is None else self._process.poll()
 
     def __enter__(self) -> Self:
         self.start()
@@ -132,21 +118,11 @@ class Server(ABC):
                 self.stop()
                 raise
 
-    def wait(self) -> int:
-        """Block until the server's process ends; return its exit status, negative for a signal."""
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self._process.wait()
-
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Stop the server gracefully, kill it after 15 s or as soon as `hurry()` is true, and unlock the folder."""
         if self._process is not None:
-            self._process.stop(self.stop_signal, self._stop_timeout_seconds, hurry)
+            self._process.stop(self.stop_signal, STOP_TIMEOUT_SECONDS, hurry)
         self._lock.release()
-
-    def last_lines(self) -> str:
-        """Return the last lines that the server's last run wrote to its log."""
-        return "" if self._process is None else self._process.last_lines()
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -160,7 +136,7 @@ class Server(ABC):
     def _answers(self) -> bool:
         """Return whether our server, not another one on the port, responds."""
 
-    def _settle(self) -> None:  # noqa: B027
+    def _settle(self) -> None:
         """Complete the start after the server's first response."""
 
     def _start_on_a_port(self) -> None:
@@ -168,10 +144,10 @@ class Server(ABC):
             port = self._pick_port()
             process = self._process = self._launch(port)
             previous, self._port = self._port, port
-            in_time = process.wait_for(self._start_timeout_seconds, self._answers)
+            in_time = process.wait_for(START_TIMEOUT_SECONDS, self._answers)
             if in_time and process.poll() is None:
                 return
-            what = "died" if in_time else f"did not answer within {self._start_timeout_seconds:g} s and was stopped"
+            what = "died" if in_time else f"did not answer within {START_TIMEOUT_SECONDS:g} s and was stopped"
             how = describe_end(process.kill())
             self._port = previous
             if not in_time or port_is_free(port):

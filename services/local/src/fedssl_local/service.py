@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedssl_local.errors import ServiceFailedError
+from fedssl_local.kept import Kept
 from fedssl_local.process import Process, describe_end
 
 Restart = Literal["always", "never"]
@@ -39,34 +40,23 @@ class Service:
     stop_timeout_seconds: float = 10.0
 
 
-class ServiceRunner:
-    """Runs a `Service`, with the same methods as a `Server`."""
+class ServiceRunner(Kept):
+    """Runs a `Service`."""
 
-    def __init__(self, service: Service, held_fds: Sequence[int] = ()) -> None:
+    def __init__(self, service: Service, held_fds: Sequence[int]) -> None:
         self.name = service.name
         self.log_path = service.log_path
         self.is_essential = service.is_essential
         self._service = service
         self._held_fds = held_fds
-        self._process: Process | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the command, or None while it does not run."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
     def ended_for_good(self) -> bool:
-        """True if the service is not to be started again after its end."""
-        return self._service.restart == "never" or self._status() in self._service.final_statuses
+        return self._service.restart == "never" or self.poll() in self._service.final_statuses
 
     @property
     def is_hopeless(self) -> bool:
-        """True if the service has ended with a status that another start would repeat."""
-        return self._status() in self._service.hopeless_statuses
-
-    def _status(self) -> int | None:
-        return None if self._process is None else self._process.poll()
+        return self.poll() in self._service.hopeless_statuses
 
     def start(self) -> None:
         """Start the command and block until it is ready.
@@ -92,17 +82,6 @@ class ServiceRunner:
         what = f"{how} before it was ready" if in_time else late
         raise ServiceFailedError(self.name, what, process.last_lines(), self.log_path)
 
-    def wait(self) -> int:
-        """Block until the command ends; return its exit status, negative for a signal."""
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self._process.wait()
-
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop the command gracefully, and kill it after its timeout or as soon as `hurry()` is true."""
         if self._process is not None:
             self._process.stop(self._service.stop_signal, self._service.stop_timeout_seconds, hurry)
-
-    def last_lines(self) -> str:
-        """Return the last lines that the command's last run wrote to the log."""
-        return "" if self._process is None else self._process.last_lines()

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, Self
+from typing import Self
 
 from fedssl.backoff import delay_seconds
 from fedssl.locks import FolderLock
 from fedssl_local.errors import CrashLoopError, GivenUpError, LocalError
+from fedssl_local.kept import Kept
 from fedssl_local.process import describe_end
 from fedssl_local.server import Server
 from fedssl_local.service import Service, ServiceRunner
@@ -37,27 +38,6 @@ class RestartPolicy:
     def seconds(self, quick_deaths: int) -> float:
         """Return the wait after `quick_deaths` quick deaths in a row, at least one."""
         return delay_seconds(quick_deaths, self.first_seconds, self.max_seconds)
-
-
-class _Kept(Protocol):
-    """The interface of a server or a service that the supervisor needs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ended_for_good(self) -> bool: ...
-    @property
-    def is_hopeless(self) -> bool: ...
-    @property
-    def is_essential(self) -> bool: ...
-    @property
-    def log_path(self) -> Path: ...
-    @property
-    def pid(self) -> int | None: ...
-    def start(self) -> None: ...
-    def wait(self) -> int: ...
-    def stop(self, hurry: Callable[[], bool] = ...) -> None: ...
-    def last_lines(self) -> str: ...
 
 
 class Supervisor:
@@ -88,7 +68,7 @@ class Supervisor:
         self._lock = FolderLock(directory.absolute(), "supervisor.lock")
         self._on_event = on_event
         self._restart_policy = restart_policy or RestartPolicy()
-        self._kept: list[tuple[_Kept, threading.Thread]] = []
+        self._kept: list[tuple[Kept, threading.Thread]] = []
         self._telling = threading.Lock()
         self._stopping = threading.Event()
         self._failure: LocalError | None = None
@@ -130,7 +110,7 @@ class Supervisor:
             raise RuntimeError("a supervisor starts things inside its `with` block, and not after stop()")
         if any(kept.name == what.name for kept, _ in self._kept):
             raise ValueError(f"there is a service named {what.name} already")
-        kept: _Kept = ServiceRunner(what, self._lock.descriptors) if isinstance(what, Service) else what
+        kept: Kept = ServiceRunner(what, self._lock.descriptors) if isinstance(what, Service) else what
         thread = threading.Thread(target=self._watch, args=(kept,), name=f"watch {kept.name}", daemon=True)
         # It is listed before it is started, so that a Ctrl-C at any moment stops it.
         self._kept.append((kept, thread))
@@ -215,11 +195,11 @@ class Supervisor:
         else:
             raise SystemExit(128 + signum)
 
-    def _tell(self, kept: _Kept, what: str) -> None:
+    def _tell(self, kept: Kept, what: str) -> None:
         with self._telling:
             self._on_event(kept.name, what)
 
-    def _watch(self, kept: _Kept) -> None:
+    def _watch(self, kept: Kept) -> None:
         try:
             failure: LocalError | None = LocalError(
                 f"the watch over {kept.name} broke; its traceback was printed above"
@@ -229,7 +209,7 @@ class Supervisor:
             if failure is not None and self._failure is None:
                 self._failure = failure
 
-    def _keep_running(self, kept: _Kept) -> LocalError | None:
+    def _keep_running(self, kept: Kept) -> LocalError | None:
         """Wait for a running service and restart it when it dies. Return a failure that ends everything, or None."""
         policy, quick_deaths = self._restart_policy, 0
         began = time.monotonic()
@@ -254,7 +234,7 @@ class Supervisor:
             how = self._run_once(kept)
         return None
 
-    def _give_up(self, kept: _Kept, failure: CrashLoopError) -> LocalError | None:
+    def _give_up(self, kept: Kept, failure: CrashLoopError) -> LocalError | None:
         """Return the failure if it ends everything, or record it and return None if the others can continue."""
         if kept.is_essential:
             self._tell(kept, "given up: nothing works without it, so everything is stopped")
@@ -263,7 +243,7 @@ class Supervisor:
         self._tell(kept, f"given up, and everything else continues without it: {failure}")
         return None
 
-    def _run_once(self, kept: _Kept) -> str:
+    def _run_once(self, kept: Kept) -> str:
         """Start a service again, wait for its end, and return how it ended."""
         try:
             kept.start()

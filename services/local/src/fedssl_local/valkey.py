@@ -31,7 +31,7 @@ class Valkey(Server):
     ...     redis.Redis.from_url(valkey.url).ping()
     """
 
-    name: ClassVar[str] = "valkey"
+    name = "valkey"
     stop_signal: ClassVar[int] = 15
 
     @property

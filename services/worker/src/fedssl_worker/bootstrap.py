@@ -17,7 +17,7 @@ from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
 from fedssl_worker.check_numbers import read_numbers
 from fedssl_worker.current_work import CurrentWork
-from fedssl_worker.data import OwnImages, PublicImages, load_images
+from fedssl_worker.data import OwnImages, PublicImages
 from fedssl_worker.data_report import DataReporter
 from fedssl_worker.devices import choose_devices, describe_devices, image_device
 from fedssl_worker.disclosure.egress import Egress
@@ -58,7 +58,7 @@ def run_worker(settings: Settings) -> int:
     with exclusive_folder(settings.state.expanduser()) as folder:
         enrolment = None if given_token else _enrolment(settings, folder)
         # Before the enrolment token is spent: a worker that cannot read its images could not use it again.
-        images = load_images(
+        images = OwnImages(
             settings.data,
             image_device(devices),
             image_size=settings.image_size,

@@ -111,7 +111,17 @@ class OwnImages:
         max_unreadable: float = MAX_UNREADABLE,
         allows_cache: bool = True,
     ) -> None:
-        """Read the images: see :func:`load_images`."""
+        """Read the training images and put them on the device, in the shape that the worker registers with.
+
+        Args:
+            image_size: the registered height and width, and the largest that a run may ask for. None registers their
+                own, and a run may ask for any.
+            channels: the registered number of channels, and the largest that a run may ask for. None as above.
+            allows_cache: whether a run may keep decoded images on this machine's disk.
+
+        Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger
+        than 512 pixels and no size is given.
+        """
         self.name_or_path = name_or_path
         self._device = device
         self._image_size, self._channels = image_size, channels
@@ -256,36 +266,6 @@ class OwnImages:
         except DataError:
             self._kept.clear()  # images in another shape take the memory
             return _on_device(images, self._device)
-
-
-def load_images(
-    name_or_path: str,
-    device: torch.device,
-    *,
-    image_size: int | None = None,
-    channels: int | None = None,
-    max_unreadable: float = MAX_UNREADABLE,
-    allows_cache: bool = True,
-) -> OwnImages:
-    """Read the training images and put them on the device, in the shape that the worker registers with.
-
-    Args:
-        image_size: the registered height and width, and the largest that a run may ask for. None registers their own,
-            and a run may ask for any.
-        allows_cache: whether a run may keep decoded images on this machine's disk.
-        channels: the registered number of channels, and the largest that a run may ask for. None as above.
-
-    Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger than
-    512 pixels and no size is given.
-    """
-    return OwnImages(
-        name_or_path,
-        device,
-        image_size=image_size,
-        channels=channels,
-        max_unreadable=max_unreadable,
-        allows_cache=allows_cache,
-    )
 
 
 def _files_of(name_or_path: str) -> ImageFiles | None:

@@ -38,7 +38,7 @@ class Lease:
         client: WorkerClient,
         item: WorkItem,
         anchoring: Anchoring,
-        resources: Callable[[], Resources | None] = lambda: None,
+        resources: Callable[[], Resources | None],
     ) -> None:
         """`resources` returns what each heartbeat reports about this machine; it is called in the lease's thread."""
         self._client = client

@@ -11,7 +11,6 @@ import contextvars
 import hashlib
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,11 +58,6 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 """The pause between two requests for the phase. It grows while the phase lasts."""
 
 _MASKED = "masked.safetensors"
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +198,7 @@ class SecureRound:
         future.result()
 
     def _agree(self, stop: threading.Event) -> None:
-        self._answer_phases(None, lambda: None, lambda seconds: stop.wait(seconds))
+        self._answer_phases(None, lambda: None, stop)
 
     def finish(self, finished: Finished, words: Words, report: Callable[[], None]) -> None:
         """Send the masked vector, and answer until the round needs nothing more from this worker.
@@ -223,7 +217,7 @@ class SecureRound:
             survivors = wire.survivors_from_wire(record.survivors)
             self._guarded(lambda: self._secure.confirm(survivors))
         try:
-            ended_in = self._answer_phases(_Trained(finished, words, digest, masked), report, _sleep)
+            ended_in = self._answer_phases(_Trained(finished, words, digest, masked), report, threading.Event())
         finally:
             masked.unlink(missing_ok=True)
         self._end()
@@ -231,12 +225,9 @@ class SecureRound:
             raise Cancelled("the secure round has no sum: the coordinator's events have the reason")
 
     def _answer_phases(
-        self,
-        trained: _Trained | None,
-        report: Callable[[], None],
-        pause: Callable[[float], bool],
+        self, trained: _Trained | None, report: Callable[[], None], stop: threading.Event
     ) -> SecurePhase:
-        """Answer each phase once, until the round has ended, `pause` returns True, or a trained update is needed.
+        """Answer each phase once, until the round has ended, `stop` is set, or a trained update is needed.
 
         Returns the last phase.
         """
@@ -253,7 +244,7 @@ class SecureRound:
                 self._answer(status, trained)
             if status.phase != answered:
                 delay, answered = _FIRST_PAUSE_SECONDS, status.phase
-            elif pause(delay):
+            elif stop.wait(delay):
                 return status.phase
             else:
                 delay = min(_LONGEST_PAUSE_SECONDS, 1.5 * delay)

@@ -80,7 +80,7 @@ def frozen_bytes_of(spec: RunSpec) -> int | None:
     return None if plan is None else sum(num_bytes(tensor.dtype, tensor.shape) for tensor in plan.frozen)
 
 
-def estimate_of(client: "Client", spec: RunSpec, project: str | None = None) -> "EstimateView | None":
+def estimate_of(client: "Client", spec: RunSpec, project: str | None) -> "EstimateView | None":
     """Return the coordinator's estimate; None if it is of an earlier version, which has none.
 
     Raises NotFound if there is no such project, and InvalidRequest if no run can have the spec.
@@ -96,7 +96,7 @@ def estimate_of(client: "Client", spec: RunSpec, project: str | None = None) -> 
 
 
 def participants_of(
-    client: "Client", spec: RunSpec, project: str | None = None, estimate: "EstimateView | None" = None
+    client: "Client", spec: RunSpec, project: str | None, estimate: "EstimateView | None"
 ) -> list[Participant]:
     """Return the coordinator's clients that the spec means, and why one would not take part.
 

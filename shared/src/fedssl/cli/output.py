@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedssl.run_files import finite
 from fedssl.wording import printable
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def note(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON document. Pydantic models, also inside lists and tables, are dumped."""
-    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=_lacks_characters())))
+    """Print one JSON document. Pydantic models, also inside lists and tables, are dumped. NaN becomes null."""
+    document = json.dumps(finite(value), default=_dumped, indent=2, ensure_ascii=_lacks_characters())
+    typer.echo(_escaped(document))
 
 
 def show_json_line(value: "BaseModel") -> None:
@@ -178,11 +180,5 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} bytes"
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+def _dumped(model: "BaseModel") -> Any:
+    return finite(model.model_dump(mode="json"))

@@ -132,7 +132,7 @@ def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) 
         document["cross_site"] = {
             str(at): cross_site_as_json(heads, config) for at, heads in finished.cross_site.items()
         }
-    show_json(files.finite(document))
+    show_json(document)
 
 
 def _pairs(finished: "FinishedRun") -> dict[str, object]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from fedssl.cli.output import note, show_table
-from fedssl.evaluation.site_results import METRICS, Results, SiteSummary, site_results, summarise_sites
+from fedssl.evaluation.site_results import METRICS, SiteSummary, site_results, summarise_sites
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.site_evaluation import SiteCounts
 
@@ -34,15 +34,13 @@ def show_sites(answers: Answers, config: EvaluationConfig) -> None:
 
 
 def sites_as_json(answers: Answers, config: EvaluationConfig) -> dict[str, object]:
-    """Return one round's results; a number that is not defined is None."""
+    """Return one round's results; a number that is not defined is NaN."""
     summary = summary_of(answers, config)
     return {
-        "sites": {site: _finite(results) for site, results in summary.by_site.items()},
-        "worst": {
-            name: {"client": each.client_id, "value": _known(each.value)} for name, each in summary.worst.items()
-        },
-        "mean": _finite(summary.mean),
-        "pooled": _finite(summary.pooled),
+        "sites": summary.by_site,
+        "worst": {name: {"client": each.client_id, "value": each.value} for name, each in summary.worst.items()},
+        "mean": summary.mean,
+        "pooled": summary.pooled,
         "without_result": {site: answer for site, answer in answers.items() if isinstance(answer, str)},
     }
 
@@ -74,24 +72,16 @@ def cross_site_as_json(heads: Mapping[str, Answers], config: EvaluationConfig) -
     measures = [config.site_config.cross_site]
     return {
         owner: {
-            judge: answer if isinstance(answer, str) else _finite(site_results(answer, config.site_config, measures))
+            judge: answer if isinstance(answer, str) else site_results(answer, config.site_config, measures)
             for judge, answer in answers.items()
         }
         for owner, answers in heads.items()
     }
 
 
-def _finite(results: Results) -> dict[str, float | None]:
-    return {name: _known(value) for name, value in results.items()}
-
-
 def heading(name: str) -> str:
     """Return the heading of a result's column, such as `probe macro f1`."""
     return name.replace("_", " ").replace("/", " ")
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def percent(value: float | None) -> str:

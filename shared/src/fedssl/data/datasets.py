@@ -163,7 +163,7 @@ def require_whole_groups(name_or_path: str, root: Path | None = None) -> None:
         )
 
 
-def may_have_labels(name_or_path: str, split: Split, root: Path | None = None) -> bool:
+def may_have_labels(name_or_path: str, split: Split, root: Path | None) -> bool:
     """Return False if the data set is a folder of images without labels. Decodes nothing. Raises DataError."""
     if name_or_path in KNOWN:
         return True

@@ -81,7 +81,7 @@ def _decode_checked(files: ImageFiles, channels: int, size: int, num_tolerated: 
 
 
 def decode_batches(
-    files: ImageFiles, channels: int, size: int, batch_size: int, start: int = 0
+    files: ImageFiles, channels: int, size: int, batch_size: int, start: int
 ) -> Generator[list[Decoded]]:
     """Yield the images from position `start` on, in batches of `batch_size`, each in the parts that were decoded.
 

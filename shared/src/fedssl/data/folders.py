@@ -12,7 +12,7 @@ from fedssl.data.decode_file import shape_of_first
 from fedssl.data.decoding import decode_to_memory, log
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.images import ImageData
-from fedssl.data.reading import AS_STORED, Reading
+from fedssl.data.reading import Reading
 from fedssl.data.trees import SUFFIXES, FolderTree
 from fedssl.data.unusual import report_unusual
 from fedssl.errors import DataError
@@ -22,9 +22,9 @@ from fedssl.wording import plural
 def read_folder(
     folder: Path,
     split: str,
-    image_size: int | None = None,
-    channels: int | None = None,
-    reading: Reading = AS_STORED,
+    image_size: int | None,
+    channels: int | None,
+    reading: Reading,
 ) -> ImageData:
     """Decode all images below a folder into memory. A data owner's own images are not copied to any other place.
 

@@ -194,7 +194,7 @@ def _parts(
 
 
 def remaining_images(
-    config: PartitionConfig, labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None
+    config: PartitionConfig, labels: NDArray[np.int64], groups: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
     """Return the sorted indices of the images that are not held out. Raises DataError if none are left."""
     everything = np.arange(len(labels), dtype=np.int64)

@@ -13,7 +13,7 @@ from fedssl.data.windowing import Pixels
 _SHOWN = 10
 
 
-def report_unusual(files: ImageFiles, pixels: Pixels, unreadable: Sequence[int] = ()) -> None:
+def report_unusual(files: ImageFiles, pixels: Pixels, unreadable: Sequence[int]) -> None:
     """Log the images of one value, and those that equal an earlier one, after they were scaled.
 
     Args:

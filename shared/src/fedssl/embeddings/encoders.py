@@ -63,7 +63,7 @@ class Model:
         return h_NH
 
 
-def represent_file(model: Model, image: Path, device: torch.device | str = "cpu") -> torch.Tensor:
+def represent_file(model: Model, image: Path, device: torch.device | str) -> torch.Tensor:
     """Return the representation (H,) of an image file. Raises DataError if it cannot be decoded."""
     data = model.encoder.data
     files = ImageFiles(str(image), FolderTree(image.parent), (image.name,), reading=Reading.of(data))

@@ -96,7 +96,7 @@ def screened(
     broadcast: Tensors,
     plan: ArtifactPlan,
     ctx: Context,
-    refusal: Callable[[Update], str | None] = lambda update: None,
+    refusal: Callable[[Update], str | None],
 ) -> tuple[Sequence[Update], Norms]:
     """Return the same as `bounded`, even if too few updates are left."""
     limits, layout = _limits(ctx.spec.robustness), Layout.of(plan)

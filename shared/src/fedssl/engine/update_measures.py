@@ -132,7 +132,7 @@ def measure(
 
 
 def measure_together(
-    updates: Sequence[Mapping[str, torch.Tensor]], broadcast: Tensors, layout: Layout, step: Step | None = None
+    updates: Sequence[Mapping[str, torch.Tensor]], broadcast: Tensors, layout: Layout, step: Step | None
 ) -> list[Metrics]:
     """Return `measure` of each update. They share the work on the broadcast and the step, which is half of it.
 

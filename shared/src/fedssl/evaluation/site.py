@@ -171,7 +171,7 @@ def weights_at_site(
 
 
 def evaluated_images(
-    labels: SiteLabels, spec: RunSpec, client_id: str, min_count: int = 1
+    labels: SiteLabels, spec: RunSpec, client_id: str, min_count: int
 ) -> tuple[Indices, LabelSplit, int]:
     """Return the numbers of the classes that a site evaluates, the images that have them, and the fewest per class.
 

@@ -78,7 +78,7 @@ class _Stopwatch:
             raise Cancelled("measured")
 
 
-def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> float:
+def judging_seconds(spec: RunSpec, labelled: Labelled, device: str) -> float:
     """Return the seconds that the spec's evaluation of an encoder takes."""
     assert spec.central_evaluation is not None, "only called for specs with an evaluation"
     data = spec.data

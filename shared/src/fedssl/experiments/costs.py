@@ -90,7 +90,7 @@ def num_images(spec: RunSpec, public_client: str | None = None) -> float | None:
     return held * (1 - 1 / partition.num_clients) if public_client is not None else held
 
 
-def trained_images(spec: RunSpec, public_client: str | None = None) -> float | None:
+def trained_images(spec: RunSpec, public_client: str | None) -> float | None:
     """Return the number of images that all clients train on in all rounds, counting repetitions.
 
     It includes the images of incomplete batches that are dropped. None if the data set is not a known one.
@@ -114,7 +114,7 @@ def server_images(spec: RunSpec) -> float:
     return 0.0
 
 
-def flops(spec: RunSpec, public_client: str | None = None) -> float | None:
+def flops(spec: RunSpec, public_client: str | None) -> float | None:
     """Return the floating-point operations of a whole run whose encoder's weights are all trained.
 
     Returns None if the data set is not a known one.

@@ -90,7 +90,7 @@ class AnchorReceipt(StrictModel):
     )
 
 
-def receipt_message(client_id: str, anchor: LedgerAnchor, at: str, sent: SentBroadcast | None = None) -> bytes:
+def receipt_message(client_id: str, anchor: LedgerAnchor, at: str, sent: SentBroadcast | None) -> bytes:
     """Return what the coordinator signs for an anchor that it received at `at`, and for the broadcast that it sent."""
     body = {"at": at, "client": client_id, "head": anchor.head, "ledger": anchor.key, "seq": anchor.seq}
     if sent is not None:

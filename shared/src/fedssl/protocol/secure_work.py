@@ -56,7 +56,7 @@ VECTOR_NAME = "masked"
 of the update."""
 
 
-def vector_tensors(num_words: int, apart: tuple[TensorSpec, ...] = ()) -> tuple[TensorSpec, ...]:
+def vector_tensors(num_words: int, apart: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Return the tensors in the file of a masked vector: this number of words with the word that counts clients, and
     what leaves next to it without masks (`RunSpec.sent_apart`)."""
     return (TensorSpec(name=VECTOR_NAME, dtype="I64", shape=(1 + num_words,)), *apart)

@@ -31,9 +31,7 @@ def slow_commits() -> Iterator[None]:
     event.remove(Session, "before_commit", wait)
 
 
-def test_what_was_answered_is_seen_by_others(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path, slow_commits: None
-) -> None:
+def test_what_was_answered_is_seen_by_others(coordinator: Coordinator, tables: Tables, slow_commits: None) -> None:
     """The session dependency commits before the response is sent."""
     run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
     assert tables.query("SELECT state FROM runs") == [("running",)]

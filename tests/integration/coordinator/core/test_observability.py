@@ -56,7 +56,7 @@ def test_a_round_is_counted(coordinator: Coordinator, tables: Tables, tmp_path: 
     assert not [name for name in after if str(cast.id) in name]
 
 
-def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tables: Tables) -> None:
     from fedssl_coordinator.core.metrics import REGISTRY
 
     shown = {name.partition("{")[0] for name in numbers(coordinator)}

@@ -29,7 +29,7 @@ def _finish(cast: Cast) -> None:
     cast.advance()
 
 
-def test_which_runs_a_worker_is_told_of(cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_which_runs_a_worker_is_told_of(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
     a, stranger = cast.workers["a"], coordinator.worker("c")
     asked = [cast.id, uuid4()]
     assert a.ended_runs(asked) == set()

@@ -133,9 +133,7 @@ def test_anchors_that_arrive_at_once(worker: WorkerClient, coordinator: Coordina
     assert sorted(is_consistent for _, is_consistent in kept(coordinator)) == [False] * 7 + [True]
 
 
-def test_the_key_is_one_for_all_processes_and_is_shown_nowhere(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_the_key_is_one_for_all_processes_and_is_shown_nowhere(coordinator: Coordinator, tables: Tables) -> None:
     with ThreadPoolExecutor(8) as pool:
         workers = [coordinator.worker(name) for name in "abcdefgh"]
         receipts = [r for (r,) in pool.map(lambda worker: sent(worker, anchor(1)), workers) if r is not None]

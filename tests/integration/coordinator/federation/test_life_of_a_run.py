@@ -71,7 +71,7 @@ def test_a_run_waits_for_its_clients_and_says_so(coordinator: Coordinator) -> No
     assert coordinator.client.run(run.id).reason is None
 
 
-def test_stop_ends_round_and_leases(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_stop_ends_round_and_leases(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)

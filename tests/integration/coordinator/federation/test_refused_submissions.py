@@ -303,7 +303,7 @@ def test_a_decline_with_odd_characters_is_taken(coordinator: Coordinator, tables
     assert tables.one("SELECT reason FROM assignments") == "no \\x00 disk \x1b[31m"
 
 
-def test_what_the_file_is_called_matters_to_nobody(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_what_the_file_is_called_matters_to_nobody(coordinator: Coordinator) -> None:
     worker, item = _leased(coordinator)
     data = file_of(tensors_for(item.plan.update, 1.0))
     token = coordinator.worker_token("a")

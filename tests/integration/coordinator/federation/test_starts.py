@@ -19,6 +19,7 @@ from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.tables import Onlooker, Tables
+from support.tensors import are_equal
 from support.weights import TINY_ENCODER, encoder_file, encoder_tensors
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
@@ -31,10 +32,6 @@ def starting(**initial: Any) -> RunSpec:
 
 def encoder_of(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name.startswith("encoder.")}
-
-
-def same(first: Tensors, second: Tensors) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def prepared(coordinator: Coordinator, spec: RunSpec) -> RunView:
@@ -62,7 +59,7 @@ def test_the_first_broadcast_is_the_registered_encoder(
     assert run.spec.model.initial is not None
     assert run.spec.model.initial.digest == added.digest
     first = coordinator.tensors(str(run.initial_model))
-    assert same(encoder_of(first), encoder_tensors())
+    assert are_equal(encoder_of(first), encoder_tensors())
     random = coordinator.tensors(str(prepared(coordinator, tiny_spec()).initial_model))
     heads = [name for name in random if not name.startswith("encoder.")]
     assert heads
@@ -85,7 +82,7 @@ def test_a_finished_run_is_a_start_after_any_of_its_rounds(coordinator: Coordina
         assert run.spec.model.initial is not None
         assert run.spec.model.initial.digest == digest
         first = coordinator.tensors(str(run.initial_model))
-        assert same(encoder_of(first), encoder_of(coordinator.tensors(str(digest))))
+        assert are_equal(encoder_of(first), encoder_of(coordinator.tensors(str(digest))))
     last = prepared(coordinator, starting(run=str(source.id)))
     assert last.spec.model.initial is not None
     assert (last.spec.model.initial.round, last.spec.model.initial.digest) == (2, source.model)
@@ -135,7 +132,7 @@ def test_the_weights_stay_for_a_run_that_names_them(
         coordinator.client.start(run.id)
         coordinator.advance(run.id)
         first = coordinator.tensors(str(coordinator.client.run(run.id).initial_model))
-        assert same(encoder_of(first), encoder_of(coordinator.tensors(expected)))
+        assert are_equal(encoder_of(first), encoder_of(coordinator.tensors(expected)))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -213,7 +210,7 @@ def test_a_run_waits_for_weights_that_the_store_has_lost(
     tables.execute("UPDATE runs SET retry_at = now() - interval '1 second'")
     coordinator.advance(run.id)
     first = coordinator.tensors(str(coordinator.client.run(run.id).initial_model))
-    assert same(encoder_of(first), encoder_tensors())
+    assert are_equal(encoder_of(first), encoder_tensors())
 
 
 def test_a_run_of_another_project_does_not_exist(coordinator: Coordinator, finished: Cast, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from support.certificates import Authority
 from support.coordinator import Coordinator
 from support.processes import free_port
 from support.servers import Servers
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.full
 
@@ -71,13 +72,6 @@ def num_open(connections: list[socket.socket]) -> int:
     return found
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_half_open_connections_refuse_no_other_caller(make: Make) -> None:
     coordinator = make(**FEW, head_seconds=30)
     late = coordinator.worker_token("late")
@@ -94,7 +88,7 @@ def test_half_open_connections_refuse_no_other_caller(make: Make) -> None:
 def test_an_address_with_many_has_little_time_for_a_head(make: Make) -> None:
     coordinator = make(max_connections=1000, max_connections_per_address=5, head_seconds=30)
     with half_open(coordinator, 25) as connections:
-        eventually(lambda: num_open(connections) <= 6)
+        wait_until(lambda: num_open(connections) <= 6, 10)
         assert num_open(connections) >= 4  # those that it may have
 
 
@@ -160,7 +154,7 @@ def test_tls_handshakes_that_do_not_begin(make: Make, tmp_path: Path) -> None:
     with half_open(coordinator, 60, b"\x16\x03\x01") as connections:
         with coordinator.http(verify=context) as http:
             assert http.get("/v1/runs").status_code == 200
-        eventually(lambda: num_open(connections) == 0)
+        wait_until(lambda: num_open(connections) == 0, 10)
 
 
 def test_a_trusted_proxy_s_connections_are_many_callers(make: Make) -> None:

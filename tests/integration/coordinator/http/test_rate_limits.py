@@ -25,6 +25,7 @@ from support.coordinator import UNLIMITED, Coordinator
 from support.pages import Browser
 from support.servers import Servers
 from support.tables import Tables
+from support.waiting import wait_until
 
 Make = Callable[..., Coordinator]
 
@@ -244,7 +245,7 @@ def test_a_token_may_hold_so_many_claims_open_and_no_more(make: Make) -> None:
     waiting = [threading.Thread(target=claim) for _ in range(2)]
     for thread in waiting:
         thread.start()
-    _eventually(lambda: sorted(places.values()) == [2])
+    wait_until(lambda: sorted(places.values()) == [2], 15)
     with coordinator.http(secret) as http, coordinator.http(other) as others:
         refused = http.post("/v1/work/claim", json={"wait_seconds": 0})
         _assert_refused(refused)
@@ -270,7 +271,7 @@ def test_a_watcher_that_leaves_gives_its_place_back(make: Make, tmp_path: Path) 
             with http.stream("GET", path) as again:
                 return again.status_code == 200
 
-        _eventually(answers)
+        wait_until(answers, 15)
 
 
 def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: Path) -> None:
@@ -287,7 +288,7 @@ def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: 
             next(lines)
             with browser.http.stream("GET", f"/runs/{run}/stream") as refused:
                 assert (refused.status_code, refused.headers.get("retry-after")) == (429, "5")
-        _eventually(lambda: not places)
+        wait_until(lambda: not places, 15)
         with browser.http.stream("GET", f"/runs/{run}/stream") as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -313,13 +314,6 @@ def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
 
 def _end_windows(coordinator: Coordinator) -> None:
     coordinator._server.config.app.state.refusals._windows.clear()
-
-
-def _eventually(holds: Callable[[], bool], seconds: float = 15) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def _connect(coordinator: Coordinator) -> socket.socket:

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_a_body_that_moves_may_take_its_time(quick: Coordinator) -> None:
         assert tus.offset(location) == len(DATA), offset
 
 
-def test_a_reader_that_stands_still(quick: Coordinator, tmp_path: Path) -> None:
+def test_a_reader_that_stands_still(quick: Coordinator) -> None:
     name, size = "ab" * 32, 1 << 30
     path = quick.store / name[:2] / name[2:4] / name
     path.parent.mkdir(parents=True)

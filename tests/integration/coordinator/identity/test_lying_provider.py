@@ -173,7 +173,7 @@ def test_signatures_that_prove_nothing(place: Place, signature: str) -> None:
 
 
 def test_a_new_key_is_fetched_and_unknown_ones_are_not_fetched_for_every_request(
-    place: Place, signed_in: Callable[[httpx.Response], None], monkeypatch: pytest.MonkeyPatch
+    place: Place, signed_in: Callable[[httpx.Response], None]
 ) -> None:
     signed_in(place.sign_in())
     new = RSAKey.generate_key(2048, {"kid": "two", "use": "sig"})

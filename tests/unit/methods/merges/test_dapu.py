@@ -16,6 +16,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 from support.rounds import local_round, start, training
+from support.tensors import are_equal
 
 ONLINE = ("encoder", "projector")
 
@@ -30,10 +31,6 @@ def _moved(tensors: Tensors, by: float = 0.25) -> Tensors:
 
 def _of(tensors: Tensors, module: str) -> Tensors:
     return {name.removeprefix(f"{module}."): v for name, v in tensors.items() if name.startswith(f"{module}.")}
-
-
-def _same(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def _second_download(spec: RunSpec) -> tuple[Tensors, Tensors, dict[str, Tensors]]:
@@ -86,14 +83,14 @@ def test_the_predictor_switches_exactly_at_the_threshold() -> None:
         state, broadcast, modules = _second_download(spec)
         assert int(state["dapu.takes_global"]) == follows
         source = _of(broadcast, "predictor") if follows else _of(state, "dapu.local.predictor")
-        assert _same(modules["predictor"], source)
-        assert not _same(_of(broadcast, "predictor"), _of(state, "dapu.local.predictor"))
-        assert all(_same(modules[name], _of(broadcast, name)) for name in ONLINE)
+        assert are_equal(modules["predictor"], source)
+        assert not are_equal(_of(broadcast, "predictor"), _of(state, "dapu.local.predictor"))
+        assert all(are_equal(modules[name], _of(broadcast, name)) for name in ONLINE)
 
 
 def test_a_download_leaves_the_target_network_alone() -> None:
     state, _, modules = _second_download(_spec())
-    assert all(_same(modules[f"target_{name}"], _of(state, f"target_{name}")) for name in ONLINE)
+    assert all(are_equal(modules[f"target_{name}"], _of(state, f"target_{name}")) for name in ONLINE)
 
 
 @pytest.mark.parametrize("predictor", ["dapu", "local", "global"])
@@ -103,9 +100,9 @@ def test_without_state_everything_comes_from_the_broadcast(predictor: str, numbe
     broadcast = _moved(start(spec).broadcast)
     modules = training(spec, number=number, broadcast=broadcast).modules
     for name in (*ONLINE, "predictor"):
-        assert _same(dict(modules[name].state_dict()), _of(broadcast, name))
+        assert are_equal(dict(modules[name].state_dict()), _of(broadcast, name))
     for name in ONLINE:
-        assert _same(dict(modules[f"target_{name}"].state_dict()), _of(broadcast, name))
+        assert are_equal(dict(modules[f"target_{name}"].state_dict()), _of(broadcast, name))
 
 
 @pytest.mark.parametrize(
@@ -115,11 +112,11 @@ def test_table_4_what_is_updated(update: str, predictor: str) -> None:
     state, broadcast, modules = _second_download(_spec(update=update, predictor=predictor))
     for name in ONLINE:
         online = _of(broadcast, name) if update != "target" else _of(state, f"dapu.local.{name}")
-        assert _same(modules[name], online)
+        assert are_equal(modules[name], online)
         target = _of(broadcast, name) if update != "online" else _of(state, f"target_{name}")
-        assert _same(modules[f"target_{name}"], target)
+        assert are_equal(modules[f"target_{name}"], target)
     local = _of(state, "dapu.local.predictor")
-    assert _same(modules["predictor"], _of(broadcast, "predictor") if predictor == "global" else local)
+    assert are_equal(modules["predictor"], _of(broadcast, "predictor") if predictor == "global" else local)
 
 
 @pytest.mark.parametrize("aggregate", ["online", "target"])
@@ -128,7 +125,7 @@ def test_table_4_what_is_aggregated(aggregate: str) -> None:
     result = local_round(spec, start(spec).broadcast)
     for name in ONLINE:
         goes_up, target = _of(result.update, name), _of(result.state, f"target_{name}")
-        assert _same(goes_up, target) == (aggregate == "target")
+        assert are_equal(goes_up, target) == (aggregate == "target")
 
 
 @pytest.mark.full
@@ -169,5 +166,5 @@ def test_modules_of_add_ons_are_overwritten() -> None:
     """FedX on FedU: DAPU decides only about BYOL's predictor."""
     method = {"name": "fedu", "merge": {"name": "dapu", "mu": 0.0}, "add_ons": [{"name": "fedx"}]}
     state, broadcast, modules = _second_download(method_spec("fedu", method=method))
-    assert _same(modules["predictor"], _of(state, "dapu.local.predictor"))
-    assert _same(modules["fedx_predictor"], _of(broadcast, "fedx_predictor"))
+    assert are_equal(modules["predictor"], _of(state, "dapu.local.predictor"))
+    assert are_equal(modules["fedx_predictor"], _of(broadcast, "fedx_predictor"))

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedssl.methods.reducers.similarity_factor import similarity_factor
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from support.tensors import normal
 
 
 def rotation(size: int, seed: int = 9) -> Tensor:

@@ -23,6 +23,7 @@ from fedssl.evaluation.suite import RESULTS, Labelled, detailed_evaluation, load
 from fedssl.protocol.chance import Chance, chance_of
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import finite
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
 from fedssl_coordinator.core.celery_app import is_stopping
@@ -150,7 +151,7 @@ class _Progress:
 
     def on_results(self, results: dict[str, float]) -> None:
         """Write the results of a measure. No earlier try came this far, so the earlier failures are over."""
-        self.results |= service.storable(results)
+        self.results |= finite(results)
         self._write({"results": self.results}, **retries.PROGRESS)
 
     def _write(self, progress: dict[str, object], **values: object) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from typing import Annotated, TypeVar
 
@@ -240,6 +241,11 @@ def exclusive(name: str) -> Iterator[Connection | None]:
                     connection.rollback()
                     connection.scalar(text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))"), key)
                     connection.commit()
+
+
+def from_now(seconds: float) -> ColumnElement[datetime]:
+    """Return an SQL expression for the moment in `seconds` from now, by the database's clock."""
+    return func.now() + timedelta(seconds=seconds)
 
 
 def among(column: InstrumentedAttribute[T], values: Sequence[T]) -> ColumnElement[bool]:

@@ -98,3 +98,11 @@ def problem_response(problem: ProblemError) -> JSONResponse:
     return JSONResponse(
         problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
     )
+
+
+def invalid_spec(key: str, message: str) -> ProblemError:
+    """Return a 422 that names a key of a new run's spec."""
+    loc = ["spec", *key.split(".")]
+    detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
+    audit_event = AuditEvent("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
+    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], audit_event=audit_event)

@@ -4,7 +4,6 @@ A run's row counts the tries of its aggregations, a job's row those of the job. 
 failure is an event only when the number of tries has doubled: a lasting failure is visible without flooding the log.
 """
 
-from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from fedssl.backoff import delay_seconds
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import from_now
 from fedssl_coordinator.core.models import DistillationJob, Evaluation, Job, Run
 from fedssl_coordinator.core.problems import printable
 from fedssl_coordinator.federation.transitions import about
@@ -45,7 +45,7 @@ LONGEST_PAUSE_SECONDS = 300
 
 def is_over(moment: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[bool]:
     """For queries: a pause until this moment is over, because the moment has come or lies beyond the longest pause."""
-    return or_(moment <= func.now(), moment > func.now() + timedelta(seconds=LONGEST_PAUSE_SECONDS))
+    return or_(moment <= func.now(), moment > from_now(LONGEST_PAUSE_SECONDS))
 
 
 def due(table: type[Row]) -> ColumnElement[bool]:
@@ -110,7 +110,7 @@ def is_reported(num_tries: int) -> bool:
 
 def _count(session: Session, row: Row, num_tries: int) -> None:
     row.num_tries = num_tries
-    row.retry_at = func.now() + timedelta(seconds=delay_seconds(num_tries, 2.0, LONGEST_PAUSE_SECONDS))
+    row.retry_at = from_now(delay_seconds(num_tries, 2.0, LONGEST_PAUSE_SECONDS))
     session.flush()
 
 

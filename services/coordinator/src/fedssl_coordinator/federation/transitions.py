@@ -183,7 +183,7 @@ def about(row: Row, data: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def about_assignment(
-    assignment_id: UUID, run_id: UUID, round_number: int, client_id: str, data: dict[str, Any] | None = None
+    assignment_id: UUID, run_id: UUID, round_number: int, client_id: str, data: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the subject of an event about an assignment."""
     subject = {"run_id": run_id, "round_number": round_number, "client_id": client_id}

@@ -224,9 +224,10 @@ PresentedWorker = Annotated[PresentedToken, Security(_presented, scopes=WORKERS)
 PresentedOperatorOrWorker = Annotated[PresentedToken, Security(_presented, scopes=(*OPERATORS, *WORKERS))]
 
 
-def _client_id(caller: Worker) -> str:
+def client_of(caller: Worker) -> str:
+    """Return the client of a worker's token."""
     assert caller.client_id is not None, "a worker's token has a client"
     return caller.client_id
 
 
-WorkerId = Annotated[str, Depends(_client_id, scope="function")]
+WorkerId = Annotated[str, Depends(client_of, scope="function")]

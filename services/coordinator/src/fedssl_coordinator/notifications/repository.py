@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.backoff import delay_seconds
 from fedssl.protocol.notifications import DeliveryState
+from fedssl_coordinator.core.db import from_now
 from fedssl_coordinator.core.models import Event, NotificationDelivery, NotificationDestination, Run
 
 MOST_TRIES = 14
@@ -114,7 +115,7 @@ def claim(session: Session, without: Collection[UUID]) -> tuple[NotificationDeli
     Its try is counted, and the next one scheduled, before it is made: if this process dies, another repeats it.
     """
     table = NotificationDelivery
-    longest = func.now() + timedelta(seconds=LONGEST_PAUSE_SECONDS)  # further ahead: the clock was set back
+    longest = from_now(LONGEST_PAUSE_SECONDS)  # further ahead: the clock was set back
     statement = (
         select(table)
         .where(table.state == DeliveryState.PENDING, or_(table.next_try_at <= func.now(), table.next_try_at > longest))
@@ -127,7 +128,7 @@ def claim(session: Session, without: Collection[UUID]) -> tuple[NotificationDeli
     if row is None:
         return None
     row.num_tries += 1
-    row.next_try_at = func.now() + timedelta(seconds=pause_seconds(row.num_tries))
+    row.next_try_at = from_now(pause_seconds(row.num_tries))
     session.flush()
     session.refresh(row)
     return row, session.get_one(NotificationDestination, row.destination_id)
@@ -145,7 +146,7 @@ def record_try(session: Session, delivery: NotificationDelivery, error: str | No
     table = NotificationDelivery
     session.execute(update(table).where(table.id == delivery.id, table.state == DeliveryState.PENDING).values(**values))
     if error is not None:
-        later = func.now() + timedelta(seconds=pause_seconds(1))
+        later = from_now(pause_seconds(1))
         is_due = (table.state == DeliveryState.PENDING, table.next_try_at < later)
         others = select(table.id).where(
             table.destination_id == delivery.destination_id, table.id != delivery.id, *is_due

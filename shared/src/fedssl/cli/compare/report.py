@@ -17,7 +17,7 @@ from fedssl.experiments.gaps import CONFIDENCE, Interval, gaps
 from fedssl.experiments.plots import plot_comparison
 from fedssl.experiments.summary import ACCURACIES, CHANCE, TRAFFIC, Line, Spread, to_csv, to_document
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY
-from fedssl.run_files import finite, write_json, write_text
+from fedssl.run_files import write_json, write_text
 
 UNTRAINED = "untrained"
 DOCUMENT, TABLE, PICTURE = "comparison.json", "comparison.csv", "comparison.png"
@@ -52,7 +52,7 @@ def show(
 ) -> None:
     """Show the comparison."""
     if output is ResultFormat.JSON:
-        show_json(finite(_document(lines, entries, settings)))
+        show_json(_document(lines, entries, settings))
         return
     if output is ResultFormat.CSV:
         typer.echo(to_csv(lines), nl=False)

@@ -7,7 +7,6 @@ from fedssl.cli.evaluate.steps import Findings
 from fedssl.cli.output import Format, show_json, show_pairs, show_table
 from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.evaluation import FineTuneResult, ProbeResult
-from fedssl.run_files import finite
 
 Row = tuple[str, str, str]
 
@@ -15,7 +14,7 @@ Row = tuple[str, str, str]
 def show(findings: Findings, output: Format) -> None:
     """Show the results as a table or as one JSON document."""
     if output is Format.JSON:
-        show_json(finite(document(findings)))
+        show_json(document(findings))
         return
     if found := rows(findings):
         show_table(["measure", "#value", "how"], found)

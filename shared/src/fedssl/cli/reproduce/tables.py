@@ -12,7 +12,7 @@ from fedssl.experiments import report as markdown
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
-from fedssl.run_files import finite, spec_as_yaml
+from fedssl.run_files import spec_as_yaml
 
 
 def show_list(cells: Sequence[TableCell], output: Format, *, every_column: bool) -> None:
@@ -92,4 +92,4 @@ def show_report(folder: Path, output: Format) -> None:
 def _document(result: CellResult) -> dict[str, Any]:
     document = {name: getattr(result, name) for name in type(result).__slots__}
     changed = [{"key": each.key, "paper": each.paper, "here": each.here} for each in result.differences]
-    return dict(finite({**document, "differences": changed}))
+    return {**document, "differences": changed}

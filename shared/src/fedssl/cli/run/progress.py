@@ -149,7 +149,7 @@ class LiveDisplay:
         self._live.update(picture(snapshot), refresh=True)
 
 
-def round_line(snapshot: Snapshot, number: int, images_per_second: float = 0.0) -> str:
+def round_line(snapshot: Snapshot, number: int, images_per_second: float) -> str:
     """Describe one closed round in one line."""
     run, loss = snapshot.run, snapshot.losses.get(number)
     parts = [f"loss {loss:.4f}" if loss is not None else "no loss was reported"]

@@ -52,12 +52,12 @@ def show_run_scores(found: Sequence[RunScores], initial: InitialConfig | None) -
 
 
 def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:
-    """Return the scores for a JSON document; null stands for NaN."""
+    """Return the scores for a JSON document."""
     return [
         {
             "dataset": each.config.dataset,
             "config": each.config.model_dump(mode="json", exclude={"embedding_map"}),
-            "last": {"round": each.last_round, **{name: _finite(value) for name, value in each.last.items()}},
+            "last": {"round": each.last_round, **each.last},
             "best": {name: {"round": best[0], "value": best[1]} for name, best in each.best.items() if best},
             "best_chosen_on": "test",
             "baselines": baselines_as_json(each.untrained, each.chance),
@@ -82,7 +82,3 @@ def _scores(title: str, rows: Sequence[EvaluationView]) -> RunScores:
 def _accuracies(row: EvaluationView) -> dict[str, float]:
     found = {name: value for name, value in (row.results or {}).items() if name in ACCURACIES}
     return {name: math.nan if value is None else value for name, value in found.items()}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

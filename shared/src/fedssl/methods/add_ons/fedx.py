@@ -39,7 +39,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.losses import cross_model_contrast, nt_xent, relational_divergence
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms
-from fedssl.methods.composition.modules import copy_of, load_modules
+from fedssl.methods.composition.modules import copy_of, load_modules, module_of
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Online, Part
 from fedssl.methods.composition.streams import REFERENCES
 from fedssl.models import build_mlp
@@ -82,7 +82,7 @@ class CrossDistillation(Part):
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         if self._is_global:
-            teacher = _teacher(modules)
+            teacher = module_of(modules, _TEACHER, nn.ModuleDict)
             load_modules(teacher, teacher.keys(), broadcast, "broadcast")
             teacher.eval()
 
@@ -110,7 +110,7 @@ class CrossDistillation(Part):
             seen["view"] = batch.views[1]
         if self.config.global_relational:
             seen["references"] = batch.extra[REFERENCES]
-        teacher = _teacher(modules)
+        teacher = module_of(modules, _TEACHER, nn.ModuleDict)
         with torch.no_grad():
             embeddings = teacher[PROJECTOR](teacher[ENCODER](torch.cat(list(seen.values())))).chunk(len(seen))
         g = dict(zip(seen, embeddings, strict=True))
@@ -128,9 +128,3 @@ class CrossDistillation(Part):
 
     def _divergence(self, a_BD: torch.Tensor, b_BD: torch.Tensor, references_RD: torch.Tensor) -> torch.Tensor:
         return relational_divergence(a_BD, b_BD, references_RD, self.config.temperature, self.config.rel_kl)
-
-
-def _teacher(modules: nn.ModuleDict) -> nn.ModuleDict:
-    teacher = modules[_TEACHER]
-    assert isinstance(teacher, nn.ModuleDict)
-    return teacher

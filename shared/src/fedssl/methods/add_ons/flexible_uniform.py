@@ -20,6 +20,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import flexible_uniform_regularizer
 from fedssl.methods.api import Batch, ClientData, Context, Terms
+from fedssl.methods.composition.modules import module_of
 from fedssl.methods.composition.part import Online, Part
 from fedssl.methods.composition.sampler import Sampler, generator_of
 from fedssl.protocol.methods.add_ons import FURConfig
@@ -39,9 +40,7 @@ class FlexibleUniform(Part):
         return {_SAMPLER: Sampler()}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        sampler = modules[_SAMPLER]
-        assert isinstance(sampler, Sampler)
-        sampler.start(ctx.seed("fur"), ctx.device)
+        module_of(modules, _SAMPLER, Sampler).start(ctx.seed("fur"), ctx.device)
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         generator, config = generator_of(modules, _SAMPLER), self.config

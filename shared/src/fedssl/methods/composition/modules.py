@@ -17,6 +17,13 @@ from fedssl.protocol.plan import Kind, TensorSpec
 M = TypeVar("M", bound=nn.Module)
 
 
+def module_of(modules: nn.ModuleDict, name: str, kind: type[M]) -> M:
+    """Return the module of this name, which is of this kind."""
+    found = modules[name]
+    assert isinstance(found, kind)
+    return found
+
+
 def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSpec:
     """Declare a weight in the plan: floats are combined by a weighted mean, integers by a rounded one."""
     return TensorSpec(
@@ -69,9 +76,7 @@ def encoder_width(modules: nn.ModuleDict) -> int:
 
 def encoder_layers(modules: nn.ModuleDict) -> list[tuple[str, ...]]:
     """Return what the names of the parameters of each of the encoder's layers begin with, from the input on."""
-    encoder = modules[ENCODER]
-    assert isinstance(encoder, Encoder)
-    return encoder.layer_prefixes()
+    return module_of(modules, ENCODER, Encoder).layer_prefixes()
 
 
 def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:

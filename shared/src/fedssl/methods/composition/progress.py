@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.methods.api import Context, Schedule
+from fedssl.methods.composition.modules import module_of
 
 PROGRESS = "progress"
 
@@ -53,6 +54,4 @@ def cosine_to_one(momentum: float, share: Tensor) -> Tensor:
 
 def progress(modules: nn.ModuleDict) -> Progress:
     """Return the run's progress."""
-    found = modules[PROGRESS]
-    assert isinstance(found, Progress)
-    return found
+    return module_of(modules, PROGRESS, Progress)

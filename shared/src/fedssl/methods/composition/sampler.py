@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from fedssl.methods.composition.modules import module_of
+
 
 class Sampler(nn.Module):
     """The round's source of randomness, which advances from step to step."""
@@ -18,7 +20,6 @@ class Sampler(nn.Module):
 
 def generator_of(modules: nn.ModuleDict, name: str) -> torch.Generator:
     """Return the generator of the sampler of this name, which the part's `begin` has started."""
-    sampler = modules[name]
-    assert isinstance(sampler, Sampler)
+    sampler = module_of(modules, name, Sampler)
     assert sampler.generator is not None, "`begin` has set it"
     return sampler.generator

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedssl.methods.composition.modules import module_of
+
 
 def trained_parameters(modules: nn.Module) -> dict[str, Tensor]:
     """Return every parameter that is trained, by its name `module.parameter`."""
@@ -38,6 +40,4 @@ class Snapshot(nn.Module):
 
 def snapshot(modules: nn.ModuleDict, name: str) -> Snapshot:
     """Return the snapshot of this name."""
-    found = modules[name]
-    assert isinstance(found, Snapshot)
-    return found
+    return module_of(modules, name, Snapshot)

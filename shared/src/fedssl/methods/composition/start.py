@@ -7,6 +7,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context
+from fedssl.methods.composition.modules import module_of
 from fedssl.methods.composition.part import ENCODER, Part
 from fedssl.models import Encoder, load_initial
 
@@ -22,8 +23,6 @@ def load_start(modules: nn.ModuleDict, parts: Iterable[Part], tensors: Tensors |
         return ""
     if tensors is None:
         raise MethodError(f"the run starts from {config.source}, and these weights were not given")
-    encoder = modules[ENCODER]
-    assert isinstance(encoder, Encoder)
-    loaded = [f"{load_initial(encoder, tensors, config.adapt)}"]
+    loaded = [f"{load_initial(module_of(modules, ENCODER, Encoder), tensors, config.adapt)}"]
     loaded += [part.load_start(modules, tensors, ctx) for part in parts]
     return ", ".join(filter(None, loaded))

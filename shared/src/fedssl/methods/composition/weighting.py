@@ -59,9 +59,7 @@ def equal_mean_of(
     return ctx.fixed_mean(MeanInputs(tensors, ones, base, EQUAL_BITS))
 
 
-def sum_of(
-    tensors: Iterable[Mapping[str, Tensor]], num_updates: int, ctx: Context, *, fraction_bits: int = COUNTED_BITS
-) -> Tensors:
+def sum_of(tensors: Iterable[Mapping[str, Tensor]], num_updates: int, ctx: Context, *, fraction_bits: int) -> Tensors:
     """Return the sum of the clients' float64 tensors, in a spec with sums of integers: each is rounded to a multiple of
     2^-fraction_bits, and the sum is exact below 2^(53 - fraction_bits)."""
     means = ctx.fixed_mean(MeanInputs(tensors, [1] * num_updates, None, fraction_bits))

@@ -29,7 +29,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import ClientData, ClientState, Context, Schedule
 from fedssl.methods.composition.follower import TARGET
-from fedssl.methods.composition.modules import load_modules
+from fedssl.methods.composition.modules import load_modules, module_of
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
 from fedssl.methods.merges.divergence import (
     MergeMemory,
@@ -85,10 +85,10 @@ class DivergenceAwarePredictorUpdate(Merge):
         return bool(memory(modules, _MEMORY).number("takes_global"))
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        take(_start(modules), modules)
+        take(module_of(modules, _START, nn.ModuleDict), modules)
 
     def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
-        start, kept = _start(modules), memory(modules, _MEMORY)
+        start, kept = module_of(modules, _START, nn.ModuleDict), memory(modules, _MEMORY)
         if self.config.distance == "reference":
             distance = mean_convolution_distance(modules[ENCODER], start[ENCODER])
         else:
@@ -96,12 +96,6 @@ class DivergenceAwarePredictorUpdate(Merge):
         kept.number("distance").copy_(distance)
         kept.number("takes_global").copy_(distance < self.config.mu)
         take(kept.local, modules)
-
-
-def _start(modules: nn.ModuleDict) -> nn.ModuleDict:
-    start = modules[_START]
-    assert isinstance(start, nn.ModuleDict)
-    return start
 
 
 def _restore(modules: nn.ModuleDict, local: nn.ModuleDict, names: Iterable[str]) -> None:

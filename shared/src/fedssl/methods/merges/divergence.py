@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fedssl.methods.composition.modules import copy_of
+from fedssl.methods.composition.modules import copy_of, module_of
 from fedssl.models import Encoder
 
 
@@ -25,9 +25,7 @@ class MergeMemory(nn.Module):
 
 def memory(modules: nn.ModuleDict, name: str) -> MergeMemory:
     """Return the memory of this name."""
-    found = modules[name]
-    assert isinstance(found, MergeMemory)
-    return found
+    return module_of(modules, name, MergeMemory)
 
 
 def copies(modules: nn.ModuleDict, names: Iterable[str]) -> nn.ModuleDict:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import ClientData, ClientState, Context, Schedule
 from fedssl.methods.composition.follower import TARGETS
-from fedssl.methods.composition.modules import load_modules
+from fedssl.methods.composition.modules import load_modules, module_of
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
 from fedssl.methods.composition.rounding import error_length
 from fedssl.methods.merges.divergence import (
@@ -117,15 +117,12 @@ class DivergenceAwareEMA(Merge):
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         if self.config.variant == "reference":
-            start = modules[_START]
-            assert isinstance(start, nn.ModuleDict)
-            take(start, modules)
+            take(module_of(modules, _START, nn.ModuleDict), modules)
 
     def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
         kept = memory(modules, MEMORY)
         if self.config.variant == "reference":
-            start = modules[_START]
-            assert isinstance(start, nn.ModuleDict)
+            start = module_of(modules, _START, nn.ModuleDict)
             kept.number("drift").copy_(mean_convolution_distance(modules[ENCODER], start[ENCODER]))
             _set_first(kept, kept.number("drift"))
         kept.number("last_round").fill_(ctx.round_number)

@@ -41,7 +41,7 @@ from fedssl.errors import MethodError
 from fedssl.losses import info_nce, nt_xent
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms, Update
 from fedssl.methods.composition.embedding import embed_views
-from fedssl.methods.composition.modules import copy_of, declare, load_modules
+from fedssl.methods.composition.modules import copy_of, declare, load_modules, module_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online, Wire
 from fedssl.methods.composition.streams import PUBLIC
 from fedssl.protocol.methods.fedca import FedCAConfig
@@ -174,6 +174,4 @@ class BaseTraining:
 
 
 def _entries(modules: nn.ModuleDict) -> torch.Tensor:
-    dictionary = modules[DICTIONARY]
-    assert isinstance(dictionary, Dictionary)
-    return dictionary.entries
+    return module_of(modules, DICTIONARY, Dictionary).entries

@@ -37,7 +37,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import dino, dino_center
 from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms
 from fedssl.methods.composition.follower import PROTOTYPES, TEACHER
-from fedssl.methods.composition.modules import embed_local
+from fedssl.methods.composition.modules import embed_local, module_of
 from fedssl.methods.composition.part import PROJECTOR, Objective, Online
 from fedssl.methods.composition.progress import PROGRESS, Progress, cosine_to_one, progress
 from fedssl.protocol.methods.feddino import FedDINOConfig
@@ -141,13 +141,9 @@ class DINO(Objective):
 
 def prototypes(modules: nn.ModuleDict) -> Prototypes:
     """Return W."""
-    found = modules[PROTOTYPES]
-    assert isinstance(found, Prototypes)
-    return found
+    return module_of(modules, PROTOTYPES, Prototypes)
 
 
 def center(modules: nn.ModuleDict) -> Center:
     """Return c."""
-    found = modules[CENTER]
-    assert isinstance(found, Center)
-    return found
+    return module_of(modules, CENTER, Center)

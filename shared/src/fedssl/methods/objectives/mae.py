@@ -27,6 +27,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data_parallel import split_rows
 from fedssl.losses import masked_reconstruction
 from fedssl.methods.api import Batch, ClientData, Context, Terms
+from fedssl.methods.composition.modules import module_of
 from fedssl.methods.composition.part import ENCODER, MaskedTokens, Objective, Online
 from fedssl.methods.composition.sampler import Sampler, generator_of
 from fedssl.models import VisionTransformer
@@ -59,9 +60,7 @@ class MAE(Objective):
         return {DECODER: decoder, MASKS: Sampler()}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        sampler = modules[MASKS]
-        assert isinstance(sampler, Sampler)
-        sampler.start(ctx.seed("masks"), ctx.device)
+        module_of(modules, MASKS, Sampler).start(ctx.seed("masks"), ctx.device)
 
     def online(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
         [images], encoder = batch.views, _encoder(modules)
@@ -81,6 +80,4 @@ class MAE(Objective):
 
 
 def _encoder(modules: nn.ModuleDict) -> VisionTransformer:
-    encoder = modules[ENCODER]
-    assert isinstance(encoder, VisionTransformer)  # the spec's check refuses others earlier
-    return encoder
+    return module_of(modules, ENCODER, VisionTransformer)  # the spec's check refuses others earlier

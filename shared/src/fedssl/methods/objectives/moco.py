@@ -29,7 +29,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import info_nce
 from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.follower import KEYS
-from fedssl.methods.composition.modules import embed_local
+from fedssl.methods.composition.modules import embed_local, module_of
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.methods.composition.ring import Ring
 from fedssl.protocol.methods.fedmoco import MomentumContrastConfig
@@ -76,6 +76,4 @@ class MomentumContrast(Objective):
 
 def key_queue(modules: nn.ModuleDict) -> Ring:
     """Return Q."""
-    queue = modules[QUEUE]
-    assert isinstance(queue, Ring)
-    return queue
+    return module_of(modules, QUEUE, Ring)

@@ -39,6 +39,7 @@ from fedssl.losses import cluster_assignment
 from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms, Update
 from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.modules import module_of
 from fedssl.methods.composition.part import PROJECTOR, Objective, Online, Wire
 from fedssl.methods.composition.streams import ROTATED, quarter_turns
 from fedssl.protocol.methods.orchestra import OrchestraConfig
@@ -180,12 +181,8 @@ def orchestra(config: OrchestraConfig) -> Orchestra:
 
 
 def _memory(modules: nn.ModuleDict) -> EmbeddingMemory:
-    memory = modules[MEMORY]
-    assert isinstance(memory, EmbeddingMemory)
-    return memory
+    return module_of(modules, MEMORY, EmbeddingMemory)
 
 
 def _centroids(modules: nn.ModuleDict) -> Centroids:
-    centroids = modules[GLOBAL]
-    assert isinstance(centroids, Centroids)
-    return centroids
+    return module_of(modules, GLOBAL, Centroids)

@@ -30,6 +30,7 @@ from fedssl.losses import prototype_concentrations, prototype_contrast
 from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.follower import KEYS
+from fedssl.methods.composition.modules import module_of
 from fedssl.methods.composition.part import Online
 from fedssl.methods.objectives.moco import MomentumContrast
 from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
@@ -107,6 +108,4 @@ class ProtoCL(MomentumContrast):
 
 
 def _clusterings(modules: nn.ModuleDict) -> Clusterings:
-    clusterings = modules[_PROTOTYPES]
-    assert isinstance(clusterings, Clusterings)
-    return clusterings
+    return module_of(modules, _PROTOTYPES, Clusterings)

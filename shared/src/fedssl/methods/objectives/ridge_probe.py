@@ -31,7 +31,7 @@ from fedssl.evaluation.ridge import NUM_PENALTIES, require_sums, ridge_path, rid
 from fedssl.methods.api import Batch, ClientData, Context, Metrics, Schedule, ServerState, Terms, Update
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.methods.composition.embedding import embed
-from fedssl.methods.composition.modules import encoder_width
+from fedssl.methods.composition.modules import encoder_width, module_of
 from fedssl.methods.composition.part import ENCODER, Objective, Online, Wire
 from fedssl.methods.composition.server import Reducer
 from fedssl.methods.composition.weighting import is_fixed, sum_of
@@ -322,6 +322,4 @@ def _representations(modules: nn.ModuleDict, images: Images, ctx: Context) -> to
 
 
 def _solutions(modules: nn.ModuleDict) -> Solutions:
-    solutions = modules[PROBE]
-    assert isinstance(solutions, Solutions)
-    return solutions
+    return module_of(modules, PROBE, Solutions)

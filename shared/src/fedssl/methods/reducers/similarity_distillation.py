@@ -31,7 +31,7 @@ from fedssl.data.batches import epoch_batches
 from fedssl.losses import similarity_distillation
 from fedssl.methods.api import Context, Losses, Metrics, ServerState, Update
 from fedssl.methods.composition.follower import KEYS
-from fedssl.methods.composition.modules import load_modules, tensors_of
+from fedssl.methods.composition.modules import load_modules, module_of, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR
 from fedssl.methods.composition.ring import Ring
 from fedssl.methods.composition.server import Reducer
@@ -115,8 +115,7 @@ class SimilarityDistillation:
         )
 
     def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
-        config, public, queue = self.config, public_images(ctx), modules[_QUEUE]
-        assert isinstance(queue, AnchorQueue)
+        config, public, queue = self.config, public_images(ctx), module_of(modules, _QUEUE, AnchorQueue)
         order = torch.Generator().manual_seed(ctx.seed(f"distillation/order/{epoch}"))
         views = ctx.generator(f"distillation/views/{epoch}")
         temperature = config.student_temperature or config.temperature

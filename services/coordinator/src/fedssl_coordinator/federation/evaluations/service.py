@@ -3,7 +3,6 @@
 An evaluation's state changes under the lock of its own row, never its run's: no round ever waits for an evaluation.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, get_args
@@ -157,11 +156,6 @@ def show(session: Session, evaluation_id: UUID) -> EvaluationView:
 def view(row: Evaluation) -> EvaluationView:
     """Return what the API shows of an evaluation."""
     return EvaluationView.model_validate(row, from_attributes=True)
-
-
-def storable(results: Mapping[str, float]) -> Results:
-    """Return results that JSON can hold: None in place of a number that is not finite."""
-    return {name: value if math.isfinite(value) else None for name, value in results.items()}
 
 
 def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tuple[Evaluation, bool]:

@@ -1,16 +1,15 @@
 """Reads and writes rounds and assignments."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Uuid, bindparam, func, literal, or_, select, tuple_
+from sqlalchemy import Uuid, bindparam, func, literal, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
-from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.db import among, from_now
 from fedssl_coordinator.core.models import (
     Assignment,
     Client,
@@ -150,7 +149,7 @@ def open_round(
         broadcast=broadcast,
         model=run.model,
         num_wanted=num_wanted,
-        deadline=_in(deadline_seconds),
+        deadline=from_now(deadline_seconds),
     )
     session.add(row)
     session.flush()
@@ -169,7 +168,7 @@ def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Map
             client_id=client_id,
             attempt=attempt,
             state=AssignmentState.OFFERED,
-            offered_at=_in(later.get(client_id, 0)),
+            offered_at=from_now(later.get(client_id, 0)),
         )
         for client_id, attempt in attempts.items()
     )
@@ -178,14 +177,14 @@ def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Map
 
 def extend(session: Session, row: Round, deadline_seconds: float, *, next_attempt: bool) -> None:
     """Set a new deadline from now on, and count an attempt if `next_attempt`. The caller holds the run's lock."""
-    row.deadline = _in(deadline_seconds)
+    row.deadline = from_now(deadline_seconds)
     row.attempt += int(next_attempt)
     session.flush()
 
 
 def values_of_reopened(deadline_seconds: float) -> dict[str, Any]:
     """Return the values of a closed round that is open again: its attempts and its time begin from the start."""
-    return {"verdict": None, "reason": None, "closed_at": None, "attempt": 1, "deadline": _in(deadline_seconds)}
+    return {"verdict": None, "reason": None, "closed_at": None, "attempt": 1, "deadline": from_now(deadline_seconds)}
 
 
 def is_overdue(session: Session, round_id: UUID) -> bool:
@@ -388,8 +387,3 @@ def numbers_of_examples(
         among(Assignment.client_id, client_ids),
     )
     return [(client, number, count or 0) for client, number, count in session.execute(statement)]
-
-
-def _in(seconds: float) -> ColumnElement[datetime]:
-    """Return the moment in `seconds` from now, by the database's clock."""
-    return func.now() + timedelta(seconds=seconds)

@@ -8,7 +8,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.wording import plural
 from fedssl_coordinator.core.models import Run
-from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.core.problems import ProblemError, invalid_spec
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.weights import service as weights
@@ -128,7 +128,4 @@ def _with_initial(spec: RunSpec, config: InitialConfig) -> RunSpec:
 
 def _invalid(key: str, message: str) -> ProblemError:
     """Return a 422 that names a key of the spec's start."""
-    loc = ["spec", "model", "initial", key]
-    detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
-    audit_event = AuditEvent("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
-    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], audit_event=audit_event)
+    return invalid_spec(f"model.initial.{key}", message)

@@ -1,7 +1,7 @@
 """Reads and writes secure rounds and the messages of their members."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.secure_work import SecurePhase
 from fedssl.protocol.states import AssignmentState
+from fedssl_coordinator.core.db import from_now
 from fedssl_coordinator.core.models import Assignment, Json, Round, SecureMember, SecureRound
 
 _CAN_ANSWER = or_(
@@ -21,7 +22,9 @@ _EMPTY = func.jsonb_build_object()
 
 def add(session: Session, row: Round, num_words: int, facts: Json, clients: Sequence[str], seconds: float) -> None:
     """Add the protocol of a round that was just opened, in its first phase."""
-    session.add(SecureRound(round_id=row.id, phase="keys", num_words=num_words, facts=facts, deadline=_in(seconds)))
+    session.add(
+        SecureRound(round_id=row.id, phase="keys", num_words=num_words, facts=facts, deadline=from_now(seconds))
+    )
     session.flush()
     session.add_all(SecureMember(round_id=row.id, client_id=client) for client in clients)
     session.flush()
@@ -169,7 +172,7 @@ def is_overdue(session: Session, round_id: UUID) -> bool:
 
 def begin_phase(session: Session, row: SecureRound, phase: SecurePhase, deadline: datetime | float) -> None:
     """Begin a phase that lasts until a moment, or for a number of seconds. The caller holds the round's lock."""
-    until = _in(deadline) if isinstance(deadline, float) else deadline
+    until = from_now(deadline) if isinstance(deadline, float) else deadline
     values: dict[str, Any] = {"phase": phase, "deadline": until}
     session.execute(update(SecureRound).where(SecureRound.round_id == row.round_id).values(**values))
     session.expire(row)
@@ -181,7 +184,3 @@ def end(session: Session, row: SecureRound, phase: SecurePhase, facts: Json) -> 
     session.execute(update(SecureRound).where(SecureRound.round_id == row.round_id).values(**values))
     session.execute(delete(SecureMember).where(SecureMember.round_id == row.round_id))
     session.expire(row)
-
-
-def _in(seconds: float) -> Any:
-    return func.now() + timedelta(seconds=seconds)

@@ -1,7 +1,6 @@
 """The results of a round at all sites, from the counts that they have sent."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -18,6 +17,7 @@ from fedssl.protocol.views import (
     SiteRoundView,
     WorstSiteView,
 )
+from fedssl.run_files import finite
 from fedssl_coordinator.core.models import Json, SiteEvaluation
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import run_rows
@@ -49,10 +49,10 @@ def view(spec: RunSpec, rows: Sequence[SiteEvaluation], measures: Sequence[SiteM
         round_number=rows[0].round_number,
         model=rows[0].model,
         sites=tuple(_site(row, counts.get(row.client_id), summary) for row in rows),
-        mean=_known(summary.mean),
-        pooled=_known(summary.pooled),
+        mean=finite(summary.mean),
+        pooled=finite(summary.pooled),
         worst={
-            name: WorstSiteView(client_id=each.client_id, value=_finite(each.value))
+            name: WorstSiteView(client_id=each.client_id, value=finite(each.value))
             for name, each in summary.worst.items()
         },
     )
@@ -78,7 +78,7 @@ def cross_site(session: Session, run_id: UUID, round_number: int | None) -> Cros
     def results(counts: Json | None) -> Results | None:
         if counts is None:
             return None
-        return _known(site_results(SiteCounts.model_validate(counts), config, measures))
+        return dict(finite(site_results(SiteCounts.model_validate(counts), config, measures)))
 
     own = {row.client_id: results(row.counts) for row in repository.of_round(session, run_id, number)}
     return CrossSiteView(
@@ -109,15 +109,7 @@ def _site(row: SiteEvaluation, counts: SiteCounts | None, summary: SiteSummary) 
         classes=None if counts is None else counts.classes,
         num_train=None if counts is None else counts.num_train,
         num_test=None if counts is None else counts.num_test,
-        results=None if counts is None else _known(summary.by_site[row.client_id]),
+        results=None if counts is None else finite(summary.by_site[row.client_id]),
         created_at=row.created_at,
         ended_at=row.ended_at,
     )
-
-
-def _known(results: Mapping[str, float]) -> Results:
-    return {name: _finite(value) for name, value in results.items()}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -38,7 +38,7 @@ from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
 from fedssl_coordinator.federation.work import ordinary, pauses, repository, service
-from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
+from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId, client_of
 from fedssl_coordinator.identity.concurrency_limit import place_of
 from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, ContentLength
 from fedssl_coordinator.storage.artifacts.service import UpdatePermit, UploadStatus, has_arrived, permit_upload
@@ -93,7 +93,7 @@ def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
         token.remember(worker)
         return HeartbeatReply()
     with transaction() as session:
-        client_id = _client_of(token.working(session))
+        client_id = client_of(token.working(session))
         reply = service.heartbeat(session, client_id, request)
         return reply.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
@@ -129,9 +129,9 @@ def _claim_once(token: PresentedToken, *, checks_evaluations: bool, may_pause: b
     with transaction() as session:
         if ordinary_claim is None:
             caller = token.working(session)
-            if (item := service.claim(session, _client_of(caller))) is not None:
+            if (item := service.claim(session, client_of(caller))) is not None:
                 return _Claimed(caller, item)
-        client_id = _client_of(caller)
+        client_id = client_of(caller)
         pause = pauses.pause_seconds(session, client_id) if may_pause else 0
         evaluates = checks_evaluations and bool(site_evaluations.offered_to(session, [client_id]))
         return _Claimed(caller, None, evaluates, 0 if evaluates else pause)
@@ -202,9 +202,9 @@ def _submit(token: PresentedToken, request: Submit, num_bytes: int | None, *, wa
         sent = extension = None
         if accepted is not None:
             worker, sent, extension, submitted = accepted
-            client_id = _client_of(token.remember(worker))
+            client_id = client_of(token.remember(worker))
         else:
-            client_id = _client_of(token.caller(session))
+            client_id = client_of(token.caller(session))
             submitted = service.submit(session, client_id, request, num_bytes)
             if wants_broadcast and request.anchor is not None:
                 sent = repository.sent_broadcast(session, request.assignment_id)
@@ -262,7 +262,7 @@ def _permit(token: PresentedToken, submit: Submit) -> UpdatePermit | None:
         token.remember(worker)
         return permit
     with transaction() as session:
-        client_id = _client_of(token.caller(session))
+        client_id = client_of(token.caller(session))
         permit, status = permit_upload(session, submit.assignment_id, client_id, submit.update)
         if status is UploadStatus.MISSING:
             service.check_before_delivery(session, permit, submit)
@@ -279,8 +279,3 @@ def ended_runs(request: EndedQuery, client_id: WorkerId, session: DB) -> EndedRu
 def decline(request: Decline, client_id: WorkerId, session: DB) -> Submitted:
     """Return an assignment, with the reason."""
     return service.decline(session, client_id, request)
-
-
-def _client_of(caller: Caller) -> str:
-    assert caller.client_id is not None, "a worker's token has a client"
-    return caller.client_id

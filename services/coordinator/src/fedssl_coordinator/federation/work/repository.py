@@ -1,7 +1,6 @@
 """Reads and writes leases."""
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -89,11 +88,6 @@ def locked(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assig
 def num_images(session: Session, client_id: str) -> int | None:
     """Return how many images a client registered, or None if it has not registered."""
     return session.scalar(select(Client.num_images).where(Client.id == client_id))
-
-
-def lease_end(seconds: float) -> object:
-    """Return an SQL expression for the moment in `seconds` from now, by the database's clock."""
-    return func.now() + timedelta(seconds=seconds)
 
 
 def renew(

@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.secure_work import SecureStatus, SecureSubmission, SecureVector
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.models import Assignment, Round
-from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
+from fedssl_coordinator.federation.work.refusals import lease_lost, not_uploaded, refused, round_closed
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts.service import own_assignment
 
@@ -17,16 +17,14 @@ def send(session: Session, client_id: str, request: SecureSubmission) -> SecureS
     """Store a message, and return the phase. The same message again gets the same answer. Raises ProblemError."""
     assignment, current = _own(session, request.assignment_id, client_id)
     if current.state != RoundState.OPEN:
-        detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
-        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
+        raise round_closed(assignment)
     if assignment.state == AssignmentState.EXPIRED:
         detail = f"this came too late and changes nothing: {assignment.reason or 'the lease has ended'}; claim new work"
-        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
+        raise refused(assignment, "round-closed", detail)
     _require_leased(assignment)
     message = request.message
     if isinstance(message, SecureVector) and not artifacts.is_uploaded(session, assignment.id, message.update):
-        detail = f"artifact {message.update} has not been uploaded for this assignment: upload it with PUT first"
-        raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
+        raise not_uploaded(assignment, message.update)
     secure_rounds.receive(session, current, assignment, message)
     return secure_rounds.status(session, current.id, client_id)
 
@@ -42,16 +40,10 @@ def status(session: Session, client_id: str, assignment_id: UUID) -> SecureStatu
 def _own(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Round]:
     assignment, current, run = own_assignment(session, assignment_id, client_id)
     if not run.spec.get("secure_aggregation"):
-        detail = "the run has no secure aggregation: submit the update"
-        raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
+        raise refused(assignment, "conflict", "the run has no secure aggregation: submit the update")
     return assignment, current
 
 
 def _require_leased(assignment: Assignment) -> None:
     if assignment.state != AssignmentState.LEASED:
-        detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
-        raise ProblemError("lease-lost", f"{detail}: claim again", audit_event=_refused(assignment, detail))
-
-
-def _refused(assignment: Assignment, detail: str) -> AuditEvent:
-    return AuditEvent("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)
+        raise lease_lost(assignment)

@@ -28,6 +28,7 @@ from fedssl.protocol.work import (
 from fedssl_coordinator.core import audit as events
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import from_now
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Client, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
@@ -38,6 +39,7 @@ from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.federation.work import ordinary, repository
+from fedssl_coordinator.federation.work.refusals import lease_lost, not_uploaded, refused, round_closed
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.clients import Earlier
 from fedssl_coordinator.storage.artifacts import repository as artifacts
@@ -126,7 +128,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
         assignment.lost_round = None  # the worker reports it again if the state has not come back
         _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
-        end = repository.lease_end(spec.cohort.lease_seconds)
+        end = from_now(spec.cohort.lease_seconds)
         message = f"{client_id} has claimed the assignment"
         won = transition(
             session, assignment, AssignmentState.LEASED, message, leased_at=func.now(), lease_expires_at=end
@@ -177,8 +179,7 @@ def submit(session: Session, client_id: str, request: Submit, num_bytes: int | N
     if num_bytes is not None:
         uploads.add_upload(session, assignment.id, request.update)
     elif not artifacts.is_uploaded(session, assignment.id, request.update):
-        detail = f"artifact {request.update} has not been uploaded for this assignment: upload it with PUT first"
-        raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
+        raise not_uploaded(assignment, request.update)
     _require_wanted(session, assignment, current)
     _accept(session, assignment, request)
     follow = ordinary.advance_if_last if num_bytes is not None else ordinary.advance_or_begin
@@ -291,7 +292,7 @@ def _accepted_before(session: Session, assignment: Assignment, request: Submit) 
         return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
     number = assignment.round_number
     detail = f"round {number} has already accepted {difference} of {client_id}, and keeps it: claim new work"
-    raise ProblemError("duplicate-update", detail, audit_event=_refused(assignment, detail))
+    raise refused(assignment, "duplicate-update", detail)
 
 
 def _require_own_numbers(subject: Assignment | UpdatePermit, num_images: int | None, request: Submit) -> None:
@@ -304,31 +305,27 @@ def _require_own_numbers(subject: Assignment | UpdatePermit, num_images: int | N
             "as much as was registered. Register again, with the number of images"
         )
         data = {"num_examples": request.num_examples, "num_images": num_images}
-        raise ProblemError(
-            "invalid-request", detail, audit_event=_refused(subject, detail, "update.weight_refused", data)
-        )
+        raise refused(subject, "invalid-request", detail, "update.weight_refused", data)
     if reserved := sorted(request.metrics.keys() & set(MEASURES)):
         detail = f"the coordinator itself measures {', '.join(reserved)}: submit without them"
-        raise ProblemError("invalid-request", detail, audit_event=_refused(subject, detail))
+        raise refused(subject, "invalid-request", detail)
 
 
 def _require_plain(session: Session, subject: Assignment | UpdatePermit) -> None:
     """Raise ProblemError if the update may only come as a masked vector."""
     if run_rows.definition(session, subject.run_id).spec.secure_aggregation is not None:
         detail = "the run has secure aggregation: send a masked vector with POST /v1/work/secure/send, and no update"
-        raise ProblemError("conflict", detail, audit_event=_refused(subject, detail))
+        raise refused(subject, "conflict", detail)
 
 
 def _require_open(session: Session, assignment: Assignment) -> Round:
     """Return the assignment's round. Raises ProblemError unless it is open, and the assignment is leased."""
     current = rounds.get_one(session, assignment.round_id)
-    if assignment.state == AssignmentState.LEASED and current.state == RoundState.OPEN:
-        return current
     if current.state != RoundState.OPEN:
-        detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
-        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
-    detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
-    raise ProblemError("lease-lost", f"{detail}: claim again", audit_event=_refused(assignment, detail))
+        raise round_closed(assignment)
+    if assignment.state != AssignmentState.LEASED:
+        raise lease_lost(assignment)
+    return current
 
 
 def _require_wanted(session: Session, assignment: Assignment, current: Round) -> None:
@@ -341,7 +338,7 @@ def _require_wanted(session: Session, assignment: Assignment, current: Round) ->
             f"round {current.number} closes with the first {current.num_wanted} updates, and has them: this one came "
             "too late and changes nothing; claim new work"
         )
-        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
+        raise refused(assignment, "round-closed", detail)
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
@@ -369,15 +366,6 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=current.deadline,
     )
-
-
-def _refused(
-    subject: Assignment | UpdatePermit,
-    detail: str,
-    kind: str = "assignment.refused",
-    data: dict[str, Any] | None = None,
-) -> AuditEvent:
-    return AuditEvent(kind, detail, subject.run_id, subject.round_number, subject.client_id, data or {})
 
 
 def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:

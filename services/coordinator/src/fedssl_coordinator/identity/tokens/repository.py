@@ -1,7 +1,6 @@
 """Reads and writes tokens."""
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -10,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.tokens import Role
-from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.db import among, from_now
 from fedssl_coordinator.core.models import Client, Token, table_of
 
 _tokens, _clients = table_of(Token).c, table_of(Client).c
@@ -75,7 +74,7 @@ def still_valid(session: Session, token_ids: Sequence[UUID]) -> set[UUID]:
 
 def expiry(seconds: int | None) -> Any:
     """Return an SQL expression for a time from now by the database's clock, or None for a token that never expires."""
-    return None if seconds is None else func.now() + timedelta(seconds=seconds)
+    return None if seconds is None else from_now(seconds)
 
 
 def add(session: Session, token: Token) -> None:

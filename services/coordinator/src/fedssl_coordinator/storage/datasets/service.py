@@ -17,7 +17,7 @@ from fedssl.protocol.views import (
 )
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
-from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.core.problems import ProblemError, invalid_spec
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.artifacts.registration import path_of, rejections, require_uploaded
@@ -122,7 +122,7 @@ def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
         return spec
     row = of_project(session, PublicDataset, project, config.dataset)
     if (why := why_unfit(config.dataset, spec.data)) is not None:
-        raise _invalid("public_data.dataset", why)
+        raise invalid_spec("public_data.dataset", why)
     if row is None:
         _check_unregistered(config)
         return spec
@@ -154,40 +154,40 @@ def _check_evaluation(session: Session, project: str, spec: RunSpec) -> None:
         return
     row = of_project(session, EvaluationDataset, project, config.dataset)
     if row is None:
-        raise _invalid(
+        raise invalid_spec(
             "evaluation.dataset",
             f"no evaluation data set {config.dataset} is registered: register it "
             "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name, or leave evaluation out",
         )
     if (why := why_unfit(row.name, spec.data)) is not None:
-        raise _invalid("evaluation.dataset", f'{why}; or evaluate at the sites (evaluation.at = "sites")')
+        raise invalid_spec("evaluation.dataset", f'{why}; or evaluate at the sites (evaluation.at = "sites")')
 
 
 def _check_registered(config: PublicDataConfig, row: PublicDataset) -> None:
     if config.digest not in (None, row.digest):
-        raise _invalid(
+        raise invalid_spec(
             "public_data.digest", f"the images registered as {row.name} have digest {row.digest}: leave it out"
         )
     if config.split != row.split:
-        raise _invalid(
+        raise invalid_spec(
             "public_data.split",
             f"what is registered as {row.name} is the {row.split} split: use that, or register the other one under "
             "another name",
         )
     if config.num_images > row.num_images:
-        raise _invalid("public_data.num_images", f"{row.name} has {row.num_images} images: ask for no more")
+        raise invalid_spec("public_data.num_images", f"{row.name} has {row.num_images} images: ask for no more")
 
 
 def _check_unregistered(config: PublicDataConfig) -> None:
     """Check images that machines find by name: a known data set, or a file in the folder of public data."""
     if config.digest is not None:
-        raise _invalid(
+        raise invalid_spec(
             "public_data.digest",
             f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`),"
             " or leave the digest out",
         )
     if config.dataset not in KNOWN_DATASETS and settings().public_data is None:
-        raise _invalid(
+        raise invalid_spec(
             "public_data.dataset",
             f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`) "
             f"and give its name, or use one that every machine knows: {', '.join(KNOWN_DATASETS)}",
@@ -204,11 +204,3 @@ def _same(session: Session, kind: Kind[repository.Row, View], request: Create) -
         detail = f"{row.name} already names other images, and the images of a name never change: choose another name"
         raise ProblemError("conflict", detail)
     return kind.view_of(row)
-
-
-def _invalid(key: str, message: str) -> ProblemError:
-    """Return a 422 that names a key of the spec."""
-    loc = ["spec", *key.split(".")]
-    detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
-    audit_event = AuditEvent("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
-    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], audit_event=audit_event)

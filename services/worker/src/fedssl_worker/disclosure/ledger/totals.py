@@ -74,7 +74,7 @@ class Totals:
         revealed = own_masks, mask_keys
         return self._revealed.get((str(item.run_id), item.round_number), revealed) != revealed
 
-    def require_within(self, limits: TotalLimits, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
+    def require_within(self, limits: TotalLimits, item: WorkItem, num_bytes: int, digest: str | None) -> None:
         """Raise NotPermitted if this update would lead beyond a limit. An update that was counted may be sent again.
 
         Args:
