@@ -40,9 +40,9 @@ def test_a_lost_state_restarts_the_others_once_an_update_of_its_client_is_in_the
     a, *others = sorted(shards(spec))
     secure = simulate(spec, shards(spec), lost_states={2: [a]}, lost_clients={2: {a: "vectors"}})
     expected = simulate(plain, shards(plain), lost_states={3: [a]}, cohorts={2: others})
-    assert _is_equal(secure.model, expected.model)
-    assert all(_is_equal(secure.client_states[name], expected.client_states[name]) for name in shards(spec))
-    assert not _is_equal(secure.model, simulate(plain, shards(plain), cohorts={2: others}).model)
+    assert are_equal(secure.model, expected.model)
+    assert all(are_equal(secure.client_states[name], expected.client_states[name]) for name in shards(spec))
+    assert not are_equal(secure.model, simulate(plain, shards(plain), cohorts={2: others}).model)
 
 
 def _up(spec: RunSpec) -> int:
