@@ -116,7 +116,7 @@ def test_local_crops_are_passes_of_smaller_images(encoder: str) -> None:
     view, crop = (num_multiply_adds(network, (3, size, size)) for size in (32, 16))
 
     each = (3 * 2 + 2) * view + 3 * 4 * crop  # a backward pass counts as two; the keys need none
-    assert costs.flops(RunSpec.model_validate(values)) == 2 * each * 50_000 * 2 * 3
+    assert costs.flops(RunSpec.model_validate(values), None) == 2 * each * 50_000 * 2 * 3
 
 
 SCALES = [Scale(encoder=encoder, rounds=0.2, epochs=0.1, images=0.05) for encoder in (None, *NARROWER)]
