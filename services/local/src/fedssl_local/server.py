@@ -88,7 +88,7 @@ class Server(Kept):
     @property
     def is_running(self) -> bool:
         """True while the server's process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self.pid is not None
 
     def __enter__(self) -> Self:
         self.start()

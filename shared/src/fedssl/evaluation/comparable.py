@@ -1,7 +1,10 @@
 """Which evaluations of a run can be compared: those on the same images, with the same settings. Without torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+from fedssl.protocol.evaluation import Measure
+from fedssl.protocol.views import EvaluationView
 
 _KEYS = ("images", "settings", "max_train", "max_test")
 
@@ -38,3 +41,11 @@ def names_of(rows: Sequence[Evaluated]) -> dict[Setting, str]:
         differing = [at for at, column in enumerate(zip(*others, strict=True)) if len(set(column)) > 1]
         names[dataset, *values] = " ".join([dataset, *(f"{_KEYS[at]} {values[at]}" for at in differing)])
     return names
+
+
+def grouped(rows: Iterable[EvaluationView]) -> dict[tuple[Setting, tuple[Measure, ...]], list[EvaluationView]]:
+    """Return the evaluations by their setting and by what they measured."""
+    found: dict[tuple[Setting, tuple[Measure, ...]], list[EvaluationView]] = {}
+    for row in rows:
+        found.setdefault((setting_of(row), row.config.measures), []).append(row)
+    return found

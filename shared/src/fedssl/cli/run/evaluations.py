@@ -13,9 +13,9 @@ from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.cli.run import site_evaluations
-from fedssl.evaluation.comparable import Setting, names_of, setting_of
+from fedssl.evaluation.comparable import grouped, names_of, setting_of
 from fedssl.evaluation.selection import choose_best
-from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Measure, Settings
+from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import EvaluationView
@@ -183,14 +183,10 @@ def best_rounds(rows: Sequence[EvaluationView]) -> tuple[dict[Any, list[str]], l
 
     Only rounds with the same evaluation settings are compared.
     """
-    same_settings: dict[tuple[Setting, tuple[Measure, ...]], list[EvaluationView]] = {}
-    for row in rows:
-        if row.state == "completed":
-            same_settings.setdefault((setting_of(row), row.config.measures), []).append(row)
     names = names_of(rows)
     marks: dict[Any, list[str]] = {}
     sentences = []
-    for (setting, _), group in same_settings.items():
+    for (setting, _), group in grouped(row for row in rows if row.state == "completed").items():
         history = [(row.round_number, _numbers(row)) for row in group]
         measure = next((name for name in _ACCURACIES if name in history[0][1]), None)
         if measure is None or len(group) == 1:

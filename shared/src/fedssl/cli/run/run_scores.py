@@ -8,9 +8,9 @@ from uuid import UUID
 
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.scores import baselines_as_json, show_scores
-from fedssl.evaluation.comparable import Setting, names_of, setting_of
+from fedssl.evaluation.comparable import grouped, names_of
 from fedssl.protocol.chance import Chance
-from fedssl.protocol.evaluation import JudgingConfig, Measure
+from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView
 
@@ -36,10 +36,11 @@ class RunScores:
 
 def find_scores(client: "Client", run_id: UUID) -> list[RunScores]:
     """Return the scores by data set and settings. Round 0 is the untrained encoder, or the weights it starts from."""
-    groups: dict[tuple[Setting, tuple[Measure, ...]], list[EvaluationView]] = {}
-    for row in client.evaluations(run_id):
-        if row.state == "completed" and row.results and any(name in row.results for name in ACCURACIES):
-            groups.setdefault((setting_of(row), row.config.measures), []).append(row)
+    groups = grouped(
+        row
+        for row in client.evaluations(run_id)
+        if row.state == "completed" and row.results and any(name in row.results for name in ACCURACIES)
+    )
     names = names_of([rows[0] for rows in groups.values()])
     return [_scores(names[setting], rows) for (setting, _), rows in groups.items()]
 
