@@ -13,6 +13,7 @@ from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.engine import start_run
 from fedssl.errors import Cancelled, DataError, DeviceError, ResultsError, SpecError
 from fedssl.experiments.checkpoints import FolderCheckpoint
+from fedssl.experiments.runs import run_in_folder
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
 from fedssl.simulation import judged_models, simulate
@@ -199,6 +200,22 @@ def test_a_checkpoint_of_another_evaluation_set_is_refused(tmp_path: Path) -> No
     save_npz(place, digits, digits.subset(np.arange(50)))
     with pytest.raises(ResultsError, match="images of the clients or of the evaluation have changed"):
         simulate(spec, shards(spec), checkpoint=FolderCheckpoint(tmp_path / "run"))
+
+
+def test_a_finished_run_of_other_images_is_not_read(tmp_path: Path) -> None:
+    """It can be read if its images are not here."""
+    place, folder, digits = tmp_path / "own.npz", tmp_path / "run", load_dataset("digits", "test")
+    save_npz(place, digits, digits)
+    partition = {"dataset": str(place), "num_clients": 3}
+    spec = method_spec("fedsimclr", num_rounds=1, partition=partition, evaluation=KNN)
+    finished = run_in_folder(spec, folder)
+    assert run_in_folder(spec, folder) == finished
+
+    save_npz(place, digits.subset(np.arange(100)), digits)
+    with pytest.raises(ResultsError, match="evaluation have changed since the run in"):
+        run_in_folder(spec, folder)
+    place.unlink()
+    assert run_in_folder(spec, folder) == finished
 
 
 def test_a_spec_may_be_given_as_keys_and_values() -> None:

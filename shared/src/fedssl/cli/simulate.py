@@ -72,8 +72,7 @@ def simulate(
 
     if restart:
         runs.clear(folder)
-    elif runs.find_finished(wanted, folder) is not None:
-        note(f"{folder} holds this run, finished: nothing to do (--restart runs it again)")
+    was_finished = runs.find_finished(wanted, folder) is not None
     try:
         with simulation_progress(wanted) as calls:
             finished = runs.run_in_folder(wanted, folder, machine=machine, calls=calls, keep_clients=keep_clients)
@@ -83,6 +82,8 @@ def simulate(
     except Paused:
         note("to continue after this round, add `--set watch.action=warn` to the command, or change the threshold")
         raise
+    if was_finished:
+        note(f"{folder} holds this run, finished: nothing to do (--restart runs it again)")
     _show(finished, wanted, folder, output)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.data.image_cache.build import CachedData
-from fedssl.errors import ResultsError, SpecError
+from fedssl.errors import DataError, ResultsError, SpecError
 from fedssl.experiments.checkpoints import CROSS_SITE, SITES, FolderCheckpoint, code_version, run_key
 from fedssl.files import replaced_file
 from fedssl.locks import FolderLock
@@ -43,6 +43,7 @@ from fedssl.simulation import (
     judged_models,
     simulate,
 )
+from fedssl.simulation.inputs import images_digest
 
 SITES_KEY, CROSS_SITE_KEY = "site_evaluations", "cross_site"
 _PREFIX = "encoder."
@@ -136,9 +137,9 @@ def run_in_folder(
     `clients/CLIENT.safetensors`: the model of each client of the last round, as trained, before the models were
     averaged.
 
-    Raises ResultsError if the folder is another run's, or has no clients' models although `keep_clients` asks for them,
-    SpecError if it asks for them and clients send something other than weights, FolderInUseError if another process
-    works in it, and the errors of a simulation.
+    Raises ResultsError if the folder is another run's, its run had other images, or it has no clients' models although
+    `keep_clients` asks for them, SpecError if it asks for them and clients send something other than weights,
+    FolderInUseError if another process works in it, and the errors of a simulation.
     """
     spec = pinned(spec)
     if keep_clients:
@@ -150,6 +151,7 @@ def run_in_folder(
         if (finished := find_finished(spec, folder)) is not None:
             if keep_clients:
                 _require_clients(folder)
+            _require_images(spec, folder, machine, clients, public)
             return finished
         checkpoint = FolderCheckpoint(folder / CHECKPOINT)
         if (begun := checkpoint.load(spec)) is not None:
@@ -200,6 +202,26 @@ def _require_clients(folder: Path) -> None:
         raise ResultsError(
             f"{folder} holds this run without its clients' models: start again with --restart, or take another folder"
         )
+
+
+def _require_images(
+    spec: RunSpec,
+    folder: Path,
+    machine: ComputeSettings,
+    clients: Mapping[str, ImageData | CachedData] | None,
+    public: ImageData | None,
+) -> None:
+    """Raise ResultsError if the images have changed since the run in the folder was finished."""
+    known = (read_json(folder / RESULT) or {}).get("images")  # an earlier version kept none
+    try:
+        if not known or images_digest(spec, clients, public=public, data_root=machine.data_root) == known:
+            return
+    except DataError:
+        return  # the results can be read where the images are not
+    raise ResultsError(
+        f"the images of the clients or of the evaluation have changed since the run in {folder} was finished: start "
+        "again with --restart, or take another folder"
+    )
 
 
 def client_models(folder: Path) -> list[Path]:
@@ -312,6 +334,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
     write_spec(result.spec, folder / SPEC)
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     document = {each.name: getattr(finished, each.name) for each in fields(FinishedRun)}
+    document["images"] = result.images
     document[SITES_KEY] = SITES.dump_python(result.site_evaluations, mode="json")
     document[CROSS_SITE_KEY] = CROSS_SITE.dump_python(result.cross_site, mode="json")
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()

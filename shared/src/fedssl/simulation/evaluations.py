@@ -14,12 +14,13 @@ from fedssl.errors import DataError
 from fedssl.evaluation import labels_of
 from fedssl.evaluation.site import SiteEvaluation, evaluate_at_site, evaluate_head, weights_at_site
 from fedssl.evaluation.site_heads import run_heads
-from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
+from fedssl.evaluation.suite import evaluate_encoder, load_encoder
 from fedssl.models.pretrained import encoder_of
-from fedssl.protocol.chance import Chance, chance_of
+from fedssl.protocol.chance import chance_of
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
+from fedssl.simulation.inputs import evaluation_images
 from fedssl.simulation.results import Result, judged_models
 
 OnJudging = Callable[[int, str, float | None], None]
@@ -36,31 +37,21 @@ class CentralEvaluator:
     ) -> None:
         self._spec, self._device = spec, device
         self._on_judging, self._on_evaluation = on_judging, on_evaluation
-        self._labelled: Labelled | None = None
-        self.chance: Chance | None = None
         # The data set is read before training, so that a missing one does not end a run later.
-        if (config := spec.central_evaluation) is not None:
-            limits = {"max_train": config.max_train, "max_test": config.max_test}
-            self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
-            self.chance = chance_of(labels_of(self._labelled.test).tolist())
-
-    @property
-    def images(self) -> dict[str, ImageData]:
-        """The labelled images of both splits; none without an evaluation."""
-        found = self._labelled
-        return {} if found is None else {"evaluation/train": found.train, "evaluation/test": found.test}
+        self.images = evaluation_images(spec, data_root)
+        self.chance = None if self.images is None else chance_of(labels_of(self.images.test).tolist())
 
     def evaluate_if_due(self, result: Result) -> None:
         """Evaluate the last round's encoder, unless that is not due or has been done."""
         config, number = self._spec.central_evaluation, result.rounds_done
-        if config is None or self._labelled is None:
+        if config is None or self.images is None:
             return
         if number in result.evaluations_by_round or not _is_due(config, result):
             return
         tell, data = functools.partial(self._on_judging, number), self._spec.data
         encoders = (load_encoder(tensors, self._spec) for tensors in judged_models(result).values())
         found = [
-            evaluate_encoder(each, self._labelled, config, data, device=self._device, on_progress=tell)
+            evaluate_encoder(each, self.images, config, data, device=self._device, on_progress=tell)
             for each in encoders
         ]
         measures = {name: sum(each[name] for each in found) / len(found) for name in found[0]}

@@ -11,6 +11,7 @@ from fedssl.data import ImageData
 from fedssl.data.image_cache.build import CachedData
 from fedssl.data.partitioning import load_public, partition_images
 from fedssl.errors import DataError, SpecError
+from fedssl.evaluation.suite import Labelled, load_labelled
 from fedssl.methods.api import ClientData
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
@@ -38,8 +39,35 @@ def public_images(spec: RunSpec, images: ImageData | None, data_root: Path | Non
     return ClientData(torch.from_numpy(images.images).to(device))
 
 
-def fingerprint(named: Mapping[str, ImageData | CachedData], public: ClientData | None) -> str:
-    """Return the sha256 of all named images and labels, and of the public images, in hexadecimal."""
+def evaluation_images(spec: RunSpec, data_root: Path | None) -> Labelled | None:
+    """Return the images on which the coordinator would evaluate, or None if the spec has none. Raises DataError."""
+    config = spec.central_evaluation
+    if config is None:
+        return None
+    limits = {"max_train": config.max_train, "max_test": config.max_test}
+    return load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
+
+
+def images_digest(
+    spec: RunSpec,
+    clients: Mapping[str, ImageData | CachedData] | None = None,
+    *,
+    public: ImageData | None = None,
+    data_root: Path | None = None,
+) -> str:
+    """Return the `images` of a `Result` that a simulation would have now. Raises SpecError and DataError."""
+    shards = clients if clients is not None else partition(spec, data_root)
+    own = {name: shards[name] for name in participants(spec.cohort, shards)}
+    return fingerprint(own, evaluation_images(spec, data_root), public_images(spec, public, data_root, "cpu"))
+
+
+def fingerprint(
+    own: Mapping[str, ImageData | CachedData], labelled: Labelled | None, public: ClientData | None
+) -> str:
+    """Return the sha256 of the clients' and the evaluation's images and labels, and of the public images, in hex."""
+    named = dict(own)
+    if labelled is not None:
+        named |= {"evaluation/train": labelled.train, "evaluation/test": labelled.test}
     digest = hashlib.sha256()
     for name in sorted(named):
         digest.update(f"{name} {named[name].fingerprint()}\n".encode())

@@ -98,7 +98,7 @@ def simulate(
     for name in names:
         require_own_shape(f"the images of {name}", shards[name], spec)
     sizes = {name: len(shards[name]) for name in names}
-    images = "" if checkpoint is None else fingerprint({**own, **central.images}, on_device)
+    images = "" if checkpoint is None else fingerprint(own, central.images, on_device)
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
         data = {name: client_data(shards[name], spec, name) for name in names}
