@@ -263,6 +263,19 @@ def test_sites_of_a_method_that_sends_nothing_evaluate_once_they_have_trained() 
         assert all("has not trained up to" in str(answers[other]) for other in answers.keys() - trained)
 
 
+def test_a_site_without_its_state_does_not_evaluate_its_own_norms() -> None:
+    """A deployed site cannot either. It can again once one of its updates is used."""
+    model = {"encoder": {"widths": [8, 16]}, "batch_norm": "local"}
+    spec = method_spec("fedsimclr", num_rounds=3, model=model, evaluation={**SITES, "every": 1})
+    lost, *others = sorted(shards(spec))
+
+    result = simulate(spec, shards(spec), lost_states={2: [lost]}, cohorts={2: others})
+
+    refusals = {number: answers[lost] for number, answers in result.site_evaluations.items()}
+    assert [number for number, answer in refusals.items() if isinstance(answer, str)] == [2]
+    assert "has lost its client state" in str(refusals[2])
+
+
 def test_a_client_with_too_few_images_gives_its_reason_and_holds_nothing_up() -> None:
     sites = {**SITES, "sites": {**SITES["sites"], "min_count": 30}}
     spec = method_spec("fedsimclr", num_rounds=1, evaluation=sites)

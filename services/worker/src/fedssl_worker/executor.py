@@ -378,8 +378,8 @@ class Executor:
 
 def _evaluates_states(spec: RunSpec) -> bool:
     """Return whether evaluations at the sites are about client states, which are therefore kept for all rounds."""
-    config = None if spec.site_evaluation is None else spec.site_evaluation.sites
-    return config is not None and ("personal" in config.heads or config.cross_site == "personal")
+    config = spec.site_evaluation
+    return config is not None and "personal" in config.site_config.run_heads
 
 
 def _secure_view(item: WorkItem) -> Context:

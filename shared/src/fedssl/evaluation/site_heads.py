@@ -29,14 +29,11 @@ def run_heads(
         model: the weights after the round.
         state: the client's state after the round. A site that has none begins with the classifier of all sites.
     """
-    wanted: set[SiteMeasure] = {*config.heads}
-    if config.cross_site == "personal":
-        wanted.add("personal")
-    if not wanted:
+    if not config.run_heads:
         return {}
     rows = torch.cat([model[WEIGHT], model[BIAS][:, None]], dim=1).float()
     found: dict[SiteMeasure, Tensor] = {"classifier": rows}
-    if "personal" in wanted:
+    if "personal" in config.run_heads:
         own = state if state is not None and PERSONAL_WEIGHT in state else None
         found["personal"] = (
             rows if own is None else torch.cat([own[PERSONAL_WEIGHT], own[PERSONAL_BIAS][:, None]], dim=1)

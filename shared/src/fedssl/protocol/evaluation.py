@@ -127,13 +127,17 @@ class SitesConfig(StrictModel):
     def _each_head_once(cls, value: tuple[Literal["classifier", "personal"], ...]) -> tuple[str, ...]:
         return each_once("evaluation.sites.heads", "classifier", value)
 
+    @property
+    def run_heads(self) -> set[Literal["classifier", "personal"]]:
+        """The classifiers of the run that each site evaluates or sends."""
+        return {*self.heads, *(("personal",) if self.cross_site == "personal" else ())}
+
     def why_not_with(self, method: "SiteLabels | None") -> str | None:
         """Return why sites cannot evaluate these classifiers in a run of a method, or None if they can.
 
         `method`: the labels that it trains on, or None if it trains no classifier.
         """
-        wanted = {*self.heads, *({"personal"} if self.cross_site == "personal" else ())}
-        if not wanted:
+        if not self.run_heads:
             return None
         if method is None:
             return "evaluation.sites.heads needs a method that trains a classifier: ridge-probe or classifier"
@@ -143,7 +147,7 @@ class SitesConfig(StrictModel):
                     f"evaluation.sites.{key} differs from method.{key}, so the classifier would be evaluated on other "
                     "classes, or on images that it was trained on: give both the same value"
                 )
-        if "personal" in wanted and not method.has_personal_heads:
+        if "personal" in self.run_heads and not method.has_personal_heads:
             return "evaluation.sites names personal classifiers, and the method trains none: set method.personal_pull"
         return None
 

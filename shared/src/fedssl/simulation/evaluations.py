@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,14 +73,23 @@ class SiteEvaluator:
         self._shards = {} if self._config is None else shards
         self._labels = {name: self._labels_of(name, images) for name, images in self._shards.items()}
 
-    def evaluate_if_due(self, result: Result) -> None:
-        """Evaluate the last round's encoder, unless that is not due or has been done."""
+    def evaluate_if_due(self, result: Result, lacking: Collection[str] = ()) -> None:
+        """Evaluate the last round's encoder, unless that is not due or has been done.
+
+        `lacking`: the clients that have lost their state, and so cannot evaluate what is in it.
+        """
         number = result.rounds_done
         if self._config is None or number in result.site_evaluations:
             return
         if _is_due(self._config, result):
             models = judged_models(result)
-            answers = {name: self._answer(models.get(name, models.get("")), name, result) for name in self._shards}
+            unable = lacking if self._needs_states else ()
+            answers = {
+                name: f"this site has lost its client state, and has not trained again up to round {number}"
+                if name in unable
+                else self._answer(models.get(name, models.get("")), name, result)
+                for name in self._shards
+            }
             result.site_evaluations[number] = {
                 name: answer if isinstance(answer, str) else answer.counts for name, answer in answers.items()
             }
@@ -96,6 +105,12 @@ class SiteEvaluator:
             }
             if cross_site:
                 result.cross_site[number] = cross_site
+
+    @property
+    def _needs_states(self) -> bool:
+        """Whether sites evaluate what is in their client states."""
+        assert self._config is not None, "only with an evaluation at the sites"
+        return self._spec.model.batch_norm == "local" or "personal" in self._config.site_config.run_heads
 
     def _answer(self, model: Tensors | None, name: str, result: Result) -> SiteEvaluation | str:
         assert self._config is not None, "only with an evaluation at the sites"

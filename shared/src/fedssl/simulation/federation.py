@@ -93,7 +93,7 @@ class Federation:
         if not cohort:
             result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
             return
-        lost = self._lost(result, number).intersection(cohort)
+        lost = self.lacking(result, number).intersection(cohort)
         kept = {name: state for name, state in result.client_states.items() if name not in lost}
         trained = self._train_cohort(result, number, cohort, kept)
         record = RoundRecord(
@@ -115,8 +115,8 @@ class Federation:
         record = aggregate(result, trained, ctx, record)
         result.history.append(dataclasses.replace(record, seconds=time.perf_counter() - started))
 
-    def _lost(self, result: Result, number: int) -> set[str]:
-        """Return the clients that lack their state in a round.
+    def lacking(self, result: Result, number: int) -> set[str]:
+        """Return the clients that lack their state in a round, or after it if `result` has the round.
 
         A client that has lost it lacks it until one of its updates is used: a round that is skipped, or that ends
         without the client, gives it none.

@@ -61,9 +61,7 @@ def images_digest(
     return fingerprint(own, evaluation_images(spec, data_root), public_images(spec, public, data_root, "cpu"))
 
 
-def fingerprint(
-    own: Mapping[str, ImageData | CachedData], labelled: Labelled | None, public: ClientData | None
-) -> str:
+def fingerprint(own: Mapping[str, ImageData | CachedData], labelled: Labelled | None, public: ClientData | None) -> str:
     """Return the sha256 of the clients' and the evaluation's images and labels, and of the public images, in hex."""
     named = dict(own)
     if labelled is not None:

@@ -66,7 +66,8 @@ def simulate(
     is run again continues from there, to the same bits. `cohorts`: the clients whose updates were accepted, by round,
     for a deployed run in which some rounds did not have every update (no clients: the round was skipped); with them the
     simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round;
-    they start cold until one of their updates is used, as in a deployed run that has the event `client.state_lost`.
+    they start cold until one of their updates is used, as in a deployed run that has the event `client.state_lost`, and
+    refuse evaluations that need it. (A deployed site may also refuse that of the round before, if it lost it earlier.)
     `lost_clients`: the clients that are lost in a round of a spec with `secure_aggregation`, each with the phase in
     which it is lost (`engine.secure_rounds.Phase`). If the spec has an evaluation, the encoder is evaluated
     accordingly, also before training. If the spec has `model.initial`, its file is read, and the digest of its weights
@@ -126,7 +127,7 @@ def simulate(
         result.images = images
         result.chance = central.chance
         central.evaluate_if_due(result)
-        sites.evaluate_if_due(result)
+        sites.evaluate_if_due(result, federation.lacking(result, result.rounds_done))
         for number in range(result.rounds_done + 1, spec.num_rounds + 1):
             with memory_errors_explained(device, spec.training.batch_size):
                 federation.train(result, number)
@@ -134,7 +135,7 @@ def simulate(
                 checkpoint.save(result)
             on_round(result.history[-1])
             central.evaluate_if_due(result)
-            sites.evaluate_if_due(result)
+            sites.evaluate_if_due(result, federation.lacking(result, number))
             if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
                 raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
     return result
