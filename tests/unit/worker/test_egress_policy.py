@@ -5,14 +5,17 @@ from uuid import uuid4
 
 import pytest
 
+from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.engine import local
+from fedssl.engine.secure_sums import context_of, tensors_sent
+from fedssl.methods import METHODS
 from fedssl.protocol.work import WorkItem
 from fedssl_worker import lease
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyError
 
-from .conftest import Setting, good_update, make_spec
+from .conftest import Setting, good_update, make_item, make_spec
 
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
@@ -180,6 +183,16 @@ def test_bytes_are_limited_over_all_runs(setting: Setting, item: WorkItem) -> No
     with pytest.raises(NotPermitted, match=match):
         setting.egress(policy).send(other, path, digest)
     setting.egress(_limited(setting, f"max_bytes_total = {2 * size}")).send(other, path, digest)
+
+
+def test_a_masked_vector_beyond_the_limit_is_refused_before_training(setting: Setting) -> None:
+    secure = {"min_cohort": 3, "collusion": 0}
+    item = make_item(make_spec(aggregation={"arithmetic": "fixed"}, secure_aggregation=secure), 1)
+    vector = file_bytes(tensors_sent(METHODS["fedbyol"], context_of(item)))
+    assert vector > file_bytes(item.plan.update)
+    setting.egress(_limited(setting, f"max_bytes_total = {vector}")).require_permitted(item)
+    with pytest.raises(NotPermitted, match=f"this update has {vector}"):
+        setting.egress(_limited(setting, f"max_bytes_total = {vector - 1}")).require_permitted(item)
 
 
 @pytest.mark.parametrize("deleted", [0, 1, 2])

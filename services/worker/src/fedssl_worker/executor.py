@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from fedssl.aggregation import OutOfRange
-from fedssl.aggregation.fixed_point import TotalBits
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import max_file_bytes
 from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
@@ -19,7 +18,7 @@ from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.aggregation import ValueOutOfRange
 from fedssl.engine.devices import memory_errors_explained
-from fedssl.engine.secure_sums import UnusableUpdate, client_words, num_client_words
+from fedssl.engine.secure_sums import UnusableUpdate, client_words, context_of, num_client_words
 from fedssl.errors import ArtifactDamaged, Cancelled, DataError, MethodError, NotFinite
 from fedssl.evaluation.site import weights_at_site
 from fedssl.methods import METHODS, Method
@@ -169,7 +168,7 @@ class Executor:
                 plan=method.bind(item.spec).plan,
                 broadcast=item.broadcast,
                 frozen=item.frozen,
-                num_words=num_client_words(method, _secure_view(item)),
+                num_words=num_client_words(method, context_of(item)),
                 cohort=item.secure_cohort or (),
                 total_bits=item.total_bits,
             )
@@ -190,7 +189,7 @@ class Executor:
         )
         num_clients, method = len(item.secure_cohort or ()), self._method_of(item)
         try:
-            words = client_words(method, broadcast, update, num_clients, _secure_view(item))
+            words = client_words(method, broadcast, update, num_clients, context_of(item))
         except UnusableUpdate:
             message = "the update cannot be used: it is not finite, or lies beyond every possible training"
             raise CannotTrain(message, Cause.SPEC) from None
@@ -380,12 +379,6 @@ def _evaluates_states(spec: RunSpec) -> bool:
     """Return whether evaluations at the sites are about client states, which are therefore kept for all rounds."""
     config = spec.site_evaluation
     return config is not None and "personal" in config.site_config.run_heads
-
-
-def _secure_view(item: WorkItem) -> Context:
-    """Return the context in which the words of an update are computed, as the coordinator would compute them."""
-    bits = None if item.total_bits is None else TotalBits(*item.total_bits)
-    return Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id, total_bits=bits)
 
 
 def _progress(local: LocalProgress) -> Progress:

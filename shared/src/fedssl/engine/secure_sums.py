@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, OutOfRange
-from fedssl.aggregation.fixed_point import COUNTED_BITS, FixedPointSum, NarrowWords, whole_weights
+from fedssl.aggregation.fixed_point import COUNTED_BITS, FixedPointSum, NarrowWords, TotalBits, whole_weights
 from fedssl.artifacts.header import num_bytes
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, in_name_order
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange, published, split_state
@@ -27,6 +27,7 @@ from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, MeanInputs, ServerState, Update
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.secure_work import vector_tensors
+from fedssl.protocol.work import WorkItem
 
 
 class UnusableUpdate(MethodError):
@@ -65,6 +66,12 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
     is_clipped = bool(norms.clipped)
     numbers = metric_words(update.num_examples, update.metrics, num_clients, ctx, is_clipped=is_clipped)
     return torch.cat([numbers, *words.parts])
+
+
+def context_of(item: WorkItem) -> Context:
+    """Return the context in which the words of a client's update are computed, here and at the coordinator."""
+    bits = None if item.total_bits is None else TotalBits(*item.total_bits)
+    return Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id, total_bits=bits)
 
 
 def num_client_words(method: Method, ctx: Context) -> int:

@@ -10,20 +10,22 @@ from uuid import UUID
 import structlog
 
 from fedssl.artifacts.finite import check_finite
-from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
+from fedssl.artifacts.header import Header, check_header, file_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import NotFound, WorkerClient
+from fedssl.engine.secure_sums import context_of, tensors_sent
 from fedssl.engine.summed_metrics import MEANS, WATCHED
 from fedssl.engine.unusual_updates import NUM_EXAMPLES
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.evaluation.monitoring import CLIPPED, crossed_name
 from fedssl.evaluation.site import SiteEvaluation
+from fedssl.methods import METHODS
 from fedssl.methods.objectives.ridge_probe import GRAM, HELD_OUT, MOMENT
 from fedssl.methods.site_data import wants_site_labels
 from fedssl.protocol.data_card import DataReport
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast
-from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.secure_work import SecureMessage, SecureReveals, SecureVector
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
@@ -97,7 +99,7 @@ class Egress:
         self._ledger.require_open()
         with self._refusals(_work_fields(item)):
             self._enforcer.require_permitted(item)
-            self._require_within_totals(item, sum(num_bytes(each.dtype, each.shape) for each in item.plan.update))
+            self._require_within_totals(item, file_bytes(_tensors_sent(item)))
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the metrics that may not leave."""
@@ -361,6 +363,13 @@ class Egress:
         except (ArtifactError, NotPermitted) as error:
             self._ledger.append("refused", **about, reason=str(error))
             raise
+
+
+def _tensors_sent(item: WorkItem) -> tuple[TensorSpec, ...]:
+    """Return the tensors in the file that leaves: those of the update, or in a secure round a masked vector."""
+    if item.spec.secure_aggregation is None:
+        return item.plan.update
+    return tensors_sent(METHODS[item.spec.method.name], context_of(item))
 
 
 def check_update(path: Path, plan: ArtifactPlan) -> Header:
