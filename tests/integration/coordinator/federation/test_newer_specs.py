@@ -1,9 +1,11 @@
 """A run of a newer coordinator, after a rollback to this version, which does not know one of its settings."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from fedssl.artifacts.store import digest_of
 from fedssl.client import Conflict
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.federation import run_rows
@@ -16,7 +18,7 @@ from support.tables import Tables
 
 @pytest.mark.parametrize(("part", "path"), [("spec", "training,from_later"), ("plan", "from_later")])
 def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
-    make_cast: MakeCast, tables: Tables, part: str, path: str
+    make_cast: MakeCast, tables: Tables, tmp_path: Path, part: str, path: str
 ) -> None:
     newer = make_cast("a")
     tables.execute(f"UPDATE runs SET {part} = jsonb_set({part}, '{{{path}}}', '1') WHERE id = %s", newer.id)
@@ -37,7 +39,13 @@ def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
     tables.execute(f"UPDATE runs SET {part} = {part} #- '{{{path}}}' WHERE id = %s", newer.id)
     client.resume(newer.id)
     other.deliver("a")
-    assert newer.claim("a").run_id == newer.id
+    item = newer.claim("a")
+    assert item.run_id == newer.id
+
+    tables.execute("UPDATE runs SET plan = jsonb_set(plan, '{from_later}', '1') WHERE id = %s", newer.id)
+    (file := tmp_path / "update").write_bytes(b"a large update, which is not delivered with its submission")
+    with pytest.raises(Conflict, match="does not understand the plan of run"):
+        newer.workers["a"].upload(digest_of(file), file, item.assignment_id)
 
 
 def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tables: Tables) -> None:

@@ -3,10 +3,9 @@
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from pydantic import BaseModel, ValidationError
 from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -15,7 +14,6 @@ from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.projects import DEFAULT_PROJECT
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
-from fedssl.protocol.validation import dotted, first_problem
 from fedssl.protocol.work import AcceptedUpdate
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
@@ -34,9 +32,11 @@ from fedssl_coordinator.core.models import (
     Upload,
 )
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.run_documents import NewerSpecError as NewerSpecError
+from fedssl_coordinator.core.run_documents import parsed
+from fedssl_coordinator.core.run_documents import plan_of as plan_of
+from fedssl_coordinator.core.run_documents import spec_of as spec_of
 from fedssl_coordinator.storage.artifacts.service import UpdateForm, update_form
-
-M = TypeVar("M", bound=BaseModel)
 
 
 def get(session: Session, run_id: UUID) -> Run | None:
@@ -46,38 +46,6 @@ def get(session: Session, run_id: UUID) -> Run | None:
 def get_one(session: Session, run_id: UUID) -> Run:
     """Return a run that exists."""
     return session.get_one(Run, run_id)
-
-
-class NewerSpecError(ProblemError):
-    """A run of a newer coordinator has a setting, or a tensor of a kind, that this version does not know, for example
-    after a rollback. `part`: the spec or the plan."""
-
-    def __init__(self, part: str, run_id: UUID, error: ValidationError) -> None:
-        found = first_problem(error)
-        what = f"{dotted(found.location)}: {found.message}"
-        super().__init__(
-            "conflict",
-            f"this version of the coordinator does not understand the {part} of run {run_id} ({what}): "
-            "upgrade the coordinator, and resume the run if it is paused",
-        )
-        self.run_id = run_id
-
-
-def spec_of(run: Run) -> RunSpec:
-    """Return the spec of a run. Raises NewerSpecError."""
-    return _parsed(RunSpec, "spec", run.id, run.spec)
-
-
-def plan_of(run: Run) -> ArtifactPlan:
-    """Return the plan of a prepared run. Raises NewerSpecError."""
-    return _parsed(ArtifactPlan, "plan", run.id, run.plan)
-
-
-def _parsed(model: type[M], part: str, run_id: UUID, stored: Mapping[str, Any] | None) -> M:
-    try:
-        return model.model_validate(stored)
-    except ValidationError as error:
-        raise NewerSpecError(part, run_id, error) from None
 
 
 class Definition(NamedTuple):
@@ -103,8 +71,8 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
     if known is None or num_rounds not in (None, known.spec.num_rounds):
         statement = select(Run.spec, Run.plan, Run.method_version).where(Run.id == run_id, Run.plan.is_not(None))
         spec, plan, version = session.execute(statement).one()
-        parsed = _parsed(ArtifactPlan, "plan", run_id, plan)
-        known = Definition(_parsed(RunSpec, "spec", run_id, spec), parsed, version, update_form(parsed.update))
+        known_plan = parsed(ArtifactPlan, "plan", run_id, plan)
+        known = Definition(parsed(RunSpec, "spec", run_id, spec), known_plan, version, update_form(known_plan.update))
         with _writing:
             while len(_definitions) >= _MOST_DEFINITIONS:
                 del _definitions[next(iter(_definitions))]

@@ -22,14 +22,14 @@ from fedssl.artifacts.header import (
 from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
 from fedssl.artifacts.weight_names import PREFIX
 from fedssl.errors import ArtifactError, ArtifactNotFound
-from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.secure_work import vector_tensors
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.project_scope import restricted_to
+from fedssl_coordinator.core.run_documents import plan_of, spec_of
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.authentication import Caller, require_valid
@@ -245,10 +245,10 @@ def permit_upload(
     sent again, because the response to the first attempt may have been lost.
     """
     assignment, current, run = own_assignment(session, assignment_id, client_id)
-    plan = ArtifactPlan.model_validate(run.plan)
+    plan = plan_of(run)
     tensors = plan.update
     if run.spec.get("secure_aggregation"):
-        apart = RunSpec.model_validate(run.spec).sent_apart(plan)
+        apart = spec_of(run).sent_apart(plan)
         tensors = vector_tensors(repository.num_secure_words(session, current.id), apart)
     permit = UpdatePermit(assignment_id, run.id, assignment.round_number, client_id, update_form(tensors))
     is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
