@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from fedssl.cache import cache_folder
+from fedssl.data import decode_file, load_dataset
 from fedssl.data import decoded as module
-from fedssl.data import load_dataset
 from fedssl.data.decoded import decoded
 from fedssl.data.decoding import decode_chunks, decode_to_memory
 from fedssl.data.image_files import ImageFiles
@@ -73,6 +73,21 @@ def test_whatever_changes_the_pixels_changes_the_key(tmp_path: Path) -> None:
     Image.new("RGB", (12, 12), (1, 2, 3)).save(tmp_path / "set" / "0.png")
     assert decoded(files, 3, 8)[0, :, 0, 0].tolist() == [1, 2, 3]
     assert len(_kept()) == 5
+
+
+def test_another_version_of_a_package_changes_the_key_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _files(tmp_path / "set")
+    Image.new("RGB", (12, 12), (1, 2, 3)).save(tmp_path / "set" / "7.tif")
+    tree = FolderTree(tmp_path / "set")
+    for name, num in (("0.png", 1), ("7.tif", 3)):
+        files = ImageFiles("a set", tree, (name,))
+        decoded(files, 3, 8)
+        with monkeypatch.context() as later:
+            later.setattr(decode_file, "_with_versions", lambda *packages: " tifffile 9999")
+            decoded(files, 3, 8)
+        assert len(_kept()) == num
 
 
 @pytest.mark.parametrize("damage", ["short", "garbage", "shape", "dtype", "gone"])

@@ -6,7 +6,9 @@ through floating-point values in 0..1: see :mod:`fedssl.data.windowing`.
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +35,13 @@ from fedssl.data.rasters import (
     refuse_animation,
     require_size,
 )
-from fedssl.data.trees import is_array, is_dicom, is_nifti, split_name
+from fedssl.data.trees import is_array, is_dicom, is_image, is_nifti, split_name
 from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, quantised, with_channels
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig, channels_in_words
 
 _GREY = ("1", "L", "LA")
+_TIFF = (".tif", ".tiff")
 _MAX_NAMED = 10
 MOST_ASPECT = 2
 """How much longer than wide an image may be in the cache, which bounds the memory of a batch."""
@@ -51,6 +54,24 @@ def release() -> None:
     """Free the memory of the files of many images that were loaded last. Call it after decoding."""
     nifti.release()
     packed.release()
+
+
+def decoder_of(name: str) -> str:
+    """Return the packages besides PIL that decode a listed image, with their versions; "" if PIL alone does."""
+    if is_image(name):
+        return _with_versions("tifffile") if name.lower().endswith(_TIFF) else ""
+    if is_dicom(name):
+        return _with_versions("pydicom", "python-gdcm")
+    return _with_versions("nibabel") if is_nifti(name) else ""
+
+
+@functools.cache
+def _with_versions(*packages: str) -> str:
+    found = []
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found.append(f" {package} {version(package)}")
+    return "".join(found)
 
 
 class Damaged(DataError):
@@ -265,7 +286,7 @@ def _open_unless_tiff(files: ImageFiles, name: str) -> Image.Image | None:
     try:
         return open_image(files, name)
     except Damaged:
-        if name.lower().endswith((".tif", ".tiff")):
+        if name.lower().endswith(_TIFF):
             return None
         raise
 

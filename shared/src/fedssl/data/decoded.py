@@ -2,7 +2,7 @@
 
 Each set of images is in `decoded/<key>/` below the cache folder, as `images.npy` ((N, C, H, W)) with a
 description in `about.json`. The key is a sha256 over the files' names and contents (checksums in an archive, size and
-time of change in a folder), the shape, and the decoder. A change of the pixels therefore changes the key, and nothing
+time of change in a folder), the shape, and the decoders. A change of the pixels therefore changes the key, and nothing
 here is ever out of date. Everything here can be removed at any time.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 import PIL
 
 from fedssl.cache import cache_folder
+from fedssl.data.decode_file import decoder_of
 from fedssl.data.decoding import decode_chunks, log
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.windowing import Pixels, prepared_type
@@ -64,7 +65,7 @@ def _key(files: ImageFiles, channels: int, size: int) -> str:
     if files.reading.window is not None:
         digest.update(f"window {files.reading.window.model_dump_json()}\n".encode())
     for name in files.names:
-        digest.update(f"{name}\n{files.tree.stamp(name)}\n".encode())
+        digest.update(f"{name}\n{files.tree.stamp(name)}{decoder_of(name)}\n".encode())
     return digest.hexdigest()[:32]
 
 

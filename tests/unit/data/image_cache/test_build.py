@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from pydicom.pixels.decoders import JPEG2000LosslessDecoder
 
-from fedssl.data import rasters
+from fedssl.data import decode_file, rasters
 from fedssl.data.image_cache import CachedData, build, entries, load_cached, records
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
@@ -134,6 +134,25 @@ def test_only_changed_and_new_files_are_decoded_again(folder: Path, decoded_name
     fresh = load_cached(str(folder), _DATA, processes=1)
     assert _same(again, fresh)
     assert kept > fresh.images.path.stat().st_size
+
+
+def test_only_what_a_package_reads_is_decoded_again_by_its_next_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded_names: list[str]
+) -> None:
+    images = tmp_path / "images"
+    _write(images / "0.png", 0)
+    _write(images / "1.tif", 1)
+    load_cached(str(images), _DATA, processes=1)
+    decoded_names.clear()
+    monkeypatch.setattr(decode_file, "_with_versions", lambda *packages: f" {packages[0]} 9999")
+    load_cached(str(images), _DATA, processes=1)
+    assert decoded_names == ["1.tif"]
+    assert [decode_file.decoder_of(name) for name in ("a.nii.gz#2", "a.dcm", "1.2.840#3", "a.npz#1")] == [
+        " nibabel 9999",
+        " pydicom 9999",
+        " pydicom 9999",
+        "",
+    ]
 
 
 def test_an_equal_file_of_another_name_takes_no_room(folder: Path) -> None:

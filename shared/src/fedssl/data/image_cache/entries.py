@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data.decode_file import Damaged, decode_whole
+from fedssl.data.decode_file import Damaged, decode_whole, decoder_of
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.trees import split_name
 from fedssl.errors import DataError
@@ -55,9 +55,10 @@ class Entry:
 
 
 def stamp_of(files: ImageFiles, name: str) -> str:
-    """Return a text that changes when the file is changed, replaced or renamed. Raises OSError."""
+    """Return a text that changes when the file is changed, replaced or renamed, or is decoded by another version of
+    its packages. Raises OSError."""
     status = (files.tree.path / split_name(name)[0]).stat()
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}{decoder_of(name)}"
 
 
 def decode_entry(files: ImageFiles, name: str, channels: int, size: int) -> tuple[Entry, NDArray[np.generic] | None]:
