@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import serialised
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.engine import start_run
 from fedssl.errors import Cancelled, DataError, DeviceError, ResultsError, SpecError
+from fedssl.experiments import runs
 from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.experiments.runs import run_in_folder
 from fedssl.methods import METHODS
@@ -216,6 +218,26 @@ def test_a_finished_run_of_other_images_is_not_read(tmp_path: Path) -> None:
         run_in_folder(spec, folder)
     place.unlink()
     assert run_in_folder(spec, folder) == finished
+
+
+def test_the_files_of_a_finished_run_are_decoded_again_only_if_one_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = load_dataset("digits", "test")
+    for number, image in enumerate(digits.images[:60]):
+        (tmp_path / "own" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).save(tmp_path / "own" / str(number % 2) / f"{number}.png")
+    spec = method_spec("fedsimclr", num_rounds=1, partition={"dataset": str(tmp_path / "own"), "num_clients": 3})
+    finished = run_in_folder(spec, tmp_path / "run")
+
+    with monkeypatch.context() as unread:
+        unread.setattr(runs, "images_digest", lambda *_, **__: pytest.fail("the images were decoded"))
+        assert run_in_folder(spec, tmp_path / "run") == finished
+    (tmp_path / "own" / "0" / "0.png").touch()
+    assert run_in_folder(spec, tmp_path / "run") == finished
+    Image.fromarray(255 - digits.images[0, 0]).save(tmp_path / "own" / "0" / "0.png")
+    with pytest.raises(ResultsError, match="evaluation have changed since the run in"):
+        run_in_folder(spec, tmp_path / "run")
 
 
 def test_a_spec_may_be_given_as_keys_and_values() -> None:

@@ -43,7 +43,7 @@ from fedssl.simulation import (
     judged_models,
     simulate,
 )
-from fedssl.simulation.inputs import images_digest
+from fedssl.simulation.inputs import files_stamp, images_digest
 
 SITES_KEY, CROSS_SITE_KEY = "site_evaluations", "cross_site"
 _PREFIX = "encoder."
@@ -148,10 +148,11 @@ def run_in_folder(
     lock = FolderLock(folder, LOCK)
     lock.acquire()
     try:
+        stamp = files_stamp(spec, machine.data_root) if clients is None and public is None else ""
         if (finished := find_finished(spec, folder)) is not None:
             if keep_clients:
                 _require_clients(folder)
-            _require_images(spec, folder, machine, clients, public)
+            _require_images(spec, folder, stamp, machine, clients, public)
             return finished
         checkpoint = FolderCheckpoint(folder / CHECKPOINT)
         if (begun := checkpoint.load(spec)) is not None:
@@ -179,7 +180,7 @@ def run_in_folder(
             on_evaluation=calls.on_evaluation,
             on_trained=keep if keep_clients else None,
         )
-        finished = _write(result, folder)
+        finished = _write(result, folder, stamp)
         checkpoint.discard()
         return finished
     finally:
@@ -207,12 +208,16 @@ def _require_clients(folder: Path) -> None:
 def _require_images(
     spec: RunSpec,
     folder: Path,
+    stamp: str,
     machine: ComputeSettings,
     clients: Mapping[str, ImageData | CachedData] | None,
     public: ImageData | None,
 ) -> None:
     """Raise ResultsError if the images have changed since the run in the folder was finished."""
-    known = (read_json(folder / RESULT) or {}).get("images")  # an earlier version kept none
+    document = read_json(folder / RESULT) or {}
+    known = document.get("images")  # an earlier version kept none
+    if stamp and document.get("files") == stamp:
+        return
     try:
         if not known or images_digest(spec, clients, public=public, data_root=machine.data_root) == known:
             return
@@ -307,7 +312,7 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float("nan") if value is None else value for name, value in values.items()}
 
 
-def _write(result: Result, folder: Path) -> FinishedRun:
+def _write(result: Result, folder: Path, stamp: str) -> FinishedRun:
     history = result.history
     sent, megabytes = 0, {0: 0.0}
     for record in history:
@@ -334,7 +339,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
     write_spec(result.spec, folder / SPEC)
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     document = {each.name: getattr(finished, each.name) for each in fields(FinishedRun)}
-    document["images"] = result.images
+    document |= {"images": result.images, "files": stamp}
     document[SITES_KEY] = SITES.dump_python(result.site_evaluations, mode="json")
     document[CROSS_SITE_KEY] = CROSS_SITE.dump_python(result.cross_site, mode="json")
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()

@@ -2,12 +2,15 @@
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from fedssl.data import ImageData
+from fedssl.data.datasets import list_files
 from fedssl.data.image_cache.build import CachedData
 from fedssl.data.partitioning import load_public, partition_images
 from fedssl.errors import DataError, SpecError
@@ -59,6 +62,29 @@ def images_digest(
     shards = clients if clients is not None else partition(spec, data_root)
     own = {name: shards[name] for name in participants(spec.cohort, shards)}
     return fingerprint(own, evaluation_images(spec, data_root), public_images(spec, public, data_root, "cpu"))
+
+
+def files_stamp(spec: RunSpec, data_root: Path | None) -> str:
+    """Return a text that changes if a file of the run's images does. Decodes nothing.
+
+    It is "" if some of them are missing or not files in a folder, or if a file assigns them to clients.
+    """
+    partition, labelled, public = spec.partition, spec.central_evaluation, spec.public_data
+    if partition is None or partition.file is not None:
+        return ""
+    wanted: list[tuple[str, Literal["train", "test"]]] = [(partition.dataset, "train")]
+    wanted += [] if labelled is None else [(labelled.dataset, "train"), (labelled.dataset, "test")]
+    wanted += [] if public is None else [(public.dataset, public.split)]
+    digest = hashlib.sha256()
+    try:
+        for name_or_path, split in wanted:
+            if (files := list_files(name_or_path, split, data_root)) is None:
+                return ""
+            for name in files.names:
+                digest.update(os.fsencode(f"{files.tree.path}\0{name}\0{files.tree.stamp(name)}\0"))
+    except DataError:
+        return ""
+    return digest.hexdigest()
 
 
 def fingerprint(own: Mapping[str, ImageData | CachedData], labelled: Labelled | None, public: ClientData | None) -> str:
