@@ -218,6 +218,18 @@ def test_groups_with_more_rows_than_their_file_are_refused(tmp_path: Path) -> No
         read_contents(tmp_path)
 
 
+def test_a_listing_reads_the_headers_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as listing:
+        listing.setattr(np, "load", lambda *_, **__: pytest.fail("the array was loaded"))
+        for version in ((1, 0), (2, 0), (3, 0)):
+            with zipfile.ZipFile(tmp_path / "1.npz", "w") as archive, archive.open("images.npy", "w") as file:
+                np.lib.format.write_array(file, np.zeros((7, 8, 8), np.uint8), version)
+            assert len(read_contents(tmp_path).loose) == 7
+    np.savez(tmp_path / "1.npz", images=np.array([None, {}]))
+    with pytest.raises(DataError, match=r"1\.npz: .*not an array of numbers"):
+        read_contents(tmp_path)
+
+
 def test_one_array_is_in_memory_and_freed_after_decoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.data.image_cache.decoders.num_usable_cores", lambda: 4)
     assert [num_decoders([f"a.{kind}#1"] * 200) for kind in ("npz", "tar")] == [1, 3]

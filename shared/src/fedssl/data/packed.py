@@ -9,6 +9,7 @@ import functools
 import io
 import tarfile
 import threading
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def count_images(path: Path) -> int:
     """Return the number of images in a file. Raises ValueError if the file cannot be read."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return len(_explained(_arrays, path))
+        return int(_explained(_shape, path)[0])
     return len(_explained(_members if suffix == ".tar" else _rows, path))
 
 
@@ -81,17 +82,33 @@ def _require(number: int, count: int) -> None:
         raise ValueError(f"it has {count:,} images, and number {number + 1:,} is wanted; it changed, or is damaged")
 
 
+@functools.lru_cache(maxsize=64)
+def _shape(path: Path, stamp: str) -> tuple[int, ...]:
+    """Return the shape of the array `images`. Reads only its header."""
+    check_members(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        if "images" not in members:
+            raise ValueError("it has no array `images`")
+        if "window" in members:
+            raise ValueError("its images have been through a window: give the file by its own path")
+        with archive.open(members["images"]) as file:
+            is_short = np.lib.format.read_magic(file) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if is_short else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            num_bytes = file.tell() + np.broadcast_to(np.empty((), dtype), shape).nbytes  # refuses impossible sizes
+    if num_bytes != members["images"].file_size:
+        raise ValueError(f"`images` takes {num_bytes:,} bytes by its header: it is damaged, or not an array of numbers")
+    if len(shape) not in (3, 4) or shape[0] > _MOST_IMAGES:
+        raise ValueError(f"`images` has the shape {shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is read")
+    return tuple(shape)
+
+
 @functools.lru_cache(maxsize=1)
 def _arrays(path: Path, stamp: str) -> NDArray[Any]:
-    check_members(path)
+    _shape(path, stamp)
     with np.load(path, allow_pickle=False) as archive:
-        if "images" not in archive.files:
-            raise ValueError("it has no array `images`")
-        if "window" in archive.files:
-            raise ValueError("its images have been through a window: give the file by its own path")
         images: NDArray[Any] = archive["images"]
-    if images.ndim not in (3, 4) or len(images) > _MOST_IMAGES:
-        raise ValueError(f"`images` has the shape {images.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is read")
     return images
 
 
