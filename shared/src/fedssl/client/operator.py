@@ -63,7 +63,7 @@ from fedssl.protocol.views import (
     TokenView,
 )
 
-WAIT_POLL_SECONDS = 0.5
+WAIT_POLL_SECONDS, MOST_POLL_SECONDS = 0.5, 10.0
 _COUNTS_ONLY = {"assignments": "false"}  # an older coordinator ignores it
 _DESTINATIONS = "/v1/notification-destinations"
 LAST_EVENT = "run.finished"
@@ -102,14 +102,17 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         With `through_pauses`, it continues to wait while the run is paused. Raises RunNotFinished, which has the run,
         if `timeout_seconds` have passed.
         """
-        end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        begun = time.monotonic()
+        end = None if timeout_seconds is None else begun + timeout_seconds
         while True:
             run = self.run(run_id)
             if run.state is RunState.FINISHED or (run.state is RunState.PAUSED and not through_pauses):
                 return run
-            if end is not None and time.monotonic() >= end:
+            now = time.monotonic()
+            if end is not None and now >= end:
                 raise RunNotFinished(run)
-            time.sleep(WAIT_POLL_SECONDS)
+            pause = min(MOST_POLL_SECONDS, max(WAIT_POLL_SECONDS, 0.01 * (now - begun)))
+            time.sleep(pause if end is None else min(pause, end - now))
 
     def pull(
         self,
