@@ -357,6 +357,19 @@ def test_ended_by_its_owner(coordinator: Coordinator, onlooker: Onlooker, tus: T
         assert tus.request("DELETE", location).status_code == 404
 
 
+def test_ended_by_its_owner_while_it_is_checked(tus: Tus, monkeypatch: pytest.MonkeyPatch) -> None:
+    location, check = tus.begun(len(DATA), DIGEST), uploads.service.check_file
+
+    def check_late(*arguments: Any) -> None:
+        assert tus.request("DELETE", location).status_code == 204
+        check(*arguments)
+
+    monkeypatch.setattr(uploads.service, "check_file", check_late)
+    answer = tus.send(location, DATA, 0)
+    assert answer.status_code == 423
+    assert "another request has just deleted or finished this upload" in answer.text
+
+
 def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
     with onlooker.nothing_changes():
         location = tus.begun(len(DATA), DIGEST)

@@ -25,6 +25,7 @@ from fedssl_coordinator.storage.artifacts.service import UploadPermit, UploadSta
 from fedssl_coordinator.storage.uploads import partial_files, repository
 
 _PARTS_AT_ONCE = 16
+_ENDED = "another request has just deleted or finished this upload: announce it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,14 @@ def offset_when_whole(upload: PartialUpload) -> int:
     Then another request has just deleted the upload's bytes, or made an artifact of them.
     """
     if (offset := offset_of(upload)) != upload.num_bytes:
-        raise busy("another request has just deleted or finished this upload: announce it again")
+        raise busy(_ENDED)
     return offset
+
+
+def require_not_deleted(session: Session, upload_id: UUID) -> None:
+    """Raise ProblemError if another request has deleted an upload."""
+    if repository.get(session, upload_id) is None:
+        raise busy(_ENDED)
 
 
 def expiry_of(upload: PartialUpload) -> datetime:

@@ -181,8 +181,13 @@ def _finish(upload: PartialUpload, permit: UploadPermit, arrived: HashedFile | N
                 if service.is_complete(session, upload.id):
                     return
             raise service.busy("all bytes have arrived, and are being checked or will be soon: ask again shortly")
-        with partial.whole() as whole:
-            service.check_file(whole.path, upload.digest, permit, arrived)
-            whole.keep(upload.digest)
+        try:
+            with partial.whole() as whole:
+                service.check_file(whole.path, upload.digest, permit, arrived)
+                whole.keep(upload.digest)
+        except FileNotFoundError:
+            with transaction() as session:
+                service.require_not_deleted(session, upload.id)
+            raise
         with transaction() as session:
             service.complete(session, upload)
