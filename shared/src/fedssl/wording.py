@@ -13,6 +13,16 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def apart(value: float, limit: float, digits: int = 3) -> tuple[str, str]:
+    """Return two numbers with so many significant digits, or with more if they would look equal.
+
+    >>> apart(1.99999, 2), apart(1.5, 2), apart(2, 2)
+    (('1.99999', '2'), ('1.5', '2'), ('2', '2'))
+    """
+    numbers = ((f"{value:.{each}g}", f"{limit:.{each}g}") for each in range(digits, 18))
+    return next((each for each in numbers if each[0] != each[1]), (f"{value:.{digits}g}", f"{limit:.{digits}g}"))
+
+
 def printable(text: str) -> str:
     """Replace control characters, with which a worker's message could redraw the terminal.
 

@@ -1,6 +1,6 @@
 """Thresholds: what a run warns of."""
 
-from fedssl.evaluation.monitoring import describe, find_collapse_alerts, find_summed_alerts
+from fedssl.evaluation.monitoring import CollapseAlert, describe, find_collapse_alerts, find_summed_alerts
 from fedssl.protocol.watch import WatchConfig
 
 HEALTHY = {"effective_rank": 40.0, "feature_std": 0.4, "embedding_std": 0.6, "divergence": 0.2}
@@ -23,6 +23,7 @@ def test_every_number_beyond_its_threshold_is_told_in_client_order() -> None:
     ]
     assert str(alarms[0]) == "a: divergence 0.6 is above 0.5 (drift)"
     assert str(alarms[1]) == "b: effective_rank 1.5 is below 3 (collapse)"
+    assert str(CollapseAlert("a", "effective_rank", 1.9999, 2)) == "a: effective_rank 1.9999 is below 2 (collapse)"
     assert describe(alarms, most=1) == "a: divergence 0.6 is above 0.5 (drift); and 4 more"
 
 

@@ -23,7 +23,7 @@ from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, FEATURE_NORM, UP
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.wording import plural
+from fedssl.wording import apart, plural
 
 _SETTINGS = {
     UPDATE_NORM: ("max_update_norm", "weights that could be compared with the broadcast"),
@@ -111,7 +111,7 @@ def screened(
             rejected[update.client_id] = why
             continue
         if beyond:
-            why = "; ".join(f"its {name} {found[name]:.6g} is beyond {_setting(name, beyond)}" for name in beyond)
+            why = "; ".join(_beyond(name, found[name], limit) for name, limit in beyond.items())
             if ctx.spec.robustness.action == "reject":
                 rejected[update.client_id] = why
                 continue
@@ -143,8 +143,9 @@ def _limits(config: RobustnessConfig) -> dict[str, float]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _setting(name: str, limits: Mapping[str, float]) -> str:
-    return f"robustness.{_SETTINGS[name][0]} {limits[name]:g}"
+def _beyond(name: str, value: float, limit: float) -> str:
+    found, most = apart(value, limit, 6)
+    return f"its {name} {found} is beyond robustness.{_SETTINGS[name][0]} {most}"
 
 
 def _clip(

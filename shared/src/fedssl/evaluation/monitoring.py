@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedssl.protocol.watch import WatchConfig
-from fedssl.wording import plural
+from fedssl.wording import apart, plural
 
 EFFECTIVE_RANK, FEATURE_STD, EMBEDDING_STD = "effective_rank", "feature_std", "embedding_std"
 DIVERGENCE = "divergence"
@@ -27,7 +27,8 @@ class CollapseAlert:
     threshold: float
 
     def __str__(self) -> str:
-        return f"{self.client_id}: {self.name} {self.value:.3g} is {_beyond(self.name, self.threshold)}"
+        value, threshold = apart(self.value, self.threshold)
+        return f"{self.client_id}: {self.name} {value} is {_beyond(self.name, threshold)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class SummedAlert:
 
     def __str__(self) -> str:
         of = f"{self.num_crossed} of {plural(self.num_clients, 'client')}"
-        return f"{self.name} is {_beyond(self.name, self.threshold)} at {of}"
+        return f"{self.name} is {_beyond(self.name, f'{self.threshold:.3g}')} at {of}"
 
 
-def _beyond(name: str, threshold: float) -> str:
+def _beyond(name: str, threshold: str) -> str:
     side, sign = ("above", "drift") if name == DIVERGENCE else ("below", "collapse")
-    return f"{side} {threshold:.3g} ({sign})"
+    return f"{side} {threshold} ({sign})"
 
 
 def _least(config: WatchConfig) -> dict[str, float | None]:

@@ -38,8 +38,8 @@ def test_scaffolds_c_is_the_mean_of_the_variates_again(
     assert (event.client_id, event.round_number) == (LOST, 2)
     reason = "damaged" if how == "flipped" else "missing"
     assert event.message == (
-        f"{LOST}: its client state of round 1 is {reason}; it starts cold, and once the round closes the control "
-        "variates of all clients restart from 0"
+        f"{LOST}: its client state of round 1 is {reason}; it starts cold, and in the round that uses its update "
+        "the control variates of all clients restart from 0"
     )
     assert {key: event.data[key] for key in ("accepted_round", "reason")} == {"accepted_round": 1, "reason": reason}
     [restarted] = workers.events("run.states_restarted")

@@ -241,7 +241,9 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
 def _consequence(spec: RunSpec, run: Run) -> str:
     """Return what it means for the run that a client starts cold. docs/operations/runs.md explains it per method."""
     if spec.method.restarts_states:
-        return "it starts cold, and once the round closes the control variates of all clients restart from 0"
+        return (
+            "it starts cold, and in the round that uses its update the control variates of all clients restart from 0"
+        )
     if run.plan is not None and not run.plan["update"]:
         return "it starts again from the weights before training, because this method keeps them only at the client"
     return "it starts cold, from the broadcast"
