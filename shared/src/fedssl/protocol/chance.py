@@ -3,7 +3,7 @@
 Balanced accuracy has another one, 1 / classes: a constant answer has a recall of 1 in one class and of 0 in the others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CHANCE_KEY = "chance"
@@ -29,6 +29,26 @@ class Chance:
     def as_json(self) -> dict[str, object]:
         """Return the numbers and how they come about, for JSON."""
         return {"accuracy": self.accuracy, "num_classes": self.num_classes, "how": self.how}
+
+
+class ChanceOfLabels(Chance):
+    """The share of all pairs of an image and a class that are right if several labels per image are possible, and the
+    answer for each class is the more frequent one: that images have it, or that they have not."""
+
+    @property
+    def how(self) -> str:
+        """How the number comes about, for people."""
+        return f"the more frequent answer, yes or no, for each of {self.num_classes:,} classes"
+
+
+def chance_of_labels(num_with: Sequence[int], num_images: int) -> Chance:
+    """Return the chance on images with several labels, from how many of them have each class.
+
+    >>> chance_of_labels([1, 8], 10).accuracy
+    0.85
+    """
+    num_right = sum(max(num, num_images - num) for num in num_with)
+    return ChanceOfLabels(num_right / (num_images * len(num_with)), len(num_with))
 
 
 def chance_of(labels: Iterable[int]) -> Chance | None:

@@ -19,7 +19,7 @@ from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 from fedssl.cli.progress_bar import progress_bar
-from fedssl.protocol.chance import Chance, chance_of
+from fedssl.protocol.chance import Chance, chance_of, chance_of_labels
 
 if TYPE_CHECKING:
     from fedssl.classification.fit import Fit
@@ -185,9 +185,9 @@ def _described(head: "Head", fit: "Fit | None") -> dict[str, Any]:
 
 
 def _chance(head: "Head", fit: "Fit") -> Chance | None:
-    """Return chance on the held-out images; None if an image may have several labels."""
+    """Return chance on the held-out images."""
     if head.multi_label:
-        return None
+        return chance_of_labels([each.num_held_out for each in fit.classes], head.about["fit"]["num_held_out"])
     return chance_of(number for number, each in enumerate(fit.classes) for _ in range(each.num_held_out))
 
 
