@@ -27,6 +27,7 @@ from fedssl.data.rasters import (
     has_signed_bytes,
     is_inverted,
     is_misread,
+    is_whole,
     num_bits,
     num_pages,
     num_unread,
@@ -108,7 +109,7 @@ def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | No
 def _shape_of(files: ImageFiles, name: str, image_size: int | None, channels: int | None) -> tuple[int, int]:
     if _is_read_by_pil(files, name, channels) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as first:
-            if first.format != "TIFF" or (num_pages(first) == 1 and not is_misread(first)):
+            if is_whole(first):
                 grey = first.mode in (*_GREY, *SIXTEEN_BITS)
                 return channels or (1 if grey else 3), image_size or min(first.size)
     height, width, found = _raster(files, name, channels).values.shape
@@ -207,9 +208,8 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
     if _is_read_by_pil(files, name, None) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as image:
             size, mode, depth = image.size, image.mode, num_bits(image)
-            if image.format != "TIFF" or not (
-                num_pages(image) > 1 or mode in ("I", "F") or (depth > 8 and is_inverted(image)) or is_misread(image)
-            ):
+            is_mapped = image.format == "TIFF" and (mode in ("I", "F") or (depth > 8 and is_inverted(image)))
+            if is_whole(image) and not is_mapped:
                 _, highest = _upright(files, name, image, "RGB")
                 return DecodedFile(size, mode, depth, highest)
     raster = _raster(files, name, None)

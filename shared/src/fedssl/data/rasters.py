@@ -169,6 +169,11 @@ def num_pages(image: Image.Image) -> int:
     return max(getattr(image, "n_frames", 1), int(found[1]) if found else 1)
 
 
+def is_whole(image: Image.Image) -> bool:
+    """Return whether PIL reads all values of a file: it has one page, which PIL does not misread."""
+    return image.format != "TIFF" or (num_pages(image) == 1 and not is_misread(image))
+
+
 def is_misread(image: Image.Image) -> bool:
     """Return whether PIL would read the values of a TIFF file's first page wrongly or in part."""
     return has_signed_bytes(image) or has_planes_of_16_bits(image) or num_unread(image) > 0
@@ -203,7 +208,7 @@ def _tags(image: Image.Image) -> Any:
 
 def _is_exact(image: Image.Image, channels: int | None) -> bool:
     """Return whether PIL gives all values of a file, in its own range."""
-    if image.format == "TIFF" and (num_pages(image) > 1 or is_misread(image)):
+    if not is_whole(image):
         return False
     if image.mode in SIXTEEN_BITS:
         return True
