@@ -58,7 +58,7 @@ def release() -> None:
 
 
 def decoder_of(name: str) -> str:
-    """Return the packages besides PIL that decode a listed image, with their versions; "" if PIL alone does."""
+    """Return the packages besides PIL that decode a listed image, with their versions; "" if only PIL does."""
     if is_image(name):
         return _with_versions("tifffile") if name.lower().endswith(_TIFF) else ""
     if is_dicom(name):

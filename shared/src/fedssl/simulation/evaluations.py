@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fedssl.artifacts.tensors import Tensors
@@ -14,13 +13,12 @@ from fedssl.errors import DataError
 from fedssl.evaluation import labels_of
 from fedssl.evaluation.site import SiteEvaluation, evaluate_at_site, evaluate_head, weights_at_site
 from fedssl.evaluation.site_heads import run_heads
-from fedssl.evaluation.suite import evaluate_encoder, load_encoder
+from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder
 from fedssl.models.pretrained import encoder_of
 from fedssl.protocol.chance import chance_of
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts, SiteHead
-from fedssl.simulation.inputs import evaluation_images
 from fedssl.simulation.results import Result, judged_models
 
 OnJudging = Callable[[int, str, float | None], None]
@@ -33,25 +31,24 @@ class CentralEvaluator:
     """Evaluates the encoder of each round that the spec names, once."""
 
     def __init__(
-        self, spec: RunSpec, data_root: Path | None, device: str, on_judging: OnJudging, on_evaluation: OnEvaluation
+        self, spec: RunSpec, images: Labelled | None, device: str, on_judging: OnJudging, on_evaluation: OnEvaluation
     ) -> None:
         self._spec, self._device = spec, device
         self._on_judging, self._on_evaluation = on_judging, on_evaluation
-        # The data set is read before training, so that a missing one does not end a run later.
-        self.images = evaluation_images(spec, data_root)
-        self.chance = None if self.images is None else chance_of(labels_of(self.images.test).tolist())
+        self._images = images
+        self.chance = None if images is None else chance_of(labels_of(images.test).tolist())
 
     def evaluate_if_due(self, result: Result) -> None:
         """Evaluate the last round's encoder, unless that is not due or has been done."""
         config, number = self._spec.central_evaluation, result.rounds_done
-        if config is None or self.images is None:
+        if config is None or self._images is None:
             return
         if number in result.evaluations_by_round or not _is_due(config, result):
             return
         tell, data = functools.partial(self._on_judging, number), self._spec.data
         encoders = (load_encoder(tensors, self._spec) for tensors in judged_models(result).values())
         found = [
-            evaluate_encoder(each, self.images, config, data, device=self._device, on_progress=tell)
+            evaluate_encoder(each, self._images, config, data, device=self._device, on_progress=tell)
             for each in encoders
         ]
         measures = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
@@ -108,7 +105,7 @@ class SiteEvaluator:
 
     @property
     def _needs_states(self) -> bool:
-        """Whether sites evaluate what is in their client states."""
+        """True if sites evaluate what is in their client states."""
         assert self._config is not None, "only with an evaluation at the sites"
         return self._spec.model.batch_norm == "local" or "personal" in self._config.site_config.run_heads
 

@@ -25,6 +25,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.simulation.evaluations import CentralEvaluator, OnEvaluation, OnJudging, SiteEvaluator
 from fedssl.simulation.federation import Federation, OnDistillation, OnProgress, OnTrained
 from fedssl.simulation.inputs import (
+    evaluation_images,
     fingerprint,
     participants,
     partition,
@@ -92,14 +93,15 @@ def simulate(
     with memory_errors_explained(device, spec.training.batch_size):
         on_device = public_images(spec, public, data_root, device)
     everywhere = Context(spec=spec, round_number=0, device=torch.device(device), public=on_device)
-    central = CentralEvaluator(spec, data_root, device, on_judging, on_evaluation)
+    labelled = evaluation_images(spec, data_root)  # before training, so that a missing one does not end a run later
+    central = CentralEvaluator(spec, labelled, device, on_judging, on_evaluation)
     require_images(shards, names)
     own = {name: shards[name] for name in names}
     sites = SiteEvaluator(spec, own, device, on_judging)
     for name in names:
         require_own_shape(f"the images of {name}", shards[name], spec)
     sizes = {name: len(shards[name]) for name in names}
-    images = "" if checkpoint is None else fingerprint(own, central.images, on_device)
+    images = "" if checkpoint is None else fingerprint(own, labelled, on_device)
     num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
     with contextlib.ExitStack() as stack:
         data = {name: client_data(shards[name], spec, name) for name in names}
