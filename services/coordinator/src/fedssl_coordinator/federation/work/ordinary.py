@@ -23,6 +23,7 @@ from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.run_rows import Definition
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import Passed, kinds_of
 from fedssl_coordinator.federation.work import ordinary_repository as repository
@@ -49,7 +50,7 @@ def claim(secret_hash: str) -> tuple[SeenWorker, WorkItem | None] | None:
     client_id = worker.client_id
     say_about(client=client_id, run=str(offer.run_id), round=offer.round_number)
     enqueue.wake_watchers_now()
-    return worker, _work_item(client_id, offer)
+    return worker, _offered(client_id, offer)
 
 
 def heartbeat(secret_hash: str, request: Heartbeat) -> SeenWorker | None:
@@ -145,21 +146,28 @@ def _has_own_metrics(request: Submit) -> bool:
     return not request.metrics.keys() & set(MEASURES)
 
 
-def _work_item(client_id: str, offer: Offer) -> WorkItem | None:
+def _offered(client_id: str, offer: Offer) -> WorkItem | None:
     """Return the work that was leased, or None if its run was deleted since."""
-    own_dimensions = context = newest = None
     try:
         definition = run_rows.known_definition(offer.run_id, offer.num_rounds)
         spec = definition.spec
-        has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
-        if has_dimensions or spec.secure_aggregation is not None:
-            with transaction() as session:
-                if has_dimensions:
-                    own_dimensions = dimensions.of_client(session, offer.run_id, client_id)
-                if spec.secure_aggregation is not None:
-                    context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
+        if spec.method.dimensions_wanted(spec.model) is None and spec.secure_aggregation is None:
+            return work_item(None, client_id, offer, definition)
+        with transaction() as session:
+            return work_item(session, client_id, offer, definition)
     except NoResultFound:
         return None
+
+
+def work_item(session: Session | None, client_id: str, offer: Offer, definition: Definition) -> WorkItem:
+    """Return the work that was leased. A run with dimensions or secure rounds needs a session."""
+    own_dimensions = context = newest = None
+    spec = definition.spec
+    if session is not None:
+        if spec.method.dimensions_wanted(spec.model) is not None:
+            own_dimensions = dimensions.of_client(session, offer.run_id, client_id)
+        if spec.secure_aggregation is not None:
+            context = secure_rounds.context_of(session, offer.run_id, offer.round_number)
     if offer.newest_round is not None and offer.newest_update is not None:
         newest = AcceptedUpdate(round_number=offer.newest_round, update=offer.newest_update)
     return WorkItem(

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.protocol.work import (
     Decline,
@@ -33,12 +32,11 @@ from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Client, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
-from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import round_metrics
-from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
 from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.federation.work import ordinary, repository
+from fedssl_coordinator.federation.work.ordinary_repository import Offer
 from fedssl_coordinator.federation.work.refusals import lease_lost, not_uploaded, refused, round_closed
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.clients import Earlier
@@ -135,7 +133,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
         )
         assert won, "the row is locked"
     enqueue.wake_watchers(session)
-    return _work_item(session, assignment, run, current, spec)
+    return _work_item(session, assignment, run, current, spec.num_rounds)
 
 
 def heartbeat(session: Session, client_id: str, request: Heartbeat) -> HeartbeatReply:
@@ -343,31 +341,21 @@ def _require_wanted(session: Session, assignment: Assignment, current: Round) ->
         raise refused(assignment, "round-closed", detail)
 
 
-def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
+def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, num_rounds: int) -> WorkItem:
     newest = run_rows.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
-    context = None
-    if spec.secure_aggregation is not None:
-        context = secure_rounds.context_of(session, run.id, assignment.round_number)
-    return WorkItem(
+    offer = Offer(
         assignment_id=assignment.id,
         run_id=run.id,
         round_number=assignment.round_number,
-        client_id=assignment.client_id,
-        spec=spec,
-        method_version=run.method_version,
-        plan=run_rows.plan_of(run),
         broadcast=current.broadcast,
         frozen=run.frozen,
-        last_accepted=newest,
-        dimensions=dimensions.of_client(session, run.id, assignment.client_id)
-        if spec.method.dimensions_wanted(spec.model) is not None
-        else None,
-        secure_cohort=None if context is None else secure_rounds.cohort(context),
-        secure_protocol=None if context is None else SECURE_PROTOCOL,
-        total_bits=None if context is None else context.total_bits,
-        lease_seconds=spec.cohort.lease_seconds,
-        round_deadline=current.deadline,
+        deadline=current.deadline,
+        was_offered=False,
+        num_rounds=num_rounds,
+        newest_round=None if newest is None else newest.round_number,
+        newest_update=None if newest is None else newest.update,
     )
+    return ordinary.work_item(session, assignment.client_id, offer, run_rows.definition(session, run.id, num_rounds))
 
 
 def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:
