@@ -179,6 +179,28 @@ def test_several_processes_may_migrate_at_once(servers: Servers, empty_url: str,
     assert _differences(empty_url) == []
 
 
+def test_a_migration_that_collides_with_a_working_process_is_repeated(
+    servers: Servers, empty_url: str, tmp_path: Path
+) -> None:
+    _to(empty_url, command.upgrade, "2026_11_25_site_evaluations")
+    command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
+    environment = _environment(servers, empty_url, tmp_path)
+    url = empty_url.replace("+psycopg", "", 1)
+    with psycopg.connect(url) as working, Tables(empty_url) as tables:
+        working.execute("SET deadlock_timeout = '1min'")  # so that Postgres ends the migration, and not this
+        working.execute("SELECT FROM runs")
+        with subprocess.Popen(command_line, env=environment, stderr=subprocess.PIPE, text=True) as migration:
+            while not tables.one("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'runs'::regclass"):
+                assert migration.poll() is None
+                time.sleep(0.02)
+            working.execute("SELECT FROM clients")  # which the migration has locked
+            working.commit()
+            _, logged = migration.communicate(timeout=60)
+    assert migration.returncode == 0, logged
+    assert '"migration.collided"' in logged
+    assert _differences(empty_url) == []
+
+
 def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty_url: str, tmp_path: Path) -> None:
     environment = _environment(servers, empty_url, tmp_path)
 
