@@ -77,12 +77,40 @@ def test_migrations_make_the_tables_of_the_models(
     assert _constraints(empty_url) == migrated
 
 
-def test_every_step_goes_down_and_up_again(empty_url: str) -> None:
+def _columns(url: str) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Return the type of every column, and whether a row may leave it out, by table and name."""
+    with Tables(url) as tables:
+        found = tables.query(
+            "SELECT table_name, column_name, data_type, is_nullable = 'YES' OR is_identity = 'YES' "
+            "OR column_default IS NOT NULL FROM information_schema.columns WHERE table_schema = 'public'"
+        )
+    return {(table, name): (kind, may_be_left_out) for table, name, kind, may_be_left_out in found}
+
+
+REPLACING = {
+    "2026_11_20_sixth": {"ck_tokens_role_known", "ck_tokens_worker_has_client"},
+    "2026_11_25_second": {"uq_site_evaluations_run_id_round_number_client_id"},
+}
+"""Constraints that migrations of the first days have replaced at once. docs/deploy.md promises that no other does."""
+
+
+def test_every_step_only_adds_and_goes_down_and_up_again(empty_url: str) -> None:
+    """The previous version works on the tables during an upgrade and after a rollback."""
     revisions = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
-    seen = []
+    seen: list[list[tuple[Any, ...]]] = []
+    columns: dict[tuple[str, str], tuple[str, bool]] = {}
     for revision in revisions:
         _to(empty_url, command.upgrade, revision)
-        seen.append(_constraints(empty_url))
+        before, present = columns, _constraints(empty_url)
+        lost = {name for _, name, _ in set(seen[-1] if seen else []) - set(present)}
+        assert lost == REPLACING.get(revision, set()), f"{revision}: the previous version needs what it has replaced"
+        columns = _columns(empty_url)
+        assert before.items() <= columns.items(), f"{revision}: the previous version needs what it has changed"
+        old_tables = {table for table, _ in before}
+        new = {at: may_be_left_out for at, (_, may_be_left_out) in columns.items() if at not in before}
+        required = [at for at, may_be_left_out in new.items() if at[0] in old_tables and not may_be_left_out]
+        assert required == [], f"{revision}: rows of the previous version lack what it requires"
+        seen.append(present)
     for earlier in reversed([[], *seen[:-1]]):
         _to(empty_url, command.downgrade, "-1")
         assert _constraints(empty_url) == earlier
@@ -148,6 +176,28 @@ def test_several_processes_may_migrate_at_once(servers: Servers, empty_url: str,
     command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
     processes = [subprocess.Popen(command_line, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
+    assert _differences(empty_url) == []
+
+
+def test_a_migration_that_collides_with_a_working_process_is_repeated(
+    servers: Servers, empty_url: str, tmp_path: Path
+) -> None:
+    _to(empty_url, command.upgrade, "2026_11_25_site_evaluations")
+    command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
+    environment = _environment(servers, empty_url, tmp_path)
+    url = empty_url.replace("+psycopg", "", 1)
+    with psycopg.connect(url) as working, Tables(empty_url) as tables:
+        working.execute("SET deadlock_timeout = '1min'")  # so that Postgres ends the migration, and not this
+        working.execute("SELECT FROM runs")
+        with subprocess.Popen(command_line, env=environment, stderr=subprocess.PIPE, text=True) as migration:
+            while not tables.one("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'runs'::regclass"):
+                assert migration.poll() is None
+                time.sleep(0.02)
+            working.execute("SELECT FROM clients")  # which the migration has locked
+            working.commit()
+            _, logged = migration.communicate(timeout=60)
+    assert migration.returncode == 0, logged
+    assert '"migration.collided"' in logged
     assert _differences(empty_url) == []
 
 

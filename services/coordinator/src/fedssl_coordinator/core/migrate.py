@@ -9,12 +9,15 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
 from fedssl_coordinator.core.db import UNREACHABLE, direct_engine, engine
 
 log = structlog.get_logger(__name__)
 
 _LOCK = 0x66656473736C  # "fedssl"
+_TRIES, _PAUSE_SECONDS = 10, 3.0
+_IN_USE = ("40P01", "55P03")  # a deadlock with a process that works, or a lock that it did not release in time
 
 
 def alembic_config() -> Config:
@@ -29,7 +32,8 @@ def alembic_config() -> Config:
 def upgrade(revision: str = "head") -> None:
     """Upgrade the database to `revision`.
 
-    Does nothing if a newer version has migrated the database: after a rollback this version can use its tables.
+    Does nothing if a newer version has migrated the database: after a rollback this version can use its tables. Tries
+    again if it collides with the processes that use the tables meanwhile. Raises OperationalError.
     """
     with direct_engine().connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
@@ -38,13 +42,28 @@ def upgrade(revision: str = "head") -> None:
             config = alembic_config()
             config.attributes["connection"] = connection
             if (current := _revision(connection)) is None or current in _known(ScriptDirectory.from_config(config)):
-                command.upgrade(config, revision)
+                _upgrade_between_others(connection, config, revision)
             else:
                 log.warning("database.newer", revision=current, consequence="its tables stay as they are")
         finally:
             connection.rollback()
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK})
             connection.commit()
+
+
+def _upgrade_between_others(connection: Connection, config: Config, revision: str) -> None:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            command.upgrade(config, revision)
+            return
+        except OperationalError as error:
+            if not tries_left or getattr(error.orig, "sqlstate", None) not in _IN_USE:
+                raise
+            log.warning(
+                "migration.collided", reason=str(error.orig).partition("\n")[0], retry_in_seconds=_PAUSE_SECONDS
+            )
+        connection.rollback()
+        time.sleep(_PAUSE_SECONDS)
 
 
 def await_upgrade(seconds: float) -> bool:

@@ -1,7 +1,8 @@
 """Finds the artifacts that are needed, from Postgres only, and records those whose bytes were removed.
 
 An artifact is referred to by every column with a foreign key to it, so a new table keeps its artifacts without a change
-here. Only the references in `_conditions` expire.
+here. That is also true of the tables and columns of a newer version, which this one meets during an upgrade and after a
+rollback: Postgres is asked which columns there are. Only the references in `_conditions` expire.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,21 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, ColumnElement, Float, case, delete, func, or_, select, true, update
+from sqlalchemy import (
+    ColumnClause,
+    ColumnElement,
+    Float,
+    case,
+    column,
+    delete,
+    func,
+    or_,
+    select,
+    table,
+    text,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
@@ -27,8 +42,13 @@ from fedssl_coordinator.core.models import (
 )
 
 UPDATE, BROADCAST, UNREFERENCED = "update", "broadcast", "unreferenced"
-AnyColumn = InstrumentedAttribute[Any] | Column[Any]
+AnyColumn = InstrumentedAttribute[Any] | ColumnClause[Any]
 _DELIVERING = (AssignmentState.LEASED, AssignmentState.SUBMITTED)
+_REFERENCES = text(
+    "SELECT relname, attname FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid "
+    "JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey) "
+    "WHERE contype = 'f' AND confrelid = 'artifacts'::regclass ORDER BY relname, attname"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +84,7 @@ def removable(session: Session, keep: RetentionPeriods) -> Sequence[RemovableArt
         )
     ]
     run_id = func.coalesce(*owners, uploaded.scalar_subquery())
-    found = select(Artifact.digest, Artifact.num_bytes, kind, run_id).where(_may_go(keep))
+    found = select(Artifact.digest, Artifact.num_bytes, kind, run_id).where(_may_go(session, keep))
     rows = [RemovableArtifact(*row) for row in session.execute(found)]
     return sorted(rows, key=lambda row: (str(row.run_id), row.kind, row.digest))
 
@@ -77,14 +97,14 @@ def locked_removable(session: Session, digests: Sequence[str], keep: RetentionPe
     # Two statements: the second sees everything that was committed before the locks were acquired.
     locking = select(Artifact.digest).where(Artifact.digest.in_(digests)).order_by(Artifact.digest)
     locked = session.scalars(locking.with_for_update(skip_locked=True)).all()
-    return set(session.scalars(select(Artifact.digest).where(Artifact.digest.in_(locked), _may_go(keep))))
+    return set(session.scalars(select(Artifact.digest).where(Artifact.digest.in_(locked), _may_go(session, keep))))
 
 
 def forget(session: Session, digests: set[str]) -> None:
     """Delete the rows of artifacts whose bytes were removed. A row that is still referred to records the removal."""
     these = Artifact.digest.in_(digests)
     unsynchronised = {"synchronize_session": False}
-    session.execute(delete(Artifact).where(these, ~_is_referenced()), execution_options=unsynchronised)
+    session.execute(delete(Artifact).where(these, ~_is_referenced(session)), execution_options=unsynchronised)
     session.execute(update(Artifact).where(these).values(collected_at=func.now()), execution_options=unsynchronised)
 
 
@@ -107,38 +127,42 @@ def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> 
 
 def needed(session: Session, keep: RetentionPeriods) -> list[tuple[str, int]]:
     """Return the digest and the size in bytes of every artifact that must be in the store."""
-    is_kept = Artifact.collected_at.is_(None) & _is_needed(keep)
+    is_kept = Artifact.collected_at.is_(None) & _is_needed(session, keep)
     statement = select(Artifact.digest, Artifact.num_bytes).where(is_kept).order_by(Artifact.digest)
     return [(digest, num_bytes) for digest, num_bytes in session.execute(statement)]
 
 
 def is_needed(session: Session, digest: str, keep: RetentionPeriods) -> bool:
-    statement = select(Artifact.digest).where(Artifact.digest == digest, _is_needed(keep))
+    statement = select(Artifact.digest).where(Artifact.digest == digest, _is_needed(session, keep))
     return session.scalar(statement) is not None
 
 
-def _may_go(keep: RetentionPeriods) -> ColumnElement[bool]:
+def _may_go(session: Session, keep: RetentionPeriods) -> ColumnElement[bool]:
     is_old = Artifact.touched_at <= _ago(keep.unreferenced)
-    return Artifact.collected_at.is_(None) & ~_is_needed(keep) & or_(_is_referenced(), is_old)
+    return Artifact.collected_at.is_(None) & ~_is_needed(session, keep) & or_(_is_referenced(session), is_old)
 
 
-def _is_needed(keep: RetentionPeriods) -> ColumnElement[bool]:
+def _is_needed(session: Session, keep: RetentionPeriods) -> ColumnElement[bool]:
     conditions = _conditions(keep)
-    return or_(*(_names(column, conditions.get(column, true())) for column in references()))
+    return or_(*(_names(column, conditions.get(column, true())) for column in references(session)))
 
 
-def _is_referenced() -> ColumnElement[bool]:
-    return or_(*(_names(column) for column in references()))
+def _is_referenced(session: Session) -> ColumnElement[bool]:
+    return or_(*(_names(column) for column in references(session)))
 
 
-def references() -> list[Column[Any]]:
-    """Return every column that refers to an artifact."""
-    tables = Base.metadata.sorted_tables
-    digest = Base.metadata.tables[Artifact.__tablename__].c.digest
-    return [column for table in tables for column in table.columns if column.references(digest)]
+def references(session: Session) -> list[ColumnClause[Any]]:
+    """Return every column of the database that refers to an artifact."""
+    return [_column(*names) for names in session.execute(_REFERENCES)]
 
 
-def _conditions(keep: RetentionPeriods) -> dict[Column[Any], ColumnElement[bool]]:
+def _column(table_name: str, name: str) -> ColumnClause[Any]:
+    """Return a column of the models, or of a table or with a name that they lack."""
+    known = Base.metadata.tables.get(table_name)
+    return known.c[name] if known is not None and name in known.c else table(table_name, column(name)).c[name]
+
+
+def _conditions(keep: RetentionPeriods) -> dict[ColumnClause[Any], ColumnElement[bool]]:
     """Return the conditions under which references need the bytes. References that are not listed always do."""
     by_round = {
         Assignment.update_digest: _round_is_of(Assignment.round_id, keep.updates) & ~_is_masked(Assignment.round_id),
