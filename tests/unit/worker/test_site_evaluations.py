@@ -12,6 +12,7 @@ import pytest
 from fedssl.backoff import Backoff
 from fedssl.client import Unavailable
 from fedssl.errors import DataError
+from fedssl.evaluation.site import SiteEvaluation
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
@@ -168,6 +169,17 @@ def test_rules_that_mean_nothing_are_refused(setting: Setting, lines: tuple[str,
     policy = setting.write_policy("[[allow]]", 'methods = ["*"]', *lines)
     with pytest.raises(PolicyError, match=words):
         PolicyEnforcer(policy, setting.coordinator.url)
+
+
+def test_counts_that_a_stricter_policy_would_not_give_stay(setting: Setting) -> None:
+    item = _offer(setting)
+    _evaluations(setting).answer_next()
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is not None
+    with pytest.raises(NotPermitted, match="the policy has changed: it counts classes with 10 images or more"):
+        setting.egress(setting.write_policy(*ALLOWED)).send_counts(item, SiteEvaluation(answer.counts))
+    assert setting.ledger()[-1]["kind"] == "refused"
+    assert len(setting.coordinator.site_answers) == 1
 
 
 def test_evaluations_do_not_count_as_updates(setting: Setting) -> None:
