@@ -197,7 +197,8 @@ def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) ->
     policy = setting.write_policy("max_evaluations_total = 2", *lines)
     specs = [_spec(test_share=share) for share in (0.5, 0.25, 0.5, 0.75)]
     for spec in specs:  # of one run and round; the third asks what the first has asked
-        _offer(setting, spec)
+        # Nothing is fetched for what cannot leave: not even weights that do not exist are missed.
+        _offer(setting, spec, **({"broadcast": "0" * 64} if spec is specs[-1] else {}))
         _evaluations(setting, policy).answer_next()
     answers = setting.coordinator.site_answers
     assert [answer.refusal is None for answer in answers] == [True, True, True, False]
@@ -213,6 +214,19 @@ def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) ->
     _offer(setting, specs[-1])
     _evaluations(setting, policy).answer_next()
     assert setting.coordinator.site_answers[-1].refusal is None
+
+
+def test_another_answer_to_the_same_question_counts_as_another_evaluation(setting: Setting) -> None:
+    """After the site's images have changed, the differences concern single images."""
+    policy = setting.write_policy("max_evaluations_total = 1", *ALLOWED, "min_count = 1")
+    _offer(setting)
+    _evaluations(setting, policy).answer_next()
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is not None
+    egress, other = setting.egress(policy), answer.counts.model_copy(update={"num_train": answer.counts.num_train + 1})
+    egress.send_counts(_offer(setting), SiteEvaluation(answer.counts))  # the same once more
+    with pytest.raises(NotPermitted, match="permits 1 evaluations in all runs together"):
+        egress.send_counts(_offer(setting), SiteEvaluation(other))
 
 
 def test_evaluations_that_an_earlier_version_did_not_total_cannot_be_limited() -> None:
