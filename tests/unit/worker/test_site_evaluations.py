@@ -1,6 +1,7 @@
 """A worker's evaluations on its own labelled images: what leaves, what is refused, and what is recorded."""
 
 import dataclasses
+import itertools
 import json
 from collections import deque
 from pathlib import Path
@@ -147,7 +148,8 @@ def test_the_limits_of_a_rule_hold_for_evaluations(setting: Setting, rule: str, 
 
 
 def test_the_coordinator_is_not_sent_rules_that_older_ones_do_not_know(setting: Setting) -> None:
-    policy = setting.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]', *ALLOWED, "min_count = 3")
+    rules = [("[[allow]]", f'artifact = "{name}"', 'methods = ["*"]') for name in ("weights", "statistics")]
+    policy = setting.write_policy(*itertools.chain(*rules), *ALLOWED, "min_count = 3")
     notice = PolicyEnforcer(policy, setting.coordinator.url).notice
     assert notice is not None
     assert [rule.artifact for rule in notice.allow] == ["weights"]
