@@ -205,8 +205,15 @@ def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem, 
     segments = sorted((setting.folder / "ledger").glob("0*.jsonl"))
     assert len(segments) > 3
     segments[deleted].unlink()
-    with pytest.raises(NotPermitted, match="and those of 4 have left"):
-        setting.egress(policy).send(item.model_copy(update={"run_id": uuid4()}), path, digest_of(path))
+    size = path.stat().st_size
+    for limit, words in (
+        ("rounds_total = 4", "those of 4 have left"),
+        (f"bytes_total = {4 * size}", f"{4 * size} have"),
+    ):
+        with pytest.raises(NotPermitted, match=words):
+            setting.egress(_limited(setting, f"max_{limit}")).send(
+                item.model_copy(update={"run_id": uuid4()}), path, digest_of(path)
+            )
 
 
 def test_what_an_earlier_version_did_not_total_cannot_be_limited(setting: Setting, item: WorkItem) -> None:
