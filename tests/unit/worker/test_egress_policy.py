@@ -193,6 +193,16 @@ def test_bytes_are_limited_over_all_runs(setting: Setting, item: WorkItem) -> No
     setting.egress(_limited(setting, f"max_bytes_total = {2 * size}")).send(other, path, digest)
 
 
+def test_an_update_that_was_counted_may_be_sent_again(setting: Setting, item: WorkItem) -> None:
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    policy = _limited(setting, "max_rounds_total = 1", f"max_bytes_total = {path.stat().st_size}")
+    for _ in range(2):  # its first transfer broke off, and the worker was restarted
+        egress = setting.egress(policy)
+        egress.require_permitted(item)
+        egress.send(item, path, digest_of(path))
+
+
 @pytest.mark.parametrize("deleted", [0, 1, 2])
 def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem, deleted: int) -> None:
     """Old segments may be deleted. The first entry of a segment has the totals before it."""
