@@ -375,6 +375,19 @@ def test_a_worker_that_came_too_late_leaves_the_round(tmp_path: Path) -> None:
     assert cohort.kinds_sent() == ["keys", "shares"]
 
 
+def test_cancelled_work_leaves_the_round(tmp_path: Path) -> None:
+    def cancel() -> None:
+        raise Cancelled("the run was stopped")
+
+    cohort = Cohort(tmp_path)
+    part = cohort.worker().begin(cohort.item, cohort.context)
+    with part.agreeing():
+        time.sleep(0.05)  # it trains
+    with pytest.raises(Cancelled, match="the run was stopped"):
+        part.finish(cohort.finished, cohort.words, cancel)
+    assert cohort.kinds_sent() == ["keys", "shares", "vectors"]
+
+
 def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     _killed_at(cohort, "shares")
