@@ -23,6 +23,7 @@ from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerEntry
 from fedssl_worker.disclosure.ledger.totals import Totals
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer, PolicyError
+from fedssl_worker.executor import Executor
 from fedssl_worker.labels import load_own_labels
 from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
@@ -244,6 +245,16 @@ def test_labels_that_do_not_fit_are_refused_without_the_names_of_files(setting: 
     _evaluations(setting).answer_next()
     assert _refusal(setting) == "this site's labels do not fit the run's classes: see its worker's log"
     assert str(setting.folder) not in json.dumps(setting.ledger())
+
+
+def test_an_unexpected_error_reports_only_its_type(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("/home/owner/images")
+
+    monkeypatch.setattr(Executor, "weights_of", fail)
+    _offer(setting)
+    _evaluations(setting).answer_next()
+    assert _refusal(setting) == "the worker failed unexpectedly (RuntimeError): see its log"
 
 
 def test_a_missing_coordinator_leaves_the_evaluation_open(setting: Setting) -> None:

@@ -99,6 +99,20 @@ def test_a_record_of_another_round_is_not_the_clients(tmp_path: Path, items: lis
         states.accepted(RUN, accepted(1, first))
 
 
+def test_a_state_that_is_still_to_be_evaluated_stays(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path)
+    first = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
+    states.discard(RUN, first)
+    second = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
+    states.discard(RUN, second, keeps_accepted=True)
+    kept = states.accepted(RUN, first)
+    assert kept is not None
+    assert are_equal(kept, result(1).state)
+    states.discard(RUN, second)
+    with pytest.raises(ClientStateLost):
+        states.accepted(RUN, first)
+
+
 def test_an_empty_state_is_a_state(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1, state={}))
