@@ -104,7 +104,9 @@ def test_a_state_that_is_still_to_be_evaluated_stays(tmp_path: Path, items: list
     first = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
     states.discard(RUN, first)
     second = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
+    states.keep(items[1], "3" * 64, result(3))  # it is not accepted
     states.discard(RUN, second, keeps_accepted=True)
+    assert states.finished(RUN, "3" * 64) is None
     kept = states.accepted(RUN, first)
     assert kept is not None
     assert are_equal(kept, result(1).state)
