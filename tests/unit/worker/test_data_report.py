@@ -117,3 +117,11 @@ def test_without_the_record_of_earlier_reports_there_are_no_statistics(tmp_path:
     (tmp_path / "data-reports.json").write_text("{")
     site.reporter().send()
     assert len(site.sent) == 1
+
+
+def test_the_strictest_rule_holds_and_none_if_privacy_is_demanded(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(_POLICY + '[[allow]]\nartifact = "statistics"\nmethods = ["*"]\n')
+    assert PolicyEnforcer(path, "https://x").images_min_count("statistics") == 10
+    path.write_text(_POLICY + '[dp]\nrequire = "example"\n')
+    assert PolicyEnforcer(path, "https://x").images_min_count("statistics") is None

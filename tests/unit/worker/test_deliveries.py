@@ -59,6 +59,7 @@ def test_what_a_proxy_or_an_older_coordinator_refuses_goes_the_old_way(setting: 
             setting.offer(make_spec(), number)
             agent.step()
     assert [log["event"] for log in logs if log["event"] == "delivery.refused"] == ["delivery.refused"]
+    assert "ledger.receipt_missing" not in {log["event"] for log in logs}  # the anchor is sent again
     calls = [call for call in setting.coordinator.calls if call in ("deliver", "PUT artifact", "submit")]
     assert calls == ["deliver", "PUT artifact", "submit", "PUT artifact", "submit"]
     first, second = [entry for entry in setting.ledger() if entry["kind"] == "sent"]

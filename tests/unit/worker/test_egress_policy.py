@@ -11,11 +11,12 @@ from fedssl.artifacts.tensors import save_tensors
 from fedssl.engine import local
 from fedssl.engine.secure_sums import context_of, tensors_sent
 from fedssl.methods import METHODS
-from fedssl.protocol.work import WorkItem
+from fedssl.protocol.work import CheckNumbers, WorkItem
 from fedssl_worker import lease
+from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyError
 
-from .conftest import Setting, good_update, make_item, make_spec
+from .conftest import INTRODUCTION, Setting, good_update, make_item, make_spec
 
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
@@ -96,6 +97,16 @@ def test_the_coordinator_receives_the_policy_and_its_changes(setting: Setting) -
     assert (first.allow[0].max_rounds, second.allow[0].max_rounds) == (None, 2)
     changed = [body for body in setting.ledger() if body["kind"] == "policy"]
     assert [body["policy"] for body in changed] == [second.digest]
+
+
+def test_the_numbers_of_a_check_are_registered_as_far_as_the_policy_allows(setting: Setting) -> None:
+    numbers = CheckNumbers(method="fedbyol", problems=0, seconds_per_round=12.5)
+    for rules in (WEIGHTS, (*WEIGHTS, "[metrics]", 'allow = ["check/problems"]')):
+        setting.egress(setting.write_policy(*rules)).register(
+            lambda news: setting.client.register(INTRODUCTION.model_copy(update=news)), numbers
+        )
+    registered = [introduction.check for introduction in setting.coordinator.introductions]
+    assert registered == [None, CheckNumbers(method="fedbyol", problems=0)]
 
 
 def test_a_policy_that_is_changed_while_a_claim_waits_binds_its_work(setting: Setting) -> None:
@@ -195,6 +206,16 @@ def test_a_masked_vector_beyond_the_limit_is_refused_before_training(setting: Se
         setting.egress(_limited(setting, f"max_bytes_total = {vector - 1}")).require_permitted(item)
 
 
+def test_an_update_that_was_counted_may_be_sent_again(setting: Setting, item: WorkItem) -> None:
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    policy = _limited(setting, "max_rounds_total = 1", f"max_bytes_total = {path.stat().st_size}")
+    for _ in range(2):  # its first transfer broke off, and the worker was restarted
+        egress = setting.egress(policy)
+        egress.require_permitted(item)
+        egress.send(item, path, digest_of(path))
+
+
 @pytest.mark.parametrize("deleted", [0, 1, 2])
 def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem, deleted: int) -> None:
     """Old segments may be deleted. The first entry of a segment has the totals before it."""
@@ -207,8 +228,34 @@ def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem, 
     segments = sorted((setting.folder / "ledger").glob("0*.jsonl"))
     assert len(segments) > 3
     segments[deleted].unlink()
-    with pytest.raises(NotPermitted, match="and those of 4 have left"):
+    size = path.stat().st_size
+    for limit, words in (
+        ("rounds_total = 4", "those of 4 have left"),
+        (f"bytes_total = {4 * size}", f"{4 * size} have"),
+    ):
+        with pytest.raises(NotPermitted, match=words):
+            setting.egress(_limited(setting, f"max_{limit}")).send(
+                item.model_copy(update={"run_id": uuid4()}), path, digest_of(path)
+            )
+
+
+def test_what_an_earlier_version_did_not_total_cannot_be_limited(setting: Setting, item: WorkItem) -> None:
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    policy = _limited(setting, "max_rounds_total = 9")
+    policy.write_text(policy.read_text() + "\n[ledger]\nsegment_entries = 3\n")
+
+    def send() -> None:
         setting.egress(policy).send(item.model_copy(update={"run_id": uuid4()}), path, digest_of(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "_known_totals", lambda ledger: {})
+        send()
+        send()
+    min((setting.folder / "ledger").glob("0*.jsonl")).unlink()
+    for _ in range(4):  # a further file does not total what is left
+        with pytest.raises(NotPermitted, match="earlier files of the ledger are missing"):
+            send()
 
 
 def test_without_limits_on_all_runs_nothing_is_counted(setting: Setting, item: WorkItem) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -75,12 +76,13 @@ def test_a_missing_receipt_is_logged_once(setting: Setting) -> None:
     assert setting.kinds() == ["opened"]
 
 
-def test_a_forged_receipt_is_not_kept(setting: Setting) -> None:
+@pytest.mark.parametrize("changes", [{"at": "2020-01-01T00:00:00.000000+00:00"}, {"seq": 2}, {"head": "f" * 64}])
+def test_a_forged_receipt_is_not_kept(setting: Setting, changes: dict[str, Any]) -> None:
     egress = setting.egress()
     with capture_logs() as logs, egress.anchoring.exchange() as exchange:
         receipt = setting.coordinator.anchor(exchange.anchor)
         assert receipt is not None
-        exchange.receipt = receipt.model_copy(update={"at": "2020-01-01T00:00:00.000000+00:00"})
+        exchange.receipt = receipt.model_copy(update=changes)
     assert logs[-1]["event"] == "ledger.receipt_invalid"
     assert setting.kinds() == ["opened"]
 

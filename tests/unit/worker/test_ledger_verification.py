@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedssl.protocol.ledger import LedgerAnchor, receipt_message
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError, Point
 from fedssl_worker.disclosure.ledger.chain import read_checkpoint
 from fedssl_worker.disclosure.ledger.entries import LedgerEntry, entry_hash, parse_line
-from fedssl_worker.disclosure.ledger.segments import read_head, write_head
+from fedssl_worker.disclosure.ledger.keys import make_key, read_key
+from fedssl_worker.disclosure.ledger.segments import read_head, write_checkpoint, write_head
 from fedssl_worker.disclosure.ledger.verification import Report, read_entries, verify
 
 from .ledgers import FIRST, SHORT, crashed_after, filled, kinds
@@ -60,6 +62,37 @@ def test_every_change_is_seen(tmp_path: Path, name: str) -> None:
         verify(tmp_path / "ledger")
     with pytest.raises(LedgerError):  # nor can it be continued
         Ledger(tmp_path / "ledger")
+
+
+def test_another_key_cannot_continue_a_ledger(tmp_path: Path) -> None:
+    folder, key = tmp_path / "ledger", make_key(tmp_path / "key")
+    ledger = filled(folder)
+    ledger.close()
+    end, body = ledger.anchor, {"kind": "opened", "key": key.public, "seq": ledger.anchor.seq + 1, "signed": "yes"}
+    hashed = entry_hash(end.head, body)
+    opened = LedgerEntry(body, hashed, end.head, key.sign(bytes.fromhex(hashed)))
+    rewritten(folder, lambda lines: [*lines, opened.line()])
+    with pytest.raises(LedgerError, match="exactly one entry `opened`, its first"):
+        verify(folder)
+    with pytest.raises(LedgerError, match="exactly one entry `opened`, its first"):
+        Ledger(folder)
+
+
+@pytest.mark.parametrize(
+    ("head", "at", "words"),
+    [
+        (None, "2020-01-01T00:00:00.000000+00:00", "the coordinator's signature does not match the receipt"),
+        ("f" * 64, "2026-11-20T12:00:00.000000+00:00", "a receipt for an entry 3 that differs from this ledger's"),
+    ],
+)
+def test_a_receipt_that_was_not_given_for_this_ledger(tmp_path: Path, head: str | None, at: str, words: str) -> None:
+    ledger, coordinator = filled(tmp_path / "ledger", 1), make_key(tmp_path / "key")
+    anchor = LedgerAnchor(key=ledger.key, seq=3, head=head or ledger.anchor.head)
+    signature = coordinator.sign(receipt_message("a", anchor, "2026-11-20T12:00:00.000000+00:00", None))
+    about = {"client": "a", "anchored_seq": 3, "head": anchor.head, "at": at}
+    ledger.append("receipt", **about, coordinator=coordinator.public, signature=signature)
+    with pytest.raises(LedgerError, match=words):
+        verify(tmp_path / "ledger")
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +173,22 @@ def test_a_changed_checkpoint_is_seen(tmp_path: Path, part: str) -> None:
     path.write_text(text[:position] + ("0" if text[position] != "0" else "2") + text[position + 1 :])
     with pytest.raises(LedgerError):
         read_checkpoint(path)
+
+
+def test_checkpoints_of_other_entries_are_found(tmp_path: Path) -> None:
+    folder, path = tmp_path / "ledger", tmp_path / "ledger" / "checkpoint-000000000004.json"
+    filled(folder, 2, SHORT).close()
+    point, other = read_checkpoint(path), make_key(tmp_path / "key")
+    write_checkpoint(folder, Point(4, point.head, other.public), other)
+    with pytest.raises(LedgerError, match="is of another ledger"):
+        verify(folder)
+    write_checkpoint(folder, Point(4, "f" * 64, point.key), read_key(folder / "key"))
+    with pytest.raises(LedgerError, match="differs from this ledger's entry 4"):
+        verify(folder)
+    write_checkpoint(folder, Point(3, point.head, point.key), read_key(folder / "key"))
+    (folder / "checkpoint-000000000003.json").rename(path)
+    with pytest.raises(LedgerError, match="is for another segment: it is of entry 3"):
+        Ledger(folder)
 
 
 def test_without_its_newest_segment_a_ledger_is_not_begun_again(tmp_path: Path) -> None:

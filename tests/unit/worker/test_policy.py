@@ -7,7 +7,7 @@ import pytest
 
 from fedssl.artifacts.permission import permits_metric
 from fedssl.client.errors import StoreUnreachable
-from fedssl.protocol.work import Progress
+from fedssl.protocol.work import Progress, Resources
 from fedssl_worker.bootstrap import client_of
 from fedssl_worker.disclosure.policy import NotPermitted, Policy, PolicyEnforcer, PolicyError, read_policy
 from fedssl_worker.settings import Settings
@@ -328,6 +328,18 @@ def test_progress_in_a_secure_round_is_the_same_for_any_number_of_steps(tmp_path
 
     assert reports(3) == reports(7) == reports(100)
     assert [(each.step, each.num_steps) for each in reports(3)] == [(0, 100), (25, 100), (50, 100), (75, 100)]
+
+
+def test_no_number_of_one_client_leaves_in_a_secure_round(tmp_path: Path) -> None:
+    item = make_item(make_spec(aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3}), 1)
+    progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
+    for path in (None, written(tmp_path, HEAD + WEIGHTS + '[metrics]\nallow = ["*"]\n')):
+        enforcer = PolicyEnforcer(path, URL)
+        assert enforcer.permitted_metrics(item, {"loss": 0.5}) == {}
+        told = enforcer.permitted_progress(item, progress)
+        assert (told.loss, told.images_per_second) == (None, None)
+        assert enforcer.permitted_resources(item, Resources(memory_bytes=1)) is None
+        assert enforcer.reportable(item) == []
 
 
 def test_an_unknown_field_is_refused() -> None:

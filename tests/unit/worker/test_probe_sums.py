@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedssl.artifacts.tensors import Tensors
+from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data.site_labels import SiteLabels
 from fedssl.engine import run_aggregation, start_run
 from fedssl.methods import METHODS
@@ -16,10 +16,11 @@ from fedssl.methods.api import Context, Update
 from fedssl.methods.objectives.ridge_probe import CROSS_ENTROPY, GRAM, HELD_OUT, MOMENT, PENALTIES, RIGHT, SOLUTIONS
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Cause
+from fedssl_worker.disclosure.egress import _numbers_of_images
 from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
 from fedssl_worker.labels import OwnLabels
 
-from .conftest import CLIENT, Setting, make_spec, own_labels
+from .conftest import CLIENT, Setting, make_item, make_spec, own_labels
 
 RULE = ("[[allow]]", 'artifact = "probe-sums"', 'methods = ["ridge-probe"]')
 WIDTH = 8  # of the encoder in make_spec
@@ -160,6 +161,14 @@ def test_the_coordinator_learns_of_the_rule(setting: Setting) -> None:
     others = PolicyEnforcer(setting.write_policy(*RULE), setting.coordinator.url).notice
     assert others is not None
     assert "min_images" not in others.model_dump_json()  # a coordinator of before knows no such key
+
+
+@pytest.mark.parametrize(("multi_label", "num_held_out"), [(False, 30), (True, 3)])
+def test_an_image_of_several_classes_is_counted_once(tmp_path: Path, num_held_out: int, *, multi_label: bool) -> None:
+    item = make_item(_spec(multi_label=multi_label), 2)
+    tensors = {each.name: torch.zeros(each.shape) for each in item.plan.update}
+    save_tensors({**tensors, HELD_OUT: torch.tensor(30.0)}, tmp_path / "update")
+    assert _numbers_of_images(tmp_path / "update", item) == (None, num_held_out)
 
 
 def _unequal(setting: Setting) -> OwnLabels:

@@ -59,6 +59,7 @@ class Cohort:
     """The coordinator of one round in memory, with three honest clients. `lies` change what the worker receives."""
 
     url = "http://coordinator"
+    policy = POLICY
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Cohort:
     def worker(self, policy: str = "") -> SecureRounds:
         """Return a worker's part in secure rounds, as a process that has just started would make it."""
         path = self.folder / "policy.toml"
-        path.write_text(POLICY + policy)
+        path.write_text(self.policy + policy)
         self.egress = Egress(self, Ledger(self.folder / "ledger"), PolicyEnforcer(path, self.url))  # type: ignore[arg-type]
         states = ClientStates(self.folder / "runs")
         return SecureRounds(self, self.egress, states, self.folder / "secure", self.identities[CLIENT])  # type: ignore[arg-type]
@@ -354,6 +355,37 @@ def test_no_other_shares_are_revealed_if_the_file_of_the_run_is_an_older_one(tmp
     with pytest.raises(NotPermitted, match="other shares were revealed in round 3 before"):
         cohort.egress.send_secure(cohort.item, SecureReveals(self_shares=survived, mask_shares=lost))
     assert cohort.sent[-2:] == [revealed, revealed]
+
+
+def test_the_limit_on_all_runs_counts_the_masked_vector(tmp_path: Path) -> None:
+    """It is longer than the update, from which the first check estimates it."""
+    cohort = Cohort(tmp_path)
+    cohort.policy = f"max_bytes_total = 100\n{POLICY}"
+    with pytest.raises(NotPermitted, match=r"permits 100 bytes in all runs together \(max_bytes_total\)"):
+        cohort.take_part()
+    assert cohort.kinds_sent() == ["keys", "shares"]
+    assert cohort.ledger()[-1]["kind"] == "refused"
+
+
+def test_a_worker_that_came_too_late_leaves_the_round(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    cohort.lies["vectors"] = lambda status: status.model_copy(update={"is_member": False})
+    with pytest.raises(Cancelled, match="continues without this worker: its message came too late for vectors"):
+        cohort.take_part()
+    assert cohort.kinds_sent() == ["keys", "shares"]
+
+
+def test_cancelled_work_leaves_the_round(tmp_path: Path) -> None:
+    def cancel() -> None:
+        raise Cancelled("the run was stopped")
+
+    cohort = Cohort(tmp_path)
+    part = cohort.worker().begin(cohort.item, cohort.context)
+    with part.agreeing():
+        time.sleep(0.05)  # it trains
+    with pytest.raises(Cancelled, match="the run was stopped"):
+        part.finish(cohort.finished, cohort.words, cancel)
+    assert cohort.kinds_sent() == ["keys", "shares", "vectors"]
 
 
 def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) -> None:

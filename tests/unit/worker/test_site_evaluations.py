@@ -1,6 +1,7 @@
 """A worker's evaluations on its own labelled images: what leaves, what is refused, and what is recorded."""
 
 import dataclasses
+import itertools
 import json
 from collections import deque
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from fedssl.backoff import Backoff
 from fedssl.client import Unavailable
 from fedssl.errors import DataError
+from fedssl.evaluation.site import SiteEvaluation
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteEvaluationItem
@@ -21,6 +23,7 @@ from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerEntry
 from fedssl_worker.disclosure.ledger.totals import Totals
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer, PolicyError
+from fedssl_worker.executor import Executor
 from fedssl_worker.labels import load_own_labels
 from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
@@ -146,7 +149,8 @@ def test_the_limits_of_a_rule_hold_for_evaluations(setting: Setting, rule: str, 
 
 
 def test_the_coordinator_is_not_sent_rules_that_older_ones_do_not_know(setting: Setting) -> None:
-    policy = setting.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]', *ALLOWED, "min_count = 3")
+    rules = [("[[allow]]", f'artifact = "{name}"', 'methods = ["*"]') for name in ("weights", "statistics")]
+    policy = setting.write_policy(*itertools.chain(*rules), *ALLOWED, "min_count = 3")
     notice = PolicyEnforcer(policy, setting.coordinator.url).notice
     assert notice is not None
     assert [rule.artifact for rule in notice.allow] == ["weights"]
@@ -170,6 +174,17 @@ def test_rules_that_mean_nothing_are_refused(setting: Setting, lines: tuple[str,
         PolicyEnforcer(policy, setting.coordinator.url)
 
 
+def test_counts_that_a_stricter_policy_would_not_give_stay(setting: Setting) -> None:
+    item = _offer(setting)
+    _evaluations(setting).answer_next()
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is not None
+    with pytest.raises(NotPermitted, match="the policy has changed: it counts classes with 10 images or more"):
+        setting.egress(setting.write_policy(*ALLOWED)).send_counts(item, SiteEvaluation(answer.counts))
+    assert setting.ledger()[-1]["kind"] == "refused"
+    assert len(setting.coordinator.site_answers) == 1
+
+
 def test_evaluations_do_not_count_as_updates(setting: Setting) -> None:
     policy = setting.write_policy("max_rounds_total = 1", "max_bytes_total = 1", *ALLOWED, "min_count = 1")
     for _ in range(2):
@@ -185,7 +200,8 @@ def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) ->
     policy = setting.write_policy("max_evaluations_total = 2", *lines)
     specs = [_spec(test_share=share) for share in (0.5, 0.25, 0.5, 0.75)]
     for spec in specs:  # of one run and round; the third asks what the first has asked
-        _offer(setting, spec)
+        # Nothing is fetched for what cannot leave: not even weights that do not exist are missed.
+        _offer(setting, spec, **({"broadcast": "0" * 64} if spec is specs[-1] else {}))
         _evaluations(setting, policy).answer_next()
     answers = setting.coordinator.site_answers
     assert [answer.refusal is None for answer in answers] == [True, True, True, False]
@@ -203,6 +219,19 @@ def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) ->
     assert setting.coordinator.site_answers[-1].refusal is None
 
 
+def test_another_answer_to_the_same_question_counts_as_another_evaluation(setting: Setting) -> None:
+    """After the site's images have changed, the differences concern single images."""
+    policy = setting.write_policy("max_evaluations_total = 1", *ALLOWED, "min_count = 1")
+    _offer(setting)
+    _evaluations(setting, policy).answer_next()
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is not None
+    egress, other = setting.egress(policy), answer.counts.model_copy(update={"num_train": answer.counts.num_train + 1})
+    egress.send_counts(_offer(setting), SiteEvaluation(answer.counts))  # the same once more
+    with pytest.raises(NotPermitted, match="permits 1 evaluations in all runs together"):
+        egress.send_counts(_offer(setting), SiteEvaluation(other))
+
+
 def test_evaluations_that_an_earlier_version_did_not_total_cannot_be_limited() -> None:
     totals = Totals()
     totals.count(LedgerEntry({"seq": 9, "kind": "rotated", "rounds_total": 1, "bytes_total": 8}, "", "", ""))
@@ -216,6 +245,16 @@ def test_labels_that_do_not_fit_are_refused_without_the_names_of_files(setting: 
     _evaluations(setting).answer_next()
     assert _refusal(setting) == "this site's labels do not fit the run's classes: see its worker's log"
     assert str(setting.folder) not in json.dumps(setting.ledger())
+
+
+def test_an_unexpected_error_reports_only_its_type(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("/home/owner/images")
+
+    monkeypatch.setattr(Executor, "weights_of", fail)
+    _offer(setting)
+    _evaluations(setting).answer_next()
+    assert _refusal(setting) == "the worker failed unexpectedly (RuntimeError): see its log"
 
 
 def test_a_missing_coordinator_leaves_the_evaluation_open(setting: Setting) -> None:

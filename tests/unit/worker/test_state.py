@@ -1,6 +1,7 @@
 """Client states: every moment at which a crash can come, and every kind of damage."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,31 @@ def test_a_state_of_another_update_is_not_the_clients(tmp_path: Path, items: lis
         with pytest.raises(ClientStateLost, match=r"is missing: there is no note\.json") as caught:
             states.accepted(RUN, other)
         assert caught.value.lost == StateLost(round_number=other.round_number, reason="missing")
+
+
+def test_a_record_of_another_round_is_not_the_clients(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path)
+    first, second = (states.keep(item, OLD_WORK, result(value)) for item, value in zip(items, (1.0, 2.0), strict=False))
+    shutil.rmtree(first.update.parent)
+    shutil.copytree(second.update.parent, first.update.parent)
+    with pytest.raises(ClientStateLost, match="its record is of another update"):
+        states.accepted(RUN, accepted(1, first))
+
+
+def test_a_state_that_is_still_to_be_evaluated_stays(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path)
+    first = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
+    states.discard(RUN, first)
+    second = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
+    states.keep(items[1], "3" * 64, result(3))  # it is not accepted
+    states.discard(RUN, second, keeps_accepted=True)
+    assert states.finished(RUN, "3" * 64) is None
+    kept = states.accepted(RUN, first)
+    assert kept is not None
+    assert are_equal(kept, result(1).state)
+    states.discard(RUN, second)
+    with pytest.raises(ClientStateLost):
+        states.accepted(RUN, first)
 
 
 def test_an_empty_state_is_a_state(tmp_path: Path, items: list[WorkItem]) -> None:

@@ -120,8 +120,10 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     [site] = coordinator.client.data_card().sites
     assert (site.card, site.num_unreadable) == (None, None)
     bodies = [entry.body for entry in read_entries(tmp_path / "ledger")]
-    sent = [body["artifact"] for body in bodies if body["kind"] == "intent"]
-    assert sent == [["statistics", "channel-sums"], ["channel-sums"]]
+    intents = [body for body in bodies if body["kind"] == "intent"]
+    assert [body["artifact"] for body in intents] == [["statistics", "channel-sums"], ["channel-sums"]]
+    arrived = [(body["intent"], body["sent_bytes"]) for body in bodies if body["kind"] == "sent"]
+    assert arrived == [(body["seq"], body["bytes"]) for body in intents]
     assert ledger.totals().num_rounds == 0
     none = DataReporter(egress, PolicyEnforcer(None, coordinator.url), images, None, record)
     none.send()  # without a policy: only the number of unreadable files, as any metric

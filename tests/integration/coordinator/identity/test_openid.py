@@ -189,27 +189,6 @@ def test_a_sign_in_that_is_revoked_ends(place: SignInPlace, browser: Browser, vi
     assert browser.get("/runs").status_code == 303
 
 
-def test_a_person_has_twenty_sessions_at_most_and_ended_ones_are_removed(
-    place: SignInPlace, browser: Browser, visit: Visit
-) -> None:
-    from fedssl.protocol.tokens import Role
-    from fedssl_coordinator.core.db import transaction
-    from fedssl_coordinator.identity.openid.people import Person
-    from fedssl_coordinator.identity.tokens import service
-
-    def sign_in_once() -> str:
-        with transaction() as session:
-            return str(service.sign_in(session, Person("https://a b", "Bea", Role.VIEWER, {}), 60))
-
-    ids = [sign_in_once() for _ in range(22)]
-    assert {str(token_id) for (token_id,) in place.tables.query("SELECT id FROM tokens WHERE label = 'Bea'")} == set(
-        ids[2:]
-    )
-    place.tables.execute("UPDATE tokens SET revoked_at = now() WHERE label = 'Bea'")
-    last = sign_in_once()
-    assert str(place.tables.one("SELECT id FROM tokens WHERE label = 'Bea'")) == last
-
-
 def test_tokens_work_as_before(place: SignInPlace, browser: Browser, visit: Visit) -> None:
     worker = place.coordinator.worker("hospital")
     sign_in(browser, visit, "grace")

@@ -10,9 +10,13 @@ from uuid import UUID
 import pytest
 
 from fedssl.client import Client, NotAuthenticated, Retry, WorkerClient
+from fedssl.protocol.tokens import Role
 from fedssl.protocol.views import TokenCreated
+from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.work import waiting_claims as work
+from fedssl_coordinator.identity.openid.people import Person
+from fedssl_coordinator.identity.tokens import service as tokens
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.tables import Tables
@@ -28,6 +32,26 @@ def test_a_lifetime_counts_by_the_databases_clock(coordinator: Coordinator) -> N
     assert short.expires_at == short.created_at + timedelta(hours=1)
     assert for_ever.expires_at is None
     assert {token.expires_at for token in coordinator.client.tokens()} == {None, short.expires_at}
+
+
+def test_a_person_has_twenty_sessions_at_most_and_ended_ones_are_removed(
+    coordinator: Coordinator, tables: Tables
+) -> None:
+    def sign_in(name: str) -> str:
+        with transaction() as session:
+            return str(tokens.sign_in(session, Person(f"https://a {name}", name, Role.VIEWER, {}), 60))
+
+    def sessions_of(name: str) -> set[str]:
+        return {str(token_id) for (token_id,) in tables.query("SELECT id FROM tokens WHERE label = %s", name)}
+
+    others = {sign_in("Ada")}
+    ids = [sign_in("Bea") for _ in range(22)]
+    assert sessions_of("Bea") == set(ids[2:])
+    tables.execute("UPDATE tokens SET revoked_at = now() WHERE label = 'Bea'")
+    last = sign_in("Bea")
+    assert sessions_of("Bea") == {last}
+    assert sessions_of("Ada") == others
+    assert len(list(coordinator.client.tokens())) == 4  # these two, the admin's and the operator's
 
 
 def test_a_token_opens_until_it_expires(coordinator: Coordinator) -> None:
