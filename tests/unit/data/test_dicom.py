@@ -69,6 +69,13 @@ def test_rescaled_values_go_through_the_windows_of_the_spec(tmp_path: Path) -> N
     assert _is(found[2, 0], (_TWELVE // 2) / 4095)
 
 
+@pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
+def test_a_window_of_no_width_is_refused(tmp_path: Path, function: str) -> None:
+    write_dicom(tmp_path / "1.dcm", _TWELVE, bits=12, WindowCenter=40, WindowWidth=0, VOILUTFunction=function)
+    with pytest.raises(DataError, match="its window has the width 0, which must be above 0"):
+        _load(tmp_path, voi=True)
+
+
 def test_the_files_own_windows(tmp_path: Path) -> None:
     rescaled = {"bits": 12, "RescaleSlope": 1, "RescaleIntercept": -1024}
     write_dicom(tmp_path / "1.dcm", _TWELVE, **rescaled, WindowCenter=[40, 500], WindowWidth=[400, 2000])
