@@ -264,6 +264,9 @@ def test_sizes_are_bounded_before_anything_is_decoded(tmp_path: Path) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE, Rows=65_535, Columns=65_535)
     with pytest.raises(DataError, match=rf"65535 x 65535 pixels.* at most {MAX_BYTES / 1e9:.1f} GB"):
         examine(list_folder(tmp_path, "train"), "1.dcm")
+    write_dicom(tmp_path / "1.dcm", np.zeros((8, 8, 3), np.uint8), Rows=14_000, Columns=14_000)
+    with pytest.raises(DataError, match=r"14000 x 14000 pixels, which take 0\.6 GB"):  # with three bytes per pixel
+        examine(list_folder(tmp_path, "train"), "1.dcm")
     write_dicom(tmp_path / "1.dcm", _TWELVE, NumberOfFrames=2_000_000_000)
     with pytest.raises(DataError, match=r"cannot decode .*1\.dcm: "):
         _load(tmp_path, stored=True)
