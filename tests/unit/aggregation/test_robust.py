@@ -66,6 +66,8 @@ def test_trimmed_mean_by_hand() -> None:
     assert trimmed_mean(_scalars(1.0, 2.0, 6.0, 1e30, -1e30), 1)["w"].item() == 3.0
     assert trimmed_mean(_scalars(1.0, 2.0, 6.0, 1e30, -1e30), 2)["w"].item() == 2.0
     assert trimmed_mean([{"n": torch.tensor(value)} for value in (1, 2, 3, 100)], 1)["n"].item() == 2
+    assert trimmed_mean([{"n": torch.tensor(value)} for value in (0, 1, 1, 2, 9)], 1)["n"].item() == 1  # of 4/3
+    assert trimmed_mean([{"n": torch.tensor(value)} for value in (0, 1, 2, 2, 9)], 1)["n"].item() == 2  # of 5/3
 
 
 def test_krum_scores_by_hand() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl.aggregation import AggregationError, capped_weights
+from fedssl.aggregation import AggregationError, capped_at_median, capped_weights
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,11 @@ def test_no_share_is_larger_and_no_weight_grows(weights: list[int], max_share: f
 def test_what_does_not_fit(weights: list[float], share: float) -> None:
     with pytest.raises(AggregationError):
         capped_weights(weights, share)
+
+
+def test_numbers_within_a_ratio_of_their_median_by_hand() -> None:
+    assert capped_at_median([1, 2, 3, 90], 1.3) == [1, 2, 3, 3]  # 1.3 * 2.5 = 3.25
+    assert capped_at_median([7, 9], 1.0) == [7, 8]
+    for ratio in (0.99, float("nan"), float("inf")):
+        with pytest.raises(AggregationError, match="at least 1"):
+            capped_at_median([1, 2], ratio)

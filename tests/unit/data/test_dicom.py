@@ -69,6 +69,13 @@ def test_rescaled_values_go_through_the_windows_of_the_spec(tmp_path: Path) -> N
     assert _is(found[2, 0], (_TWELVE // 2) / 4095)
 
 
+@pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
+def test_a_window_of_no_width_is_refused(tmp_path: Path, function: str) -> None:
+    write_dicom(tmp_path / "1.dcm", _TWELVE, bits=12, WindowCenter=40, WindowWidth=0, VOILUTFunction=function)
+    with pytest.raises(DataError, match="its window has the width 0, which must be above 0"):
+        _load(tmp_path, voi=True)
+
+
 def test_the_files_own_windows(tmp_path: Path) -> None:
     rescaled = {"bits": 12, "RescaleSlope": 1, "RescaleIntercept": -1024}
     write_dicom(tmp_path / "1.dcm", _TWELVE, **rescaled, WindowCenter=[40, 500], WindowWidth=[400, 2000])
@@ -256,6 +263,9 @@ def test_a_compressed_frame_that_is_larger_than_declared_is_not_decoded(tmp_path
 def test_sizes_are_bounded_before_anything_is_decoded(tmp_path: Path) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE, Rows=65_535, Columns=65_535)
     with pytest.raises(DataError, match=rf"65535 x 65535 pixels.* at most {MAX_BYTES / 1e9:.1f} GB"):
+        examine(list_folder(tmp_path, "train"), "1.dcm")
+    write_dicom(tmp_path / "1.dcm", np.zeros((8, 8, 3), np.uint8), Rows=14_000, Columns=14_000)
+    with pytest.raises(DataError, match=r"14000 x 14000 pixels, which take 0\.6 GB"):  # with three bytes per pixel
         examine(list_folder(tmp_path, "train"), "1.dcm")
     write_dicom(tmp_path / "1.dcm", _TWELVE, NumberOfFrames=2_000_000_000)
     with pytest.raises(DataError, match=r"cannot decode .*1\.dcm: "):

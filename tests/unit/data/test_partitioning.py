@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedssl.data import PARTITIONS, ImageData, save_npz
-from fedssl.data.partitioning import assign_images, held_out_images, partition_dataset, partition_plan
+from fedssl.data.partitioning import assign_images, client_names, held_out_images, partition_dataset, partition_plan
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig
 
@@ -29,6 +29,11 @@ configs = st.builds(
     pooled=st.booleans(),
     seed=st.integers(0, 2**63 - 1),
 )
+
+
+def test_names_are_padded_only_as_far_as_the_last_one_needs() -> None:
+    assert client_names(10) == [f"client-{number}" for number in range(10)]
+    assert client_names(11)[::10] == ["client-00", "client-10"]
 
 
 @settings(max_examples=60, deadline=None)

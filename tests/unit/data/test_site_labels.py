@@ -48,6 +48,12 @@ def test_a_class_that_no_image_has_is_not_checked():
     assert with_run_classes(_labels([0, 0]), ("a",), multi_label=False).labels.tolist() == [0, 0]
 
 
+def test_images_that_are_left_out_take_their_groups_and_their_side_with_them():
+    labels = _labels([0, 1, 2, 0], groups=np.array([5, 6, 7, 8]), fixed_test=np.array([True, False, True, False]))
+    found = labels.without([1, 2])
+    assert (found.labels.tolist(), found.groups.tolist(), found.fixed_test.tolist()) == ([0, 0], [5, 8], [True, False])
+
+
 def test_several_labels_per_image_become_columns_of_the_run():
     rows = _labels([[1, 0], [1, 1], [UNLABELLED, UNLABELLED]], ("a", "b"))
     found = with_run_classes(rows, ("b", "z", "a"), multi_label=True)

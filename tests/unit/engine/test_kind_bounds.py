@@ -70,6 +70,8 @@ def test_the_cosine_by_hand() -> None:
     layout = Layout.of(PLAN)
     step = Step.between(BROADCAST, {**BROADCAST, "w": torch.tensor([1.0, 4.0])}, layout)  # (0, 2)
     assert measure(UPDATE, BROADCAST, layout, step)["update_cosine"] == pytest.approx(0.8)  # (3, 4) * (0, 1) / 5
+    small = Step.between(BROADCAST, {**BROADCAST, "w": torch.tensor([1.0, 2.125])}, layout)
+    assert measure(UPDATE, BROADCAST, layout, small)["update_cosine"] == pytest.approx(0.8)
     back = Step.between(BROADCAST, {**BROADCAST, "w": torch.tensor([-2.0, -2.0])}, layout)  # (-3, -4)
     assert measure(UPDATE, BROADCAST, layout, back)["update_cosine"] == -1.0
     still = Step.between(BROADCAST, BROADCAST, layout)

@@ -18,8 +18,8 @@ def test_ordinary_rows_have_the_bits_of_normalize(scale: float, dtype: torch.dty
 
 @pytest.mark.parametrize("scale", [1e-43, 1e-36, 1e-20, 1e-13, 1e20, 1e37])
 def test_short_and_long_rows_have_a_direction(scale: float) -> None:
-    h_NH = torch.tensor([[3.0, 4.0], [-4.0, 3.0], [0.0, 0.0]])
-    expected = torch.tensor([[0.6, 0.8], [-0.8, 0.6], [0.0, 0.0]])
+    h_NH = torch.tensor([[3.0, 4.0], [-4.0, 3.0], [0.0, 0.0], [-2.0, 0.0]])
+    expected = torch.tensor([[0.6, 0.8], [-0.8, 0.6], [0.0, 0.0], [-1.0, 0.0]])
     torch.testing.assert_close(directions(scale * h_NH), expected, rtol=0, atol=0.02 if scale < 1e-38 else 1e-6)
 
 

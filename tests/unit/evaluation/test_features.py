@@ -64,7 +64,7 @@ def test_wrong_shape_and_no_images() -> None:
 
 
 class _Watching(torch.nn.Module):
-    """Record whether cuDNN may round to TF32."""
+    """Record whether cuDNN may round to TF32, and take only normalised images."""
 
     def __init__(self, seen: list[bool]) -> None:
         super().__init__()
@@ -75,6 +75,7 @@ class _Watching(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(torch.backends.cudnn.allow_tf32)
+        assert x.min() < 0, "with this mean, images that are not normalised have no negative numbers"
         features: torch.Tensor = self.layer(x.flatten(1))
         return features
 

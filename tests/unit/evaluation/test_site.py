@@ -64,11 +64,12 @@ def test_statistics_are_recalibrated_on_the_sites_training_images_only_if_the_ru
     numbers = np.arange(300) % 3
     images, labels = _images(numbers), _labels(numbers)
     for policy in ("average", "recalibrate"):
-        spec = RunSpec.model_validate(_spec().model_dump() | {"model": {"batch_norm": policy}})
+        data = {"channels": 1, "image_size": 8, "mean": (0.5,), "std": (0.25,)}
+        spec = RunSpec.model_validate(_spec().model_dump() | {"data": data, "model": {"batch_norm": policy}})
         encoder = torch.nn.Sequential(torch.nn.BatchNorm2d(1), _Encoder())
         evaluate_at_site(encoder, images.subset, labels, spec, "hospital-a")
         train = split_labels(labels, 0.2, derive_seed(5, 0, "hospital-a", "site labels")).train
-        pixels = images.subset(train).images / 255.0
+        pixels = (images.subset(train).images / 255.0 - 0.5) / 0.25
         expected = np.mean([part.mean() for part in np.array_split(pixels, len(train) // 128)])
         wanted = expected if policy == "recalibrate" else 0.0
         assert float(encoder[0].running_mean) == pytest.approx(wanted, rel=1e-5)

@@ -98,6 +98,7 @@ def test_a_label_that_no_site_has_evaluated_is_left_out_of_the_pooled_results():
     summary = summarise_sites({"x": site}, config, ["knn"])
     assert summary.pooled == summary.by_site["x"]
     assert summary.pooled["knn/macro_f1"] == pytest.approx((2 * 2 / (3 + 3) + 1) / 2)
+    assert unusable_counts(site, config, ["knn"]) is None
 
 
 def test_counts_of_this_run_are_usable():

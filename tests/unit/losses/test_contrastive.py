@@ -168,8 +168,9 @@ def test_the_order_of_the_queue_does_not_matter() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_temperature_must_be_positive(temperature: float) -> None:
-    with pytest.raises(ValueError, match="temperature must be positive"):
-        nt_xent(AXES, AXES, temperature)
+    for loss in (nt_xent, cross_view_info_nce):
+        with pytest.raises(ValueError, match="temperature must be positive"):
+            loss(AXES, AXES, temperature)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

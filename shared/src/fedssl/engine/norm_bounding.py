@@ -124,7 +124,7 @@ def screened(
 
 def least_updates(ctx: Context) -> int:
     """Return the fewest updates that give a round a result: the spec's `cohort.min_updates`, or 1."""
-    return max(1, ctx.spec.cohort.min_updates or 1)
+    return ctx.spec.cohort.min_updates or 1
 
 
 def _require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) -> None:

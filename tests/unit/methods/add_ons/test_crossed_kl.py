@@ -217,6 +217,14 @@ def test_in_a_clients_first_round_and_after_a_missed_one_everything_is_global() 
         assert float(received.modules["ema"].epsilon) == 0
 
 
+def test_a_client_that_joins_late_has_nothing_to_mix_even_if_stale_networks_are_mixed() -> None:
+    spec = _spec(merge={"selective": False})
+    _, later, _ = _download(spec)
+    joined = training(spec, number=3, broadcast=later).modules
+    assert torch.equal(joined["centers"].mu, later["centers.mu"])
+    assert float(joined["ema"].epsilon) == 0
+
+
 @pytest.mark.parametrize("scale", ["raw", "unit"])
 def test_every_client_starts_from_the_centers_of_the_coordinator(scale: str) -> None:
     """Algorithm 1, line 1. Centers with one index mean one cluster at all clients, so that their mean means it too."""
