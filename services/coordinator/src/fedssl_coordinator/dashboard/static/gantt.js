@@ -1,6 +1,6 @@
 /* Rounds and clients: four rounds in clock time, or the outcome of every round. Drawn on a canvas, for many clients. */
 import { $, $$, token } from "./layout.js";
-import { BOLD, FONT, hatch, hideTip, picture, showTip } from "./canvas.js";
+import { BOLD, FONT, hatch, hideTip, picture, pointed, showTip, zoom } from "./canvas.js";
 import { bytes, clock, seconds } from "./format.js";
 
 const ROW = 22;
@@ -148,7 +148,7 @@ export function gantt(root, load) {
     for (const part of frame.parts)
       if (names.includes(part.client)) drawPart(g, part, X, middle(names.indexOf(part.client)), now, w);
     drawServer(g, X, middle(names.length), now);
-    const steps = Math.max(2, Math.min(8, Math.floor(w / 110)));
+    const steps = Math.max(w < 140 ? 1 : 2, Math.min(8, Math.floor(w / 110)));
     g.fillStyle = token("text-3");
     for (let i = 0; i < steps; i += 1) {
       const at = start + (span * i) / steps;
@@ -257,18 +257,12 @@ export function gantt(root, load) {
     }
   }
 
-  const find = (event) => {
-    const box = element.getBoundingClientRect();
-    const x = event.clientX - box.left;
-    const y = event.clientY - box.top;
-    return [x, y];
-  };
   element.addEventListener("mousemove", (event) => {
-    const [x, y] = find(event);
+    const [x, y, w] = pointed(element, event);
     if (mode === "all" && outcomes && y > TOP) {
       const row = Math.floor((y - TOP) / (dense() ? 3 : ROW));
       const client = rows()[row];
-      const index = Math.floor(x / (element.clientWidth / Math.max(verdicts.length, 1)));
+      const index = Math.floor(x / (w / Math.max(verdicts.length, 1)));
       if (client) {
         showTip(
           client,
@@ -279,16 +273,16 @@ export function gantt(root, load) {
         return;
       }
     }
-    const hit = hits.findLast(([l, t, w, h]) => x >= l && x <= l + w && y >= t && y <= t + h);
+    const hit = hits.findLast(([l, t, wide, tall]) => x >= l && x <= l + wide && y >= t && y <= t + tall);
     if (hit) showTip(hit[4], hit[5], event.clientX, event.clientY);
     else hideTip();
   });
   element.addEventListener("mouseleave", hideTip);
   element.addEventListener("click", (event) => {
     /* a click on the ribbon shows that round */
-    const [x, y] = find(event);
+    const [x, y, w] = pointed(element, event);
     if (y < 28) {
-      const n = Math.ceil(x / (element.clientWidth / Math.max(verdicts.length, 1)));
+      const n = Math.ceil(x / (w / Math.max(verdicts.length, 1)));
       show(Math.min(verdicts.length, n + 1));
     }
   });
@@ -316,7 +310,7 @@ export function gantt(root, load) {
     $("#gantt-say").textContent = `${client}, round ${number}: ${text}`;
     redraw();
     const box = element.getBoundingClientRect();
-    showTip(client, [[`round ${number}`, text]], box.left + focused[0], box.top + focused[1]);
+    showTip(client, [[`round ${number}`, text]], box.left + focused[0] * zoom(), box.top + focused[1] * zoom());
   });
   for (const kind of ["focus", "blur"]) element.addEventListener(kind, redraw);
   element.addEventListener("blur", hideTip);
