@@ -433,8 +433,8 @@ def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run:
     page.focus("#gantt")
     for key in ("ArrowDown", "End", "ArrowLeft"):
         page.keyboard.press(key)
-    expect(page.locator("#gantt-say")).to_have_text("client-1, round 7: accepted")
-    expect(page.locator(".tip")).to_contain_text("round 7accepted")
+    expect(page.locator("#gantt-say")).to_have_text("client-1, round 7: update accepted")
+    expect(page.locator(".tip")).to_contain_text("round 7update accepted")
 
 
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:

@@ -13,7 +13,16 @@ const MARKS = {
   l: [6, 10, "fill"],
   o: [10, 2, "text-3"],
 };
-const WORDS = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "working", o: "offered" };
+const STATES = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "leased", o: "offered" };
+const WORDS = {
+  offered: "has not claimed the work",
+  leased: "is working",
+  submitted: "update sent, not checked yet",
+  accepted: "update accepted",
+  expired: "no update came in time",
+  rejected: "update rejected",
+  declined: "work declined",
+};
 const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "line-2"], f: [20, "bad-fill"], d: [7, "fill"] };
 const KEYS = {
   clock: [
@@ -48,7 +57,7 @@ export function gantt(root, load) {
   const dense = () =>
     mode === "all" && everybody().length > 24; /* one row per client, three pixels high, without names */
   const rows = () => (dense() ? everybody() : names);
-  const outcomeOf = (client, index) => WORDS[outcomes?.clients[client]?.[index]];
+  const outcomeOf = (client, index) => WORDS[STATES[outcomes?.clients[client]?.[index]]];
   const height = () => (dense() ? TOP + rows().length * 3 + 24 : TOP + (names.length + 1) * ROW + 24);
   const redraw = picture(element, height, draw);
 
@@ -197,7 +206,7 @@ export function gantt(root, load) {
       }
       const facts = [
         [
-          lost ? `lost: ${part.reason ?? part.state}` : part.closed ? "worked" : "working for",
+          lost ? `lost: ${part.reason ?? WORDS[part.state]}` : part.closed ? "worked" : "working for",
           seconds(until - part.leased),
         ],
       ];
@@ -218,7 +227,7 @@ export function gantt(root, load) {
         16,
         ROW,
         title,
-        [[part.reason ? `${part.state}: ${part.reason}` : part.state, ""]],
+        [[part.reason ? `${WORDS[part.state]}: ${part.reason}` : WORDS[part.state], ""]],
       ]);
     }
   }
@@ -305,8 +314,8 @@ export function gantt(root, load) {
     const client = rows()[cell[1]];
     const number = mode === "all" ? cell[0] + 1 : frame.rounds[cell[0]].number;
     const part = frame?.parts.findLast((one) => one.client === client && one.round === number);
-    const outcome = (mode === "all" ? outcomeOf(client, cell[0]) : part?.state) ?? "did not take part";
-    const text = part?.reason ? `${outcome}, ${part.reason}` : outcome;
+    const outcome = (mode === "all" ? outcomeOf(client, cell[0]) : WORDS[part?.state]) ?? "did not take part";
+    const text = part?.reason ? `${outcome}: ${part.reason}` : outcome;
     $("#gantt-say").textContent = `${client}, round ${number}: ${text}`;
     redraw();
     const box = element.getBoundingClientRect();
