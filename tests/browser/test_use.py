@@ -118,7 +118,7 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
     page.goto(f"/compare?runs={run},{other}")
     copied = page.evaluate(
-        "getSelection().selectAllChildren(document.querySelector('table')), getSelection().toString()"
+        "getSelection().selectAllChildren(document.querySelector('table.diff')), getSelection().toString()"
     )
     assert re.search(r"Rounds closed\s+8\s+0\s", copied), copied  # values, and no changes that run into them
     assert re.search(r">\u22128</span>\s+<span", page.content())
