@@ -1,7 +1,6 @@
 """A real federation with a real run, a long run that is only written to its database, and Chromium to view both."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from uuid import UUID
@@ -14,7 +13,7 @@ from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_local.federation import Dealing, Federation, Machine, running_federation
 from fedssl_local.folder import Folder
-from support.browsing import CACHE, SIZES, SPEC, Open, Watched, chromium
+from support.browsing import SIZES, SPEC, Open, Watched, launch_options, sign_in
 from support.judged import register_digits
 from support.large_run import add_large_run
 from support.tables import Tables
@@ -22,13 +21,8 @@ from support.tables import Tables
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    path = chromium()
-    libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
     with sync_playwright() as playwright:
-        # The sandbox needs rights that containers withhold. Only our own pages are opened.
-        running = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], env={**os.environ, **libraries}
-        )
+        running = playwright.chromium.launch(**launch_options())
         yield running
         running.close()
 
@@ -103,10 +97,7 @@ def look(browser: Browser, federation: Federation, token: str) -> Iterator[Open]
         watched = Watched(page, federation.url)
         contexts.append((context, watched))
         if signed_in:
-            page.goto("/sign-in")
-            page.fill("#token", token)
-            page.click("button.pri")
-            page.wait_for_url("**/runs")
+            sign_in(page, token)
         return watched
 
     yield opened

@@ -4,7 +4,6 @@ Everything in them is real: the processes of `fedssl up`, unevenly partitioned d
 """
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_local.federation import Dealing, Federation, Machine, running_federation
 from fedssl_local.folder import Folder
-from support.browsing import CACHE, SIZES, SPEC, chromium
+from support.browsing import SIZES, SPEC, launch_options
 from support.judged import register_digits
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -72,11 +71,7 @@ def federation_and_browser() -> Iterator[tuple[Federation, Client, Browser]]:
         federation = stack.enter_context(running_federation(Folder(Path(place) / "up"), dealing, machine))
         client = stack.enter_context(contextlib.closing(federation.client()))
         register_digits(client, Path(place))
-        path = chromium()
-        libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
-        browser = stack.enter_context(sync_playwright()).chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], env={**os.environ, **libraries}
-        )
+        browser = stack.enter_context(sync_playwright()).chromium.launch(**launch_options())
         yield federation, client, browser
         browser.close()
 

@@ -5,11 +5,12 @@ import time
 from uuid import UUID
 
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Browser, Locator, Page
 
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
-from support.browsing import ARTIFACTS, CACHE, PALETTES, SIZES, SPEC, Open
+from fedssl_local.federation import Federation
+from support.browsing import ARTIFACTS, CACHE, PALETTES, SIZES, SPEC, Open, launch_options, sign_in
 
 AXE = CACHE / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = {
@@ -43,6 +44,9 @@ PAGES = {
     "missing": "/runs/{nothing}",
 }
 DRAWN = "[...document.querySelectorAll('.chart')].every(chart => chart.querySelector('canvas') || chart.dataset.empty)"
+CUT = """[...document.querySelectorAll('h1, h2, dt, dd, p, label, .btn, .st span, .seg a')]
+    .filter(part => part.clientWidth > 1 && getComputedStyle(part).overflowX === 'hidden')
+    .filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.textContent.trim())"""
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
@@ -75,6 +79,24 @@ def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: 
     watched.page.set_viewport_size({"width": width, "height": 800})
     page = watched.open(PAGES[name].format(run=run, large=large, nothing=UUID(int=7)))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("width", [320, 1024])
+def test_a_larger_default_text_enlarges_the_page_and_cuts_nothing(
+    browser: Browser, federation: Federation, run: UUID, large: UUID, token: str, width: int
+) -> None:
+    larger = browser.browser_type.launch(**launch_options("--blink-settings=defaultFontSize=24"))
+    page = larger.new_page(base_url=federation.url, viewport={"width": width, "height": 800})
+    sign_in(page, token)
+    for name, path in PAGES.items():
+        page.goto(path.format(run=run, large=large, nothing=UUID(int=7)))
+        assert page.evaluate("getComputedStyle(document.body).fontSize") in ("19.5px", "21px"), name
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        assert page.evaluate(CUT) == [], name
+    page.goto(PAGES["run"].format(run=run))
+    page.wait_for_selector("#gantt canvas")
+    assert page.evaluate("document.querySelector('#gantt canvas').clientHeight") == 1.5 * (62 + 4 * 22 + 24)
+    larger.close()
 
 
 def test_a_long_name_is_broken(look: Open, client: Client) -> None:

@@ -118,7 +118,7 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
     page.goto(f"/compare?runs={run},{other}")
     copied = page.evaluate(
-        "getSelection().selectAllChildren(document.querySelector('table')), getSelection().toString()"
+        "getSelection().selectAllChildren(document.querySelector('table.diff')), getSelection().toString()"
     )
     assert re.search(r"Rounds closed\s+8\s+0\s", copied), copied  # values, and no changes that run into them
     assert re.search(r">\u22128</span>\s+<span", page.content())
@@ -433,8 +433,8 @@ def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run:
     page.focus("#gantt")
     for key in ("ArrowDown", "End", "ArrowLeft"):
         page.keyboard.press(key)
-    expect(page.locator("#gantt-say")).to_have_text("client-1, round 7: accepted")
-    expect(page.locator(".tip")).to_contain_text("round 7accepted")
+    expect(page.locator("#gantt-say")).to_have_text("client-1, round 7: update accepted")
+    expect(page.locator(".tip")).to_contain_text("round 7update accepted")
 
 
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:

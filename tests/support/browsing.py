@@ -1,8 +1,10 @@
 """Chromium, the pages it opens, and where their pictures go."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page
@@ -35,6 +37,22 @@ def chromium() -> Path:
     if found is None and not unpacked.exists():
         pytest.fail("there is no Chromium: run `make browser-deps`")
     return Path(found) if found else unpacked
+
+
+def launch_options(*arguments: str) -> dict[str, Any]:
+    """Return the options with which Playwright launches that Chromium."""
+    path = chromium()
+    libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
+    # The sandbox needs rights that containers withhold. Only our own pages are opened.
+    needed = ["--no-sandbox", "--disable-dev-shm-usage", *arguments]
+    return {"executable_path": path, "args": needed, "env": {**os.environ, **libraries}}
+
+
+def sign_in(page: Page, token: str) -> None:
+    page.goto("/sign-in")
+    page.fill("#token", token)
+    page.click("button.pri")
+    page.wait_for_url("**/runs")
 
 
 class Watched:

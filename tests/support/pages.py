@@ -23,6 +23,14 @@ def shape_of(text: str) -> str:
     return found[1]
 
 
+def fields_with_a_mistake(text: str) -> list[str]:
+    """Return the names of the fields that are tied to the one error of a page."""
+    assert text.count('id="mistake" role="alert"') == 1
+    fields = re.findall(r"<(?:input|select|textarea)[^>]*>", text)
+    tied = [field for field in fields if 'aria-invalid="true" aria-describedby="mistake" autofocus' in field]
+    return [re.findall(r' name="([^"]*)"', field)[0] for field in tied]
+
+
 class Browser:
     """One session, which signs in with the form and sends forms with the CSRF token of its pages."""
 

@@ -8,6 +8,8 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.types.json import Jsonb
 
+from fedssl.experiments.spread import QUALITY, mean_and_deviation
+from fedssl.experiments.summary import Line
 from fedssl.protocol.chance import Chance
 from fedssl.protocol.evaluation import EvaluationConfig
 from support.coordinator import Coordinator
@@ -25,12 +27,12 @@ _ROW = (
 class Judged:
     """A run whose evaluations are written as rows."""
 
-    def __init__(self, standing: Coordinator, tables: Tables, dataset: str | None) -> None:
+    def __init__(self, standing: Coordinator, tables: Tables, dataset: str | None, **settings: Any) -> None:
         evaluation = {"dataset": dataset, "every": 1} if dataset else None
         self.tables, self.name = tables, f"judged-{uuid4().hex[:6]}"
         spec = tiny_spec(name=self.name)
         self.id: UUID = standing.client.create_run(spec, start=False).id
-        spec = tiny_spec(name=self.name, evaluation=evaluation)  # no such data set is registered here
+        spec = tiny_spec(name=self.name, evaluation=evaluation, **settings)  # no such data set is registered here
         tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), self.id)
 
     def add(
@@ -142,6 +144,30 @@ def test_the_curves_are_of_the_chosen_measure(
     assert f"runs={own.id}&amp;x=bytes&amp;y=loss&amp;scale=log-x&amp;smooth=5" in page
     assert viewer.get(f"/compare?runs={own.id}&y=tensors").status_code == 404
     assert viewer.get(f"/compare?runs={own.id}&smooth=x").status_code == 404
+
+
+def test_the_curves_are_a_table_too(viewer: Browser, own: Judged) -> None:
+    text = viewer.get(f"/compare?runs={own.id}&y=knn").text
+    assert ["25.0% (–, –)" in text, "35.0% (–, –)" in text] == [True, True]
+    assert "The same as a table" in text
+
+
+def test_runs_that_differ_only_in_their_seeds_have_the_mean_of_the_command(
+    standing: Coordinator, tables: Tables, viewer: Browser
+) -> None:
+    """Neither a run that still trains, nor a repeated seed, nor one with another setting counts."""
+    runs = [Judged(standing, tables, "held-out", seed=seed) for seed in (0, 1, 2, 0, 4)]
+    runs += [Judged(standing, tables, "held-out", seed=5, num_rounds=7)]
+    for run, probe in zip(runs, (0.41, 0.44, 0.48, 0.99, 0.99, 0.99), strict=True):
+        run.add(1, "held-out", {"probe": probe, "uniformity": None if probe == 0.44 else 1.5})
+        if run is not runs[4]:
+            tables.execute("UPDATE runs SET state = 'finished', outcome = 'completed' WHERE id = %s", run.id)
+    text = viewer.get(f"/compare?runs={','.join(str(run.id) for run in runs)}").text
+    [row] = re.findall(r"<tr>(?:(?!<tr>).)*3: 0, 1, 2.*?</tr>", text, re.DOTALL)
+    line = Line("fedu", (0, 1, 2), {"probe_last": (0.41, 0.44, 0.48)}, {})
+    assert f">{mean_and_deviation(line.spread('probe_last'), QUALITY['probe'])}<" in row
+    assert (">44.33 ± 3.51<" in row, ">training diverged<" in row, ">–<" in row) == (True, True, True)
+    assert text.count('class="w wide"') == 2
 
 
 def test_accuracies_are_shown_next_to_their_baselines(

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from fedssl.protocol.notifications import Topic
 from support.coordinator import Coordinator
-from support.pages import Browser
+from support.pages import Browser, fields_with_a_mistake
 
 ON = {"on-failed": "on", "on-stalled": "on"}
 HOOK = "https://hooks.example.org/a-secret-path"
@@ -46,6 +47,7 @@ def test_a_mistake_is_shown_in_the_form(admin: Browser, target: str, topics: dic
     assert answer.status_code in (409, 422)
     assert said in answer.text
     assert f'value="{target}"' in answer.text
+    assert fields_with_a_mistake(answer.text)[0] == ("target" if topics else f"on-{next(iter(Topic))}")
 
 
 def test_others_neither_see_nor_change_it(standing: Coordinator, operator: Browser, viewer: Browser) -> None:

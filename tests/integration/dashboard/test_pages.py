@@ -119,6 +119,22 @@ def test_a_refusal_before_the_page_is_a_page(standing: Coordinator, operator: Br
     assert "<h1>Method not allowed</h1>" in by_address.text
 
 
+def test_events_are_sentences_without_their_kinds(standing: Coordinator, viewer: Browser, cast: Cast) -> None:
+    text = viewer.get("/events").text
+    words = ["a registered: ", "b registered: ", "created: small", "created: a token, viewer"]
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_round_has_words_for_states_and_causes(viewer: Browser, cast: Cast, tables: Tables) -> None:
+    path = f"/runs/{cast.id}/rounds/2"
+    text = viewer.get(path).text
+    assert ("Working" in text, "Leased" in text) == (True, False)
+    change = "UPDATE assignments SET cause = %s, reason = 'no memory' WHERE run_id = %s AND client_id = 'a'"
+    tables.execute(change, "client-machine", cast.id)
+    assert "the client&#39;s machine: no memory" in viewer.get(path).text
+    tables.execute(change, None, cast.id)
+
+
 def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
     tables.execute("UPDATE runs SET name = %s, reason = %s WHERE id = %s", EVIL, EVIL, cast.id)
     tables.execute("UPDATE clients SET device = %s WHERE id = 'a'", EVIL)

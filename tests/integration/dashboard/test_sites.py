@@ -189,7 +189,7 @@ def test_the_sites_are_asked_from_the_page(operator: Browser, viewer: Browser, j
     for number in ("1", "x"):
         wrong = operator.send(path, at="sites", round_number=number)
         assert wrong.status_code == 422
-        words = {"1": "round 1 of run", "x": "round_number: Input should be a valid integer"}[number]
+        words = {"1": "round 1 of run", "x": "write the number of a round"}[number]
         assert words in wrong.text.partition("Evaluate at the sites")[2]
         assert f'value="{number}"' in wrong.text
     assert viewer.send(path, at="sites").status_code == 403

@@ -16,7 +16,7 @@ from fedssl_coordinator.dashboard.new_run.fields import all_fields
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.methods import method_spec
-from support.pages import Browser
+from support.pages import Browser, fields_with_a_mistake
 from support.tables import Tables
 
 WITH_PUBLIC_DATA = ("fedca", "flesd")
@@ -34,6 +34,8 @@ def test_a_run_is_started_paused_resumed_and_stopped(standing: Coordinator, oper
         assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run}")
         assert operator.get(f"/runs/{run}/spec").status_code == 200
         assert standing.client.run(run).state == state
+    for verb in ("start", "pause", "resume", "stop"):  # each would be refused
+        assert operator.get(f"/runs/{run}/{verb}/confirm").headers["location"] == f"/runs/{run}"
     assert operator.send(f"/runs/{run}/resume").status_code == 409
 
 
@@ -89,7 +91,9 @@ def test_only_an_admin_revokes_and_only_by_the_name(
     assert operator.send("/clients/leaver/revoke", name="leaver").status_code == 403
     assert "Revoke" not in operator.get("/clients/leaver").text
     for typed in ("", "Leaver", "leaver "):
-        assert admin.send("/clients/leaver/revoke", name=typed).status_code == 422
+        answer = admin.send("/clients/leaver/revoke", name=typed)
+        assert answer.status_code == 422
+        assert fields_with_a_mistake(answer.text) == ["name"]
     assert standing.client.client("leaver").revoked_at is None
     assert admin.send("/clients/leaver/revoke", name="leaver").status_code == 303
     assert standing.client.client("leaver").revoked_at is not None

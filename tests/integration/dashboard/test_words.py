@@ -9,7 +9,7 @@ from fedssl_coordinator.storage.datasets import repository as datasets
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, written
-from support.pages import Browser
+from support.pages import Browser, fields_with_a_mistake
 
 
 @pytest.fixture
@@ -41,6 +41,7 @@ def test_a_wrong_word_changes_nothing_and_is_kept_in_the_form(
     answer = operator.send(f"{run}/edit", **{"name": "fine", "tags": "fine", "notes": "", field: value})
     assert answer.status_code == 422
     reason = unescape(answer.text.split('role="alert">')[1].split("</p>")[0])
+    assert fields_with_a_mistake(answer.text) == [field]
     assert field in reason
     assert "pattern" not in reason
     assert "<h1>unnamed</h1>" in operator.get(run).text
@@ -68,7 +69,11 @@ def test_an_evaluation_is_requested_from_the_page(
     assert "no evaluation data set labelled is registered" in refused.text
     standing.client.add_evaluation_dataset("labelled", written(tmp_path_factory.mktemp("set"), labelled_bytes()))
     assert "<option>labelled</option>" in operator.get(path).text
-    assert "After round" in operator.send(path, dataset="labelled").text  # no measure at all
+    assert fields_with_a_mistake(operator.send(path, dataset="labelled").text) == ["probe", "knn", "geometry"]
+    for number in ("abc", "-1", "99"):
+        wrong = operator.send(path, dataset="labelled", knn="on", round_number=number)
+        assert fields_with_a_mistake(wrong.text) == ["round_number"], number
+        assert "Input should" not in wrong.text
     earlier = {evaluation.id for evaluation in standing.client.evaluations(cast.id)}  # of other tests
     answer = operator.send(path, dataset="labelled", knn="on", embedding_map="pca", round_number="1")
     assert answer.headers["location"] == f"/runs/{cast.id}/jobs"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedssl.experiments import papers
 from fedssl.experiments.reproduction import CellResult, Difference
-from fedssl.experiments.summary import Spread, spread
+from fedssl.experiments.spread import Spread, spread
 
 
 def render(results: Sequence[CellResult]) -> str:

@@ -3,13 +3,13 @@
 import csv
 import io
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.runs import FinishedRun
+from fedssl.experiments.spread import Spread, spread
 from fedssl.experiments.variants import CENTRALISED
 
 ACCURACIES = ("probe", "knn")
@@ -29,14 +29,6 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A mean over seeds and their sample standard deviation, None for a single seed."""
-
-    mean: float
-    deviation: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """The results of one variant.
 
@@ -53,19 +45,6 @@ class Line:
     def spread(self, column: str) -> Spread | None:
         """Return the mean and deviation of a column; None if it was not measured."""
         return spread(self.values.get(column, ()))
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """Return mean and sample standard deviation; NaN if a value is not finite because an encoder diverged.
-
-    >>> spread([1.0, 3.0])
-    Spread(mean=2.0, deviation=1.4142135623730951)
-    """
-    if not values:
-        return None
-    if not all(map(math.isfinite, values)):
-        return Spread(math.nan, math.nan if len(values) > 1 else None)
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def summarise(entries: Sequence[ComparisonEntry], outcomes: Mapping[tuple[str, int], Outcome]) -> list[Line]:

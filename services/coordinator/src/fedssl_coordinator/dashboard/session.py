@@ -166,13 +166,13 @@ Signed = Annotated[Visitor, Depends(_checked, scope="function")]
 
 def _may_steer(visitor: Viewing) -> Visitor:
     if not visitor.may_steer:
-        raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
+        raise ProblemError("forbidden", "only operators and admins may do this; you are signed in as a viewer")
     return visitor
 
 
 def _may_revoke(visitor: Viewing) -> Visitor:
     if not visitor.may_revoke:
-        raise ProblemError("forbidden", f"this needs an admin's token; you are signed in as {visitor.caller.role}")
+        raise ProblemError("forbidden", f"only admins may do this; your role is {visitor.caller.role}")
     return visitor
 
 

@@ -15,7 +15,8 @@ from fedssl.cli.output import duration, note, show_json, show_pairs, show_table,
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.gaps import CONFIDENCE, Interval, gaps
 from fedssl.experiments.plots import plot_comparison
-from fedssl.experiments.summary import ACCURACIES, CHANCE, TRAFFIC, Line, Spread, to_csv, to_document
+from fedssl.experiments.spread import QUALITY, Spread, in_percent, mean_and_deviation
+from fedssl.experiments.summary import ACCURACIES, CHANCE, GEOMETRY, TRAFFIC, Line, to_csv, to_document
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY
 from fedssl.run_files import write_json, write_text
 
@@ -120,11 +121,8 @@ def _num_clients(entry: ComparisonEntry) -> int | None:
 
 
 def _show_tables(lines: Sequence[Line]) -> None:
-    quality: dict[str, Callable[[float], str]] = {
-        **dict.fromkeys(("probe_last", "probe_best", "knn_last", "knn_best"), _percent),
-        "uniformity": lambda value: f"{value:.3f}",
-        "effective_rank": lambda value: f"{value:.1f}",
-    }
+    accuracies = {f"{name}_{which}": QUALITY[name] for name in ACCURACIES for which in ("last", "best")}
+    quality = {**accuracies, **{name: QUALITY[name] for name in GEOMETRY}}
     typer.echo(
         "Quality: mean ± standard deviation over seeds, accuracies in %; best rounds are chosen on the test set."
     )
@@ -133,7 +131,7 @@ def _show_tables(lines: Sequence[Line]) -> None:
         [
             [
                 line.variant,
-                *(_mean_and_deviation(line.spread(column), formatted) for column, formatted in quality.items()),
+                *(mean_and_deviation(line.spread(column), formatted) for column, formatted in quality.items()),
                 f"{len(line.seeds)} of {len(line.seeds) + len(line.failures)}",
             ]
             for line in lines
@@ -184,14 +182,14 @@ def _show_gaps(lines: Sequence[Line]) -> None:
 def _interval(found: Interval | None) -> str:
     if found is None:
         return "-"
-    return _mean_and_deviation(Spread(found.mean, found.half_width), _percent)
+    return mean_and_deviation(Spread(found.mean, found.half_width), in_percent)
 
 
 def _baselines(lines: Sequence[Line]) -> list[list[str]]:
     """Return the rows below the methods: the encoders before training, which most methods share, and chance."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
-        found = tuple(_mean_and_deviation(line.spread(f"{name}_untrained"), _percent) for name in ACCURACIES)
+        found = tuple(mean_and_deviation(line.spread(f"{name}_untrained"), in_percent) for name in ACCURACIES)
         if found != ("-", "-"):
             groups.setdefault(found, []).append(line.variant)
     rows = []
@@ -199,18 +197,6 @@ def _baselines(lines: Sequence[Line]) -> list[list[str]]:
         name = UNTRAINED if len(groups) == 1 else f"{UNTRAINED} ({', '.join(variants)})"
         rows.append([name, probe, "-", knn, "-", "-", "-", ""])
     if chances := [chance for line in lines if (chance := line.spread(CHANCE))]:
-        shown = _percent(chances[0].mean)
+        shown = in_percent(chances[0].mean)
         rows.append([CHANCE, shown, "-", shown, "-", "-", "-", ""])
     return rows
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
-
-
-def _mean_and_deviation(found: Spread | None, formatted: Callable[[float], str]) -> str:
-    if found is None:
-        return "-"
-    if found.deviation is None:
-        return formatted(found.mean)
-    return f"{formatted(found.mean)} ± {formatted(found.deviation)}"

@@ -11,7 +11,7 @@ from fedssl.experiments import costs
 from fedssl.experiments import report as markdown
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
-from fedssl.experiments.summary import spread
+from fedssl.experiments.spread import spread
 from fedssl.run_files import spec_as_yaml
 
 

@@ -14,9 +14,10 @@ from fedssl.protocol.views import ClientEdit
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.mistakes import NO_MISTAKE, Mistake
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import member_queries, site_queries
-from fedssl_coordinator.dashboard.session import Form, MayRevoke, Revoking, Steering, Viewing
+from fedssl_coordinator.dashboard.session import Form, MayRevoke, Revoking, Steering, Viewing, Visitor
 from fedssl_coordinator.federation.clients import service
 from fedssl_coordinator.federation.data_reports import service as data_reports
 from fedssl_coordinator.federation.ledger_anchors import repository as anchors
@@ -96,14 +97,20 @@ def rename(client_id: ClientId, visitor: Steering, form: Form, session: DB) -> R
 @router.get("/clients/{client_id}/revoke/confirm")
 def ask(client_id: ClientId, visitor: MayRevoke, session: DB) -> Response:
     """Show the dialog's question as a page of its own."""
-    live = member_queries.live_parts(session, client_id)
-    return render("confirm_revoke.html", visitor, client=service.show(session, client_id), live=live)
+    return _question(visitor, session, client_id, NO_MISTAKE)
 
 
 @router.post("/clients/{client_id}/revoke")
 def revoke(client_id: ClientId, visitor: Revoking, form: Form, session: DB) -> Response:
     """Revoke a client, if its name was typed."""
     if form.get("name") != client_id:
-        raise ProblemError("invalid-request", f"Nothing was changed. To revoke the client, type its name: {client_id}")
+        wrong = Mistake("name", f"Nothing was changed. To revoke the client, type its name: {client_id}")
+        return _question(visitor, session, client_id, wrong)
     service.revoke(session, client_id)
     return see_other(f"/clients/{client_id}")
+
+
+def _question(visitor: Visitor, session: DB, client_id: str, wrong: Mistake) -> Response:
+    live, client = member_queries.live_parts(session, client_id), service.show(session, client_id)
+    status = 422 if wrong.text else 200
+    return render("confirm_revoke.html", visitor, status=status, client=client, live=live, wrong=wrong)

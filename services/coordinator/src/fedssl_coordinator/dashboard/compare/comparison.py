@@ -1,13 +1,16 @@
 """Compares runs: results with their change against the first, then the settings that differ."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import Verdict
+from fedssl.experiments.spread import QUALITY, mean_and_deviation, spread
+from fedssl.protocol.states import Outcome, Verdict
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
@@ -30,12 +33,22 @@ class ComparedValue:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison with one column per run."""
+    """A comparison with one column per run, and the means of those that differ only in their seed."""
 
     rows: list[overview.Row]
     results: list[tuple[str, list[ComparedValue]]]
     settings: list[tuple[str, list[ComparedValue]]]
     num_equal: int
+    means: list["SeedMeans"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedMeans:
+    """The newest results of one setting: the mean over its seeds, written as `fedssl compare` writes it."""
+
+    name: str
+    seeds: list[int]
+    cells: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ def _points(value: float, base: float) -> str:
     return formats.points(value - base)
 
 
+_MOST_ROWS = 100
 _JUDGED = ("probe", "knn", "effective_rank", "alignment", "uniformity")
 _ACCURACIES = ("probe", "knn")
 _EVALUATED = {
@@ -103,7 +117,42 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
         results.insert(0, ("Evaluated on", [ComparedValue(name or formats.NOTHING) for name in names]))
     settings = _settings(runs)
     differing = [(key, cells) for key, cells in settings if any(cell.differs for cell in cells)]
-    return Comparison(overview.rows(session, runs), results, settings, len(settings) - len(differing))
+    return Comparison(
+        overview.rows(session, runs), results, settings, len(settings) - len(differing), _means(runs, scores)
+    )
+
+
+def _means(runs: Sequence[Run], scores: Mapping[UUID, Sequence[overview_queries.Score]]) -> list[SeedMeans]:
+    """Return the means over the seeds of each setting that has several, in the order of the runs.
+
+    Only completed runs count that were evaluated after the same round, on the same data set; of runs with equal seeds,
+    the first.
+    """
+    groups: defaultdict[str, dict[tuple[Any, Any], Run]] = defaultdict(dict)
+    for run in runs:
+        newest = scores[run.id][-1] if run.id in scores else None
+        if run.outcome != Outcome.COMPLETED or newest is None or newest.round_number == 0:
+            continue
+        spec = run_view.flat(run.spec)
+        seeds = spec.pop("seed"), spec.pop("partition.seed", None)
+        same = json.dumps([spec | {"name": ""}, newest.judge, newest.round_number], sort_keys=True)
+        groups[same].setdefault(seeds, run)
+    return [
+        SeedMeans(
+            next(iter(same.values())).name,
+            [seed for seed, _ in same],
+            [_mean(name, [scores[run.id][-1].results for run in same.values()]) for name in QUALITY],
+        )
+        for same in groups.values()
+        if len(same) > 1
+    ]
+
+
+def _mean(name: str, results: Sequence[Mapping[str, float | None]]) -> str:
+    if not all(name in its for its in results):
+        return formats.NOTHING
+    known = [value for its in results if (value := its[name]) is not None]
+    return mean_and_deviation(spread(known), QUALITY[name]) if len(known) == len(results) else "training diverged"
 
 
 def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score]) -> dict[str, float | None]:
@@ -196,3 +245,38 @@ def curves(session: Session, run_ids: Sequence[UUID], measure: str) -> list[dict
             }
         )
     return found
+
+
+def numbers_of(found: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[int, list[str]]]:
+    """Return the values of `curves` as rows: a round, and in words each run's value and when it was reached."""
+    write = _EVALUATED[measure].write if measure in _EVALUATED else formats.short
+    columns = [
+        {
+            number: f"{write(value)} ({formats.in_bytes(sent)}, {formats.seconds(passed)})"
+            for number, sent, passed, value in zip(
+                run["rounds"], run["bytes"], run["seconds"], run["values"], strict=True
+            )
+            if value is not None
+        }
+        for run in found
+    ]
+    return _rows(columns)
+
+
+def path_of(found: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[str]]]:
+    """Return the alignment and uniformity of each run by round, as rows."""
+    columns = [
+        {
+            number: f"{formats.short(alignment)}, {formats.short(uniformity)}"
+            for alignment, uniformity, number in run["path"]
+            if alignment is not None and uniformity is not None
+        }
+        for run in found
+    ]
+    return _rows(columns)
+
+
+def _rows(columns: Sequence[Mapping[int, str]]) -> list[tuple[int, list[str]]]:
+    rounds = sorted({number for column in columns for number in column})
+    shown = overview_queries.thinned(rounds, _MOST_ROWS) if rounds else []
+    return [(number, [column.get(number, formats.NOTHING) for column in columns]) for number in shown]

@@ -51,10 +51,12 @@ def compare(
     """Compare the runs with the first one, the baseline."""
     ids = _ids(runs)
     compared = comparison.compare(session, ids)
+    found = comparison.curves(session, ids, y)
     others = [row for row in overview.overview(session, None, "all", "").rows if row.run.id not in ids]
     return render(
         "compare.html", visitor, compared=compared, others=others, ids=[str(one) for one in ids],
         view={"x": x, "y": y, "scale": scale, "smooth": smooth, "show": show}, curves=comparison.CURVES,
+        tables=(comparison.numbers_of(found, y), comparison.path_of(found)),
     )  # fmt: skip
 
 

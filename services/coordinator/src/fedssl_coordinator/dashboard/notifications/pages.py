@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from fedssl.protocol.notifications import DestinationKind, Topic
-from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import DestinationCreate, DestinationCreated
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.mistakes import NO_MISTAKE, Mistake, mistake_of
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
 from fedssl_coordinator.dashboard.session import Form, MayRevoke, Revoking, Visitor
 from fedssl_coordinator.notifications import repository, service
@@ -37,10 +37,10 @@ def add(visitor: Revoking, form: Form, session: DB) -> Response:
         )
         added = service.create(session, request)
     except ValidationError as error:
-        reason = first_problem(error).message if topics else "choose at least one topic"
-        return _page(visitor, session, form=form, error=reason, status=422)
+        wrong = mistake_of(error, {"topics": "Notified of: choose at least one topic"}, "target")
+        return _page(visitor, session, form=form, wrong=wrong, status=422)
     except ProblemError as error:
-        return _page(visitor, session, form=form, error=error.detail, status=error.status)
+        return _page(visitor, session, form=form, wrong=mistake_of(error, {}, "target"), status=error.status)
     return _page(visitor, session, added=added)
 
 
@@ -56,7 +56,7 @@ def _page(
     session: DB,
     *,
     form: dict[str, str] | None = None,
-    error: str = "",
+    wrong: Mistake = NO_MISTAKE,
     added: DestinationCreated | None = None,
     status: int = 200,
 ) -> Response:
@@ -65,7 +65,7 @@ def _page(
         "destinations": service.views(session, rows),
         "topics": list(Topic),
         "form": {f"on-{topic}": "on" for topic in Topic} if form is None else form,
-        "error": error,
+        "wrong": wrong,
         "added": added,
     }
     return render("notifications.html", visitor, status=status, **context)

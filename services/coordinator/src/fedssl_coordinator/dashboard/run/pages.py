@@ -114,8 +114,11 @@ async def _unnamed(request: Request, run_id: UUID, last_id: int, caller: Caller)
 
 @router.get("/runs/{run_id}/{verb}/confirm")
 def ask(run_id: UUID, verb: Verb, visitor: MaySteer, session: DB) -> Response:
-    """Show the dialog's question as a page of its own."""
-    return render("confirm.html", visitor, page=run_view.run_page(session, run_id), verb=verb)
+    """Show the dialog's question as a page of its own, or the run if that is no longer possible."""
+    page = run_view.run_page(session, run_id)
+    if verb not in page.verbs:
+        return see_other(f"/runs/{run_id}")
+    return render("confirm.html", visitor, page=page, verb=verb)
 
 
 @router.post("/runs/{run_id}/{verb}")

@@ -67,6 +67,7 @@ def show_round(
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally),
+        causes=run_view.CAUSES,
         secure=secure_rounds.views(session, [found[0].id]).get(found[0].id),
         attempts=attempts[:PAGE], metrics=metrics, more=attempts[PAGE - 1] if len(attempts) > PAGE else None, page=page,
     )  # fmt: skip

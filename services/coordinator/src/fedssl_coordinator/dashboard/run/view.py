@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_aggregation import NOT_PROMISED
-from fedssl.protocol.states import AssignmentState, Cause, RunState
+from fedssl.protocol.states import AssignmentState, Cause, Outcome, RunState
 from fedssl.protocol.views import DistillationJobView
 from fedssl.wording import plural
 from fedssl_coordinator.core import database_clock
@@ -43,6 +43,11 @@ CAUSES = {
 }
 """The causes of declined work, for people."""
 
+_VERBS = {
+    RunState.CREATED: ("start", "stop"),
+    RunState.RUNNING: ("pause", "stop"),
+    RunState.PAUSED: ("resume", "stop"),
+}
 _EVENTS = 8
 ROUTINE = (
     "assignment.leased",
@@ -100,6 +105,13 @@ class RunPage:
         return self.run.state != RunState.FINISHED or self.is_judged or is_awaited
 
     @property
+    def verbs(self) -> tuple[str, ...]:
+        """The actions that the run's state permits."""
+        if self.run.outcome == Outcome.FAILED:
+            return ("resume",)
+        return _VERBS.get(RunState(self.run.state), ())
+
+    @property
     def shape(self) -> str:
         """A digest of the panels' arrangement. When it changes, the attempts that depend on it are sent again."""
         goes_on = (self.run.state, self.is_live, self.run.rounds_closed > 0)
@@ -112,7 +124,7 @@ def get(session: Session, run_id: UUID) -> Run:
     """Return the run. Raises ProblemError if it does not exist."""
     run = run_rows.get(session, run_id)
     if run is None:
-        raise ProblemError("not-found", f"There is no run {run_id}. The list of runs has all existing runs.")
+        raise ProblemError("not-found", f"There is no run {run_id}. The list of runs has all that you may see.")
     return run
 
 

@@ -13,6 +13,7 @@ from fedssl.protocol.views import EvaluationCreate, RunEdit, SiteEvaluationsCrea
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.models import EvaluationDataset
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.mistakes import NO_MISTAKE, Mistake, mistake_of
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import Form, MaySteer, Steering, Viewing
@@ -25,13 +26,18 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _MOST_SETS = 500
 _MEASURES = ("probe", "knn", "geometry")
+_WORDS = {
+    "round_number": "After round: write the number of a round, such as 5, or nothing for the newest",
+    "config.measures": "Measures: choose at least one",
+    "tags": "tags: a run has at most 20",
+}
 
 
 @router.get("/runs/{run_id}/evaluate")
 def ask_for_evaluation(run_id: UUID, visitor: MaySteer, session: DB, draw: Literal["", "pca", "tsne"] = "") -> Response:
     """Show the form that requests an evaluation, and if `draw` names a method, a map of the embeddings."""
     values = {**dict.fromkeys(_MEASURES, "on"), "embedding_map": draw}
-    return _evaluation_form(visitor, session, run_id, values)
+    return _evaluation_form(visitor, session, run_id, values, NO_MISTAKE)
 
 
 @router.post("/runs/{run_id}/evaluate")
@@ -49,7 +55,7 @@ def request_evaluation(run_id: UUID, visitor: Steering, form: Form, session: DB)
         request = EvaluationCreate.model_validate({"config": config, "round_number": number})
         evaluations.request(session, run_id, request)
     except (ValidationError, ProblemError) as error:
-        return _evaluation_form(visitor, session, run_id, form, _explained(error))
+        return _evaluation_form(visitor, session, run_id, form, _mistake(error, number))
     return see_other(f"/runs/{run_id}/jobs")
 
 
@@ -59,7 +65,7 @@ def _request_at_sites(visitor: Steering, session: Session, run_id: UUID, form: F
         site_evaluations.request(session, run_id, request.round_number)
     except (ValidationError, ProblemError) as error:
         values = {**dict.fromkeys(_MEASURES, "on"), **form}
-        return _evaluation_form(visitor, session, run_id, values, _explained(error))
+        return _evaluation_form(visitor, session, run_id, values, _mistake(error, number))
     return see_other(f"/runs/{run_id}")
 
 
@@ -68,7 +74,7 @@ def show_words(run_id: UUID, visitor: MaySteer, session: DB) -> Response:
     """Show the form that changes the run's name, tags and notes."""
     run = run_view.get(session, run_id)
     values = {"name": run.name, "tags": ", ".join(run.tags), "notes": run.notes}
-    return render("edit_run.html", visitor, page=run_view.run_page(session, run_id), values=values, wrong="")
+    return render("edit_run.html", visitor, page=run_view.run_page(session, run_id), values=values, wrong=NO_MISTAKE)
 
 
 @router.post("/runs/{run_id}/edit")
@@ -81,25 +87,22 @@ def edit(run_id: UUID, visitor: Steering, form: Form, session: DB) -> Response:
     except ValidationError as error:
         page = run_view.run_page(session, run_id)
         values = {name: form.get(name, "") for name in words}
-        wrong = _explained(error)
+        wrong = mistake_of(error, _WORDS)
         match first_problem(error).location:
             case ("tags", int(index)):
-                wrong = wrong.replace(f"tags.{index}", f"tags: {tags[index]}", 1)
+                wrong = Mistake("tags", wrong.text.replace("tags:", f"tags: {tags[index]}:", 1))
         return render("edit_run.html", visitor, status=422, page=page, values=values, wrong=wrong)
     return see_other(f"/runs/{run_id}")
 
 
-def _evaluation_form(visitor: Viewing, session: Session, run_id: UUID, values: Any, wrong: str = "") -> Response:
+def _evaluation_form(visitor: Viewing, session: Session, run_id: UUID, values: Any, wrong: Mistake) -> Response:
     page = run_view.run_page(session, run_id)
     known = datasets.by_name(session, EvaluationDataset, _MOST_SETS, None)
     return render(
-        "evaluate_run.html", visitor, status=422 if wrong else 200, page=page, sets=[row.name for row in known],
+        "evaluate_run.html", visitor, status=422 if wrong.text else 200, page=page, sets=[row.name for row in known],
         values=values, wrong=wrong, measures=_MEASURES,
     )  # fmt: skip
 
 
-def _explained(error: ValidationError | ProblemError) -> str:
-    if isinstance(error, ProblemError):
-        return error.detail
-    first = first_problem(error)
-    return f"{first.place}: {first.message}" if first.place else first.message
+def _mistake(error: ValidationError | ProblemError, number: str | None) -> Mistake:
+    return mistake_of(error, _WORDS, "round_number" if number else "")

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Integer, String, bindparam, cast, func, or_, select, true
@@ -24,6 +24,8 @@ from fedssl_coordinator.core.models import (
 )
 from fedssl_coordinator.federation.rounds.repository import LIVE
 from fedssl_coordinator.federation.rounds.unseen import SEEN_SECONDS
+
+T = TypeVar("T")
 
 RIBBON = 40
 _CURVE = 200
@@ -188,7 +190,7 @@ def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
     return [merged[number] for number in sorted(merged)]
 
 
-def thinned(rows: list[Score], most: int) -> list[Score]:
+def thinned(rows: list[T], most: int) -> list[T]:
     """Return about `most` rows at most, including the first and the last."""
     step = max(1, -(-len(rows) // most))
     return rows[: len(rows) - 1 : step] + rows[-1:]

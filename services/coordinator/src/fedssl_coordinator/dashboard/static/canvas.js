@@ -11,6 +11,8 @@ export const GLYPHS = [
 ];
 export const FONT = "500 11px Inter, system-ui, sans-serif";
 export const BOLD = "600 11px Inter, system-ui, sans-serif";
+/* canvases grow with the browser's default text size, as the rest of the page: they are drawn in sixteenths of a rem */
+export const zoom = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
 export const slotColor = (slot) => (slot < 12 ? token(`c${slot}`) : token("text-3"));
 
 const RAMPS = {
@@ -68,14 +70,14 @@ export function picture(element, height, draw) {
   clear(element);
   const canvas = element.appendChild(document.createElement("canvas"));
   const redraw = () => {
-    const width = element.clientWidth;
-    const ratio = devicePixelRatio || 1;
-    const tall = typeof height === "function" ? height(width) : height;
+    const width = element.clientWidth / zoom();
+    const ratio = (devicePixelRatio || 1) * zoom();
+    const tall = typeof height === "function" ? height() : height;
     if (!width) return;
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(tall * ratio);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${tall}px`;
+    canvas.style.width = `${width / 16}rem`;
+    canvas.style.height = `${tall / 16}rem`;
     const g = canvas.getContext("2d");
     g.scale(ratio, ratio);
     g.font = FONT;
@@ -86,6 +88,12 @@ export function picture(element, height, draw) {
   onPaint(redraw);
   return redraw;
 }
+
+/* the place of the pointer in a picture, and the picture's width, as it is drawn */
+export const pointed = (element, { clientX, clientY }) => {
+  const box = element.getBoundingClientRect();
+  return [(clientX - box.left) / zoom(), (clientY - box.top) / zoom(), box.width / zoom()];
+};
 
 /* The tooltip is filled with text, never with markup, because names come from clients. */
 const tip = document.body.appendChild(document.createElement("div"));

@@ -1,6 +1,6 @@
 /* uPlot in this page's style: few light gridlines, no legend box, a label at each line's end. */
 import { onPaint, token } from "./layout.js";
-import { FONT, GLYPHS, clear, hideTip, showTip, slotColor } from "./canvas.js";
+import { FONT, GLYPHS, clear, hideTip, showTip, slotColor, zoom } from "./canvas.js";
 import { number, short } from "./format.js";
 
 const charts = new Set();
@@ -41,7 +41,7 @@ export function chart(element, options) {
   new ResizeObserver(() => {
     if (Math.abs(element.clientWidth - before) < 1) return;
     before = element.clientWidth;
-    if (plot) plot.setSize({ width: before, height: current.height });
+    if (plot) plot.setSize({ width: before, height: current.height * zoom() });
     else build();
   }).observe(element);
   return {
@@ -63,12 +63,18 @@ export function chart(element, options) {
 
 function described(options, width) {
   const { series, marks, y, places, unit } = options;
-  const axis = { stroke: token("text-3"), font: "11px Inter, system-ui, sans-serif", ticks: { show: false } };
+  const size = zoom();
+  const axis = {
+    stroke: token("text-3"),
+    font: `${11 * size}px Inter, system-ui, sans-serif`,
+    gap: 6 * size,
+    ticks: { show: false },
+  };
   const [low, high] = ["low", "high"].map((end) => 1 + series.findIndex((line) => line.band === end));
   return {
     width,
-    height: options.height,
-    padding: [8, options.right, 0, 0],
+    height: options.height * size,
+    padding: [8 * size, options.right * size, 0, 0],
     legend: { show: false },
     focus: { alpha: 0.14 },
     cursor: {
@@ -90,10 +96,9 @@ function described(options, width) {
     axes: [
       {
         ...axis,
-        size: 24,
-        gap: 6,
+        size: 24 * size,
         grid: { show: false },
-        space: 56,
+        space: 56 * size,
         values: (_, ticks) =>
           unrepeated(
             ticks.map((tick) =>
@@ -103,9 +108,8 @@ function described(options, width) {
       },
       {
         ...axis,
-        size: (_, labels) => Math.max(options.left, ...(labels ?? []).map((label) => 14 + 6.5 * label.length)),
-        gap: 6,
-        space: 34,
+        size: (_, labels) => size * Math.max(options.left, ...(labels ?? []).map((label) => 14 + 6.5 * label.length)),
+        space: 34 * size,
         grid: { stroke: token("line"), width: 1 },
         values: (_, ticks) =>
           unrepeated(
@@ -154,7 +158,7 @@ function extent([least, most], a, b) {
 
 function annotate(plot, { series, marks }) {
   const g = plot.ctx;
-  const ratio = devicePixelRatio || 1;
+  const ratio = (devicePixelRatio || 1) * zoom();
   const { left, width, top, height } = plot.bbox;
   g.save();
   g.font = FONT.replace("11px", `${11 * ratio}px`);
@@ -186,6 +190,12 @@ function annotate(plot, { series, marks }) {
   }
   const used = [];
   g.textAlign = "left";
+  const { min, max } = plot.scales.y;
+  if (max - min < 1e-16 || Math.max(-min, max) >= 1e17) {
+    g.fillStyle = token("text-3"); /* uPlot has no ticks for such numbers */
+    g.fillText(short(max), left + 4 * ratio, top + 8 * ratio);
+    g.fillText(short(min), left + 4 * ratio, top + height - 8 * ratio);
+  }
   series
     .filter((line) => line.end)
     .map((line) => {

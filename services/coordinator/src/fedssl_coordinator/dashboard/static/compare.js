@@ -64,7 +64,7 @@ async function show() {
       isLog,
       isLogX,
       height: 288,
-      right: innerWidth < 640 ? 14 : 170,
+      right: matchMedia("(max-width: 40em)").matches ? 14 : 170,
       tick: isShare ? (y) => percent(y, 0) : short,
       value: isShare ? percent : short,
       axis: write,

@@ -1,6 +1,6 @@
 /* The map of embeddings, one evaluated round at a time: one point per test image, coloured by its class. */
 import { $, isDark, token } from "./layout.js";
-import { BOLD, FONT, hideTip, picture, showTip } from "./canvas.js";
+import { BOLD, FONT, hideTip, picture, pointed, showTip } from "./canvas.js";
 import { number } from "./format.js";
 
 const TALL = 330;
@@ -151,9 +151,7 @@ export function embedding(load) {
   };
   element.addEventListener("mousemove", (event) => {
     if (!shown) return;
-    const box = element.getBoundingClientRect();
-    const x = event.clientX - box.left;
-    const y = event.clientY - box.top;
+    const [x, y] = pointed(element, event);
     let best = -1;
     let least = 64;
     dots.forEach(([a, b], i) => {

@@ -1,6 +1,6 @@
 /* Rounds and clients: four rounds in clock time, or the outcome of every round. Drawn on a canvas, for many clients. */
 import { $, $$, token } from "./layout.js";
-import { BOLD, FONT, hatch, hideTip, picture, showTip } from "./canvas.js";
+import { BOLD, FONT, hatch, hideTip, picture, pointed, showTip, zoom } from "./canvas.js";
 import { bytes, clock, seconds } from "./format.js";
 
 const ROW = 22;
@@ -13,7 +13,16 @@ const MARKS = {
   l: [6, 10, "fill"],
   o: [10, 2, "text-3"],
 };
-const WORDS = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "working", o: "offered" };
+const STATES = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "leased", o: "offered" };
+const WORDS = {
+  offered: "has not claimed the work",
+  leased: "is working",
+  submitted: "update sent, not checked yet",
+  accepted: "update accepted",
+  expired: "no update came in time",
+  rejected: "update rejected",
+  declined: "work declined",
+};
 const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "line-2"], f: [20, "bad-fill"], d: [7, "fill"] };
 const KEYS = {
   clock: [
@@ -48,7 +57,7 @@ export function gantt(root, load) {
   const dense = () =>
     mode === "all" && everybody().length > 24; /* one row per client, three pixels high, without names */
   const rows = () => (dense() ? everybody() : names);
-  const outcomeOf = (client, index) => WORDS[outcomes?.clients[client]?.[index]];
+  const outcomeOf = (client, index) => WORDS[STATES[outcomes?.clients[client]?.[index]]];
   const height = () => (dense() ? TOP + rows().length * 3 + 24 : TOP + (names.length + 1) * ROW + 24);
   const redraw = picture(element, height, draw);
 
@@ -148,7 +157,7 @@ export function gantt(root, load) {
     for (const part of frame.parts)
       if (names.includes(part.client)) drawPart(g, part, X, middle(names.indexOf(part.client)), now, w);
     drawServer(g, X, middle(names.length), now);
-    const steps = Math.max(2, Math.min(8, Math.floor(w / 110)));
+    const steps = Math.max(w < 140 ? 1 : 2, Math.min(8, Math.floor(w / 110)));
     g.fillStyle = token("text-3");
     for (let i = 0; i < steps; i += 1) {
       const at = start + (span * i) / steps;
@@ -197,7 +206,7 @@ export function gantt(root, load) {
       }
       const facts = [
         [
-          lost ? `lost: ${part.reason ?? part.state}` : part.closed ? "worked" : "working for",
+          lost ? `lost: ${part.reason ?? WORDS[part.state]}` : part.closed ? "worked" : "working for",
           seconds(until - part.leased),
         ],
       ];
@@ -218,7 +227,7 @@ export function gantt(root, load) {
         16,
         ROW,
         title,
-        [[part.reason ? `${part.state}: ${part.reason}` : part.state, ""]],
+        [[part.reason ? `${WORDS[part.state]}: ${part.reason}` : WORDS[part.state], ""]],
       ]);
     }
   }
@@ -257,18 +266,12 @@ export function gantt(root, load) {
     }
   }
 
-  const find = (event) => {
-    const box = element.getBoundingClientRect();
-    const x = event.clientX - box.left;
-    const y = event.clientY - box.top;
-    return [x, y];
-  };
   element.addEventListener("mousemove", (event) => {
-    const [x, y] = find(event);
+    const [x, y, w] = pointed(element, event);
     if (mode === "all" && outcomes && y > TOP) {
       const row = Math.floor((y - TOP) / (dense() ? 3 : ROW));
       const client = rows()[row];
-      const index = Math.floor(x / (element.clientWidth / Math.max(verdicts.length, 1)));
+      const index = Math.floor(x / (w / Math.max(verdicts.length, 1)));
       if (client) {
         showTip(
           client,
@@ -279,16 +282,16 @@ export function gantt(root, load) {
         return;
       }
     }
-    const hit = hits.findLast(([l, t, w, h]) => x >= l && x <= l + w && y >= t && y <= t + h);
+    const hit = hits.findLast(([l, t, wide, tall]) => x >= l && x <= l + wide && y >= t && y <= t + tall);
     if (hit) showTip(hit[4], hit[5], event.clientX, event.clientY);
     else hideTip();
   });
   element.addEventListener("mouseleave", hideTip);
   element.addEventListener("click", (event) => {
     /* a click on the ribbon shows that round */
-    const [x, y] = find(event);
+    const [x, y, w] = pointed(element, event);
     if (y < 28) {
-      const n = Math.ceil(x / (element.clientWidth / Math.max(verdicts.length, 1)));
+      const n = Math.ceil(x / (w / Math.max(verdicts.length, 1)));
       show(Math.min(verdicts.length, n + 1));
     }
   });
@@ -311,12 +314,12 @@ export function gantt(root, load) {
     const client = rows()[cell[1]];
     const number = mode === "all" ? cell[0] + 1 : frame.rounds[cell[0]].number;
     const part = frame?.parts.findLast((one) => one.client === client && one.round === number);
-    const outcome = (mode === "all" ? outcomeOf(client, cell[0]) : part?.state) ?? "did not take part";
-    const text = part?.reason ? `${outcome}, ${part.reason}` : outcome;
+    const outcome = (mode === "all" ? outcomeOf(client, cell[0]) : WORDS[part?.state]) ?? "did not take part";
+    const text = part?.reason ? `${outcome}: ${part.reason}` : outcome;
     $("#gantt-say").textContent = `${client}, round ${number}: ${text}`;
     redraw();
     const box = element.getBoundingClientRect();
-    showTip(client, [[`round ${number}`, text]], box.left + focused[0], box.top + focused[1]);
+    showTip(client, [[`round ${number}`, text]], box.left + focused[0] * zoom(), box.top + focused[1] * zoom());
   });
   for (const kind of ["focus", "blur"]) element.addEventListener(kind, redraw);
   element.addEventListener("blur", hideTip);

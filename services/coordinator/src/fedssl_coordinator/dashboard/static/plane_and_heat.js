@@ -1,6 +1,6 @@
 /* Two drawings of a run: uniformity against alignment by round, and one metric per client and round. */
 import { $, token } from "./layout.js";
-import { BOLD, FONT, drawGlyph, hideTip, picture, ramp, showTip } from "./canvas.js";
+import { BOLD, FONT, drawGlyph, hideTip, picture, pointed, ramp, showTip } from "./canvas.js";
 import { short } from "./format.js";
 
 const TALL = 288;
@@ -147,10 +147,10 @@ export function heat(element, read, slots) {
   });
   element.addEventListener("mousemove", (event) => {
     const data = read();
-    const box = element.getBoundingClientRect();
     if (!data) return;
-    const row = Math.floor((event.clientY - box.top - T) / ((tall() - T - 26) / data.clients.length));
-    const column = Math.floor(((event.clientX - box.left - L) / (box.width - L - R)) * data.rounds.length);
+    const [x, y, w] = pointed(element, event);
+    const row = Math.floor((y - T) / ((tall() - T - 26) / data.clients.length));
+    const column = Math.floor(((x - L) / (w - L - R)) * data.rounds.length);
     if (!data.clients[row] || data.rounds[column] == null) {
       hideTip();
       return;

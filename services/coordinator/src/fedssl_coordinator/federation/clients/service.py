@@ -73,4 +73,4 @@ def revoke(session: Session, client_id: str) -> ClientView:
 
 
 def _not_found(client_id: str) -> ProblemError:
-    return ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists the clients that exist")
+    return ProblemError("not-found", f"no client {client_id}: the list of clients has all that you may see")
