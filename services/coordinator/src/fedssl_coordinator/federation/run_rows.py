@@ -32,10 +32,7 @@ from fedssl_coordinator.core.models import (
     Upload,
 )
 from fedssl_coordinator.core.problems import ProblemError
-from fedssl_coordinator.core.run_documents import NewerSpecError as NewerSpecError
 from fedssl_coordinator.core.run_documents import parsed
-from fedssl_coordinator.core.run_documents import plan_of as plan_of
-from fedssl_coordinator.core.run_documents import spec_of as spec_of
 from fedssl_coordinator.storage.artifacts.service import UpdateForm, update_form
 
 

@@ -17,6 +17,7 @@ from fedssl.wording import plural
 from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.core.models import Event, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.layout.client_labels import Named, named
 from fedssl_coordinator.dashboard.run import queries as run_queries
@@ -132,7 +133,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
     """Return everything on the page with about sixteen queries, without the charts' numbers."""
     run = get(session, run_id)
     [row] = overview.rows(session, [run])
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     newest = overview_queries.last_rounds(session, [run_id], limit=4).get(run_id, [])
     current = newest[-1] if newest else None
     ids = run_queries.client_ids(session, run_id) or clients.eligible(session, run.project, spec.cohort.clients)

@@ -20,6 +20,7 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Evaluation, EvaluationDataset, Run
 from fedssl_coordinator.core.problems import ProblemError, printable
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import evaluable, retries, run_rows
 from fedssl_coordinator.federation.evaluations import repository
 from fedssl_coordinator.federation.jobs import repository as job_rows
@@ -37,7 +38,7 @@ def queue_due(session: Session, run: Run, round_number: int) -> None:
 
     The caller holds the run's lock.
     """
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     config = spec.evaluation
     if config is None or not config.is_due(round_number, run.num_rounds):
         return
@@ -68,7 +69,7 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
     """
     run = run_rows.require(session, run_id)
     number = evaluable.require_closed(run, asked.round_number)
-    if run_rows.spec_of(run).model.batch_norm == "local":
+    if spec_of(run).model.batch_norm == "local":
         detail = (
             f"each site of run {run_id} keeps its own BatchNorm, and the coordinator's encoder has that of the start: "
             "only the sites can evaluate it"
@@ -126,7 +127,7 @@ def complete(
     kept: dict[str, Any] = {} if embedding_map is None else {"embedding_map": dict(embedding_map)}
     kept["chance"] = None if chance is None else asdict(chance)
     jobs.end(session, row, JobState.COMPLETED, message, data, results=results, reason=None, **kept)
-    spec = run_rows.spec_of(run_rows.get_one(session, row.run_id))
+    spec = spec_of(run_rows.get_one(session, row.run_id))
     is_own = spec.central_evaluation is not None and row.config == _dumped(_own_config(spec))
     known = {f"evaluation/{name}": value for name, value in results.items() if value is not None}
     repository.add_metrics(session, row.run_id, row.round_number, known, replace=is_own)
@@ -165,7 +166,7 @@ def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tu
             f"no evaluation data set {config.dataset} is registered: register it "
             "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name"
         )
-    if (why := datasets.why_unfit(found.name, run_rows.spec_of(run).data)) is not None:
+    if (why := datasets.why_unfit(found.name, spec_of(run).data)) is not None:
         raise _invalid(f"{why}; or use `fedssl evaluate` where the files are")
     model = run_rows.weights_after(session, run, number)
     evaluable.require_kept(session, model, number)

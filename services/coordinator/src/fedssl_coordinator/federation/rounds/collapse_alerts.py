@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from fedssl.evaluation.monitoring import describe, find_collapse_alerts, find_summed_alerts
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Round, Run
-from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.transitions import pause
 
@@ -22,7 +22,7 @@ def raise_alerts(session: Session, run: Run, current: Round, used: Sequence[str]
     Called once per round, in the transaction that closes it, by a caller that holds the run's lock. A run is not paused
     after its last round.
     """
-    spec, number = run_rows.spec_of(run), current.number
+    spec, number = spec_of(run), current.number
     watch = spec.watch
     alerts = (
         find_collapse_alerts(watch, number, round_metrics.by_client(session, run.id, number, used))

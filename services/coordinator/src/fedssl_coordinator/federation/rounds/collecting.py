@@ -12,6 +12,7 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import printable
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
@@ -125,7 +126,7 @@ def _answer_claims(session: Session, run: Run, current: Round, claims: Sequence[
     again = {row.client_id: row.attempt + 1 for row in claims if run.num_tries or row.client_id in first}
     _refute(session, [row for row in claims if row.client_id not in again])
     if run.num_tries:  # the time that the fault took does not count against the round
-        seconds = run_rows.spec_of(run).cohort.deadline_seconds
+        seconds = spec_of(run).cohort.deadline_seconds
         repository.extend(session, current, seconds, next_attempt=False)
     _forget_failures(session, run)
     if again:

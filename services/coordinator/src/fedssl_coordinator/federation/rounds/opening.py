@@ -16,6 +16,7 @@ from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.run_documents import plan_of
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.dimensions import service as dimensions
 from fedssl_coordinator.federation.evaluations import service as evaluations
@@ -91,7 +92,7 @@ def _secure_context(
         str(run.id),
         number,
         spec=spec,
-        plan=run_rows.plan_of(run),
+        plan=plan_of(run),
         broadcast=run.broadcast,
         frozen=run.frozen,
         num_words=vector.num_words,

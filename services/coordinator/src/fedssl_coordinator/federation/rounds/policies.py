@@ -8,7 +8,7 @@ from fedssl.artifacts.permission import refusal
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.core.models import Run
-from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.core.run_documents import plan_of
 from fedssl_coordinator.identity import clients
 
 
@@ -18,7 +18,7 @@ def refusals(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) ->
     A policy is a lasting decision of the data owner, so, unlike liveness, it may decide which clients take part. What a
     worker reports is only advice: each worker checks its policy again before it trains.
     """
-    return refused(session, run_rows.plan_of(run), spec, names)
+    return refused(session, plan_of(run), spec, names)
 
 
 def refused(session: Session, plan: ArtifactPlan, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdic
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.models import Round, Run
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.rounds import fitness, policies, repository
 from fedssl_coordinator.federation.rounds.assignments import expire, reasons_of, record_offers
@@ -55,7 +56,7 @@ def take_up(session: Session, run: Run) -> None:
 
 def _reopen(session: Session, run: Run, failed: Round) -> None:
     """Open the round in which a run had failed again. Its assignments stay as they ended."""
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     values = repository.values_of_reopened(spec.cohort.deadline_seconds)
     won = transition(session, failed, RoundState.OPEN, f"round {failed.number} is open again", **values)
     assert won, "the run is locked"
@@ -93,7 +94,7 @@ def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, st
     message = f"asked again: {shortened(reasons)}"
     won = transition(session, current, RoundState.OPEN, message, data={"clients": reasons})
     assert won, "the run is locked, and its rounds with it"
-    repository.extend(session, current, run_rows.spec_of(run).cohort.deadline_seconds, next_attempt=False)
+    repository.extend(session, current, spec_of(run).cohort.deadline_seconds, next_attempt=False)
     for row in rows:
         if row.id in lost:
             expire(session, row, lost[row.id], "; asked again", update_digest=None)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import Outcome, RoundState, RunState
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import closing, collecting, opening, repository, secure
@@ -29,7 +30,7 @@ def next_step(
     run = run_rows.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     if run.plan is None:
         if num_epochs := spec.method.distillation_epochs(0):
             distillation.ensure_queued(session, run, 0, num_epochs)

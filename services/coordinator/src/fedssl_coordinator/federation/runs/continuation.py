@@ -14,6 +14,7 @@ from fedssl.wording import plural
 from fedssl_coordinator.core import audit, enqueue
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.transitions import transition
@@ -31,7 +32,7 @@ def continue_run(session: Session, run: Run, num_rounds: int) -> None:
         return
     _require_completed(run)
     try:
-        spec = run_rows.spec_of(run).continued(num_rounds)
+        spec = spec_of(run).continued(num_rounds)
     except ValueError as error:
         raise ProblemError("conflict", f"run {run.id} cannot be continued: {error}; {_INSTEAD}") from error
     for digest in (run.broadcast, run.server_state, run.frozen):
@@ -61,7 +62,7 @@ def continue_run(session: Session, run: Run, num_rounds: int) -> None:
 
 def as_created(session: Session, run: Run) -> RunSpec:
     """Return the spec with which a run was created: it may have been continued since."""
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     before = audit.first_num_rounds(session, run.id)
     return spec if before is None else spec.model_copy(update={"num_rounds": before})
 

@@ -16,6 +16,7 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import HAD_UPDATES, RUN_DELETED, record
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
@@ -152,7 +153,7 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
     """Return the full view of a run, with the assignments of its round if wanted. Raises ProblemError if it does not
     exist."""
     run = run_rows.require(session, run_id)
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
         **summary(run, derived_reasons(session, [run])).model_dump(),
@@ -296,7 +297,7 @@ def _resume(session: Session, run: Run) -> None:
     distillation.resume(session, run)
     current = rounds.unclosed(session, run.id)
     if current is not None and current.state == RoundState.OPEN:  # the pause does not count against the round
-        seconds = run_rows.spec_of(run).cohort.deadline_seconds
+        seconds = spec_of(run).cohort.deadline_seconds
         rounds.extend(session, current, seconds, next_attempt=False)
     enqueue.advance(session, run.id)
     enqueue.wake_workers(session)

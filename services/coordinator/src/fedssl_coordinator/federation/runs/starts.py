@@ -9,6 +9,7 @@ from fedssl.protocol.states import RunState
 from fedssl.wording import plural
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.problems import ProblemError, invalid_spec
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.weights import service as weights
@@ -96,7 +97,7 @@ def _of_run(session: Session, project: str, spec: RunSpec, config: InitialConfig
 
 
 def _require_same_network(run: Run, spec: RunSpec, config: InitialConfig) -> None:
-    theirs = run_rows.spec_of(run)
+    theirs = spec_of(run)
     if theirs.model.batch_norm == "local":
         raise _invalid(
             "run",

@@ -20,6 +20,7 @@ from fedssl.protocol.views import (
 from fedssl.run_files import finite
 from fedssl_coordinator.core.models import Json, SiteEvaluation
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 
@@ -27,14 +28,14 @@ from fedssl_coordinator.federation.site_evaluations import repository
 def rounds(session: Session, run_id: UUID, limit: int, after: int | None) -> list[SiteRoundView]:
     """Return the evaluated rounds of a run. Raises ProblemError if there is no such run."""
     run = run_rows.require(session, run_id)
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     numbers = repository.rounds(session, run_id, limit, after)
     return [view(spec, repository.of_round(session, run_id, number)) for number in numbers]
 
 
 def of_round(session: Session, run_id: UUID, round_number: int) -> SiteRoundView:
     """Return one round that sites were asked about."""
-    spec = run_rows.spec_of(run_rows.get_one(session, run_id))
+    spec = spec_of(run_rows.get_one(session, run_id))
     return view(spec, repository.of_round(session, run_id, round_number))
 
 
@@ -63,7 +64,7 @@ def cross_site(session: Session, run_id: UUID, round_number: int | None) -> Cros
 
     Raises ProblemError if there is no such run, or if it has no such round.
     """
-    spec = run_rows.spec_of(run_rows.require(session, run_id))
+    spec = spec_of(run_rows.require(session, run_id))
     config = None if spec.site_evaluation is None else spec.site_evaluation.sites
     number = repository.newest_cross_site(session, run_id) if round_number is None else round_number
     rows = [] if number is None else repository.cross_site(session, run_id, number)

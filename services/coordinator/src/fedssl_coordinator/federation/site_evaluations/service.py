@@ -24,6 +24,7 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Client, Run, SiteEvaluation
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
+from fedssl_coordinator.core.run_documents import NewerSpecError, plan_of, spec_of
 from fedssl_coordinator.federation import evaluable, run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 from fedssl_coordinator.federation.transitions import transition
@@ -45,7 +46,7 @@ def request(session: Session, run_id: UUID, asked: int | None) -> tuple[int, boo
     answered or was asked before. Raises ProblemError if there is nothing to evaluate, or no client to ask.
     """
     run = run_rows.require(session, run_id)
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     if spec.site_evaluation is None:
         detail = (
             f'run {run_id} has no evaluation at the sites: that needs evaluation.at = "sites" or "both", and the names '
@@ -97,7 +98,7 @@ def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
             continue
         try:
             return _item(session, row, run)
-        except run_rows.NewerSpecError as error:
+        except NewerSpecError as error:
             _expire(session, row, error.detail)
     return None
 
@@ -107,7 +108,7 @@ def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
     row, run, client = _locked_own(session, client_id, given)
     if row.state != SiteEvaluationState.OFFERED:
         return _answered_before(row, given)
-    config = run_rows.spec_of(run).site_evaluation
+    config = spec_of(run).site_evaluation
     assert config is not None, "only such runs have evaluations at the sites"
     if given.counts is None:
         reason = printable(given.refusal or "")
@@ -162,7 +163,7 @@ def expire_of_client(session: Session, client_id: str, reason: str) -> None:
 
 def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
     say_about(run=str(run.id), round=row.round_number)
-    spec, newest = run_rows.spec_of(run), None
+    spec, newest = spec_of(run), None
     has_head = isinstance(spec.method, SiteLabelsConfig) and spec.method.has_personal_heads and row.head_of is None
     if has_head or spec.model.batch_norm == "local":
         newest = run_rows.newest_accepted(session, run, row.client_id, row.round_number)
@@ -174,7 +175,7 @@ def _item(session: Session, row: SiteEvaluation, run: Run) -> SiteEvaluationItem
         client_id=row.client_id,
         spec=spec,
         method_version=run.method_version,
-        plan=run_rows.plan_of(run),
+        plan=plan_of(run),
         broadcast=row.model,
         last_accepted=newest,
         head=head,

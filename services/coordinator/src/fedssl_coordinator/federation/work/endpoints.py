@@ -32,9 +32,9 @@ from fedssl.protocol.work import (
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
+from fedssl_coordinator.core.run_documents import NewerSpecError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
-from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
 from fedssl_coordinator.federation.work import ordinary, pauses, repository, service
@@ -114,7 +114,7 @@ def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause
     while True:
         try:
             return _claim_once(token, checks_evaluations=checks_evaluations, may_pause=may_pause)
-        except run_rows.NewerSpecError as error:
+        except NewerSpecError as error:
             with transaction() as session:
                 service.pause_run(session, error.run_id, error.detail)
 

@@ -31,6 +31,7 @@ from fedssl_coordinator.core.db import from_now
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Client, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
+from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import round_metrics
@@ -120,7 +121,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
         return None
     assignment, run, current = found
     say_about(run=str(run.id), round=current.number)
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, client_id)
         assignment.lost_round = None  # the worker reports it again if the state has not come back
@@ -222,7 +223,7 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
     client_id, data = assignment.client_id, {"accepted_round": lost.round_number}
     if events.has(session, run.id, STATE_LOST, client_id, data):
         return None
-    spec = run_rows.spec_of(run)
+    spec = spec_of(run)
     is_pausing = spec.cohort.on_lost_state == "pause"
     consequence = "the run is paused" if is_pausing else _consequence(spec, run)
     message = f"{client_id}: its client state of round {lost.round_number} is {lost.reason}; {consequence}"
