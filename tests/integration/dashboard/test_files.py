@@ -109,7 +109,7 @@ def test_an_unexpected_error_after_a_form_is_a_page(
     def failing(*_: object) -> None:
         raise OSError(5, "Input/output error", "/srv/store")
 
-    monkeypatch.setattr("fedssl_coordinator.dashboard.run.words.service.edit", failing)
+    monkeypatch.setattr("fedssl_coordinator.dashboard.run.forms.service.edit", failing)
     monkeypatch.setattr("fedssl_coordinator.app.log", structlog.wrap_logger(structlog.ReturnLogger(), []))
     answer = operator.send(f"/runs/{cast.id}/edit", headers={"Accept": "text/html"}, name="other")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")

@@ -7,7 +7,8 @@ import pytest
 from fedssl_coordinator.dashboard.layout import formats, svg
 from fedssl_coordinator.dashboard.layout.client_labels import SLOTS, named
 from fedssl_coordinator.dashboard.run.charts import numbers
-from fedssl_coordinator.dashboard.run.view import flat, shown, stretches
+from fedssl_coordinator.dashboard.run.settings_words import flat, shown
+from fedssl_coordinator.dashboard.run.view import stretches
 
 
 @pytest.mark.parametrize(

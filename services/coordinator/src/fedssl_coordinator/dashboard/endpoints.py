@@ -10,9 +10,9 @@ from fedssl_coordinator.dashboard.new_run import pages as new_run_pages
 from fedssl_coordinator.dashboard.notifications import pages as notification_pages
 from fedssl_coordinator.dashboard.reference import pages as reference_pages
 from fedssl_coordinator.dashboard.run import files as run_files
+from fedssl_coordinator.dashboard.run import forms as run_forms
 from fedssl_coordinator.dashboard.run import pages as run_pages
 from fedssl_coordinator.dashboard.run import tables as run_tables
-from fedssl_coordinator.dashboard.run import words as run_words
 from fedssl_coordinator.dashboard.runs import pages as runs_pages
 
 router = APIRouter(include_in_schema=False)
@@ -25,7 +25,7 @@ PAGES = (
     compare_pages,
     run_tables,
     run_files,
-    run_words,
+    run_forms,
     run_pages,
     client_pages,
     list_pages,

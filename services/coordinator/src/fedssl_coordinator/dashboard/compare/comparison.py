@@ -14,6 +14,7 @@ from fedssl.protocol.states import Outcome, Verdict
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
+from fedssl_coordinator.dashboard.run import settings_words
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.run.charts import numbers
 from fedssl_coordinator.dashboard.run.traffic import traffic
@@ -133,7 +134,7 @@ def _means(runs: Sequence[Run], scores: Mapping[UUID, Sequence[overview_queries.
         newest = scores[run.id][-1] if run.id in scores else None
         if run.outcome != Outcome.COMPLETED or newest is None or newest.round_number == 0:
             continue
-        spec = run_view.flat(run.spec)
+        spec = settings_words.flat(run.spec)
         seeds = spec.pop("seed"), spec.pop("partition.seed", None)
         same = json.dumps([spec | {"name": ""}, newest.judge, newest.round_number], sort_keys=True)
         groups[same].setdefault(seeds, run)
@@ -193,13 +194,13 @@ def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool
 
 
 def _settings(runs: Sequence[Run]) -> list[tuple[str, list[ComparedValue]]]:
-    specs = [run_view.flat(run.spec) for run in runs]
+    specs = [settings_words.flat(run.spec) for run in runs]
     keys = sorted({key for spec in specs for key in spec if key != "name"})
     return [(key, _row([spec.get(key) for spec in specs])) for key in keys]
 
 
 def _row(values: Sequence[Any]) -> list[ComparedValue]:
-    return [ComparedValue(run_view.shown(value), differs=value != values[0]) for value in values]
+    return [ComparedValue(settings_words.shown(value), differs=value != values[0]) for value in values]
 
 
 CURVES = {

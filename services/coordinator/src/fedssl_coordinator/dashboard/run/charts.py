@@ -13,6 +13,7 @@ from fedssl_coordinator.dashboard.layout import svg
 from fedssl_coordinator.dashboard.layout.client_labels import SLOTS
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.run.activities import SHOWN_CLIENTS
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 
 MOST_POINTS = 1_000
@@ -132,7 +133,7 @@ def timeline(session: Session, run_id: UUID, last: int | None, clients: Sequence
     end = min(last or run.num_rounds, run.rounds_closed + 1, run.num_rounds)
     start = max(1, end - _TIMELINE_ROUNDS + 1)
     rounds = run_queries.rounds_between(session, run_id, start, end)
-    shown = list(clients)[: run_view.SHOWN_CLIENTS]
+    shown = list(clients)[:SHOWN_CLIENTS]
     attempts = run_queries.attempts(session, run_id, start, end, shown)
     jobs = run_queries.distillations_between(session, run_id, start, end)
     return {

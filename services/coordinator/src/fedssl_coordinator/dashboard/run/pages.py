@@ -15,8 +15,10 @@ from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import charts as run_charts
+from fedssl_coordinator.dashboard.run import settings_words
 from fedssl_coordinator.dashboard.run import sites as run_sites
 from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.run.activities import SHOWN_CLIENTS
 from fedssl_coordinator.dashboard.session import MaySteer, PlacedViewing, Steering, Viewing
 from fedssl_coordinator.federation.evaluations import maps
 from fedssl_coordinator.federation.events import endpoints as events
@@ -26,7 +28,7 @@ from fedssl_coordinator.identity.authentication import Caller
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Verb = Literal["start", "pause", "resume", "stop"]
-Names = Annotated[Sequence[str], Query(max_length=run_view.SHOWN_CLIENTS)]
+Names = Annotated[Sequence[str], Query(max_length=SHOWN_CLIENTS)]
 EventId = Annotated[int, Query(ge=0, lt=2**63)]
 Shape = Annotated[str, Query(max_length=64)]
 Number = Annotated[int | None, Query(ge=1, le=100_000)]
@@ -37,7 +39,9 @@ def show_run(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Show whether the run is healthy, whether it learns, and which clients it waits for."""
     page = run_view.run_page(session, run_id)
     panel = run_sites.panel(session, run_id, page.spec)
-    return render("run.html", visitor, page=page, summary=run_view.summary(page.spec), sites=panel, tab="overview")
+    return render(
+        "run.html", visitor, page=page, summary=settings_words.summary(page.spec), sites=panel, tab="overview"
+    )
 
 
 @router.get("/runs/{run_id}/live")

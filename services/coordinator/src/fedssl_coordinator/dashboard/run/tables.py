@@ -16,9 +16,10 @@ from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.client_labels import named
 from fedssl_coordinator.dashboard.layout.page import PageRoute, download, render
-from fedssl_coordinator.dashboard.run import member_queries
+from fedssl_coordinator.dashboard.run import member_queries, settings_words
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.run.activities import CAUSES
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.dashboard.runs.run_status import verdict_reason
 from fedssl_coordinator.dashboard.session import Viewing, WaitingViewing
@@ -67,7 +68,7 @@ def show_round(
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally),
-        causes=run_view.CAUSES,
+        causes=CAUSES,
         secure=secure_rounds.views(session, [found[0].id]).get(found[0].id),
         attempts=attempts[:PAGE], metrics=metrics, more=attempts[PAGE - 1] if len(attempts) > PAGE else None, page=page,
     )  # fmt: skip
@@ -115,7 +116,7 @@ def list_events(run_id: UUID, visitor: Viewing, session: DB, before: Before = No
 def show_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Show every setting, with the key that `--set` takes."""
     page = run_view.run_page(session, run_id)
-    settings = [(key, run_view.shown(value)) for key, value in run_view.flat(page.run.spec).items()]
+    settings = [(key, settings_words.shown(value)) for key, value in settings_words.flat(page.run.spec).items()]
     return render("run_spec.html", visitor, tab="spec", settings=settings, page=page)
 
 
