@@ -177,9 +177,9 @@ def change_settings() -> Iterator[Callable[..., None]]:
     """Yield `change_settings(DEVICE="cpu")`, which changes the coordinator's settings for the rest of the test."""
     from fedssl_coordinator.core.settings import settings
 
-    def change(**values: str) -> None:
+    def change(**values: str | int) -> None:
         for name, value in values.items():
-            patch.setenv(f"FEDSSL_{name}", value)
+            patch.setenv(f"FEDSSL_{name}", str(value))
         settings.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,7 @@ def _trained(kind: Callable[..., torch.optim.Optimizer], settings: dict[str, Any
         optimizer.zero_grad(set_to_none=True)
         found = nn.functional.mse_loss(network(inputs), targets)
         found.backward()
-        return float(found)
+        return float(found.detach())
 
     for step in range(6):
         if step == 3:
