@@ -102,9 +102,9 @@ def locked_removable(session: Session, digests: Sequence[str], keep: RetentionPe
 
 def forget(session: Session, digests: set[str]) -> None:
     """Delete the rows of artifacts whose bytes were removed. A row that is still referred to records the removal."""
-    these = Artifact.digest.in_(digests)
+    these, is_referenced = Artifact.digest.in_(digests), _is_referenced(references(session))
     unsynchronised = {"synchronize_session": False}
-    session.execute(delete(Artifact).where(these, ~_is_referenced(session)), execution_options=unsynchronised)
+    session.execute(delete(Artifact).where(these, ~is_referenced), execution_options=unsynchronised)
     session.execute(update(Artifact).where(these).values(collected_at=func.now()), execution_options=unsynchronised)
 
 
@@ -127,28 +127,28 @@ def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> 
 
 def needed(session: Session, keep: RetentionPeriods) -> list[tuple[str, int]]:
     """Return the digest and the size in bytes of every artifact that must be in the store."""
-    is_kept = Artifact.collected_at.is_(None) & _is_needed(session, keep)
+    is_kept = Artifact.collected_at.is_(None) & _is_needed(references(session), keep)
     statement = select(Artifact.digest, Artifact.num_bytes).where(is_kept).order_by(Artifact.digest)
     return [(digest, num_bytes) for digest, num_bytes in session.execute(statement)]
 
 
 def is_needed(session: Session, digest: str, keep: RetentionPeriods) -> bool:
-    statement = select(Artifact.digest).where(Artifact.digest == digest, _is_needed(session, keep))
+    statement = select(Artifact.digest).where(Artifact.digest == digest, _is_needed(references(session), keep))
     return session.scalar(statement) is not None
 
 
 def _may_go(session: Session, keep: RetentionPeriods) -> ColumnElement[bool]:
-    is_old = Artifact.touched_at <= _ago(keep.unreferenced)
-    return Artifact.collected_at.is_(None) & ~_is_needed(session, keep) & or_(_is_referenced(session), is_old)
+    columns, is_old = references(session), Artifact.touched_at <= _ago(keep.unreferenced)
+    return Artifact.collected_at.is_(None) & ~_is_needed(columns, keep) & or_(_is_referenced(columns), is_old)
 
 
-def _is_needed(session: Session, keep: RetentionPeriods) -> ColumnElement[bool]:
+def _is_needed(columns: Sequence[ColumnClause[Any]], keep: RetentionPeriods) -> ColumnElement[bool]:
     conditions = _conditions(keep)
-    return or_(*(_names(column, conditions.get(column, true())) for column in references(session)))
+    return or_(*(_names(column, conditions.get(column, true())) for column in columns))
 
 
-def _is_referenced(session: Session) -> ColumnElement[bool]:
-    return or_(*(_names(column) for column in references(session)))
+def _is_referenced(columns: Sequence[ColumnClause[Any]]) -> ColumnElement[bool]:
+    return or_(*(_names(column) for column in columns))
 
 
 def references(session: Session) -> list[ColumnClause[Any]]:
