@@ -1,5 +1,6 @@
 """A command group that imports a command only when it is used."""
 
+import functools
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ class LazyGroup(TyperGroup):
             formatter.write_dl([(name, command.short_help) for name, command in self.table.items()])
 
 
+@functools.cache
 def _load(name: str, command: LazyCommand) -> Any:
     """Import the function or the Typer app, and return it as a command of Typer's."""
     module, _, attribute = command.target.partition(":")

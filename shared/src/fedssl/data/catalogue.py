@@ -1,5 +1,6 @@
 """The data sets that are known by name: the files that their authors distribute, and how they are read."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Final, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from fedssl.data.formats import read_cifar, read_idx_pair
 from fedssl.data.image_files import ImageFiles
@@ -117,12 +119,18 @@ def _read_digits(_: Path, split: Split) -> ImageData:
 
     At 16x16 an encoder can halve the image three times. The last 360 are the test split: other people wrote them.
     """
-    rows = np.loadtxt(_digits_file(), np.float32, delimiter=",")  # 64 pixels and the label
+    pixels, labels = _digits(_digits_file())
+    part = slice(None, _NUM_DIGITS_TRAIN) if split == "train" else slice(_NUM_DIGITS_TRAIN, None)
+    return ImageData(pixels[part].copy(), labels[part].copy(), tuple(str(digit) for digit in range(10)))
+
+
+@functools.cache  # parsing the text takes 50 ms, and a process reads it for every split and use
+def _digits(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images (1797, 1, 16, 16) and labels (1797,) of scikit-learn's file."""
+    rows = np.loadtxt(path, np.float32, delimiter=",")  # 64 pixels and the label
     grey = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)) * (255 / 16)
     pixels = F.interpolate(grey, scale_factor=2, mode="bilinear", align_corners=False).round_().to(torch.uint8).numpy()
-    labels = rows[:, -1].astype(np.int64)
-    part = slice(None, _NUM_DIGITS_TRAIN) if split == "train" else slice(_NUM_DIGITS_TRAIN, None)
-    return ImageData(pixels[part], labels[part], tuple(str(digit) for digit in range(10)))
+    return pixels, rows[:, -1].astype(np.int64)
 
 
 def _digits_file() -> Path:

@@ -1,6 +1,7 @@
 """Build specs from layers: nested tables of keys and values, each of which overrides the ones before."""
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ from fedssl.protocol.runs import RunSpec
 Values = dict[str, Any]
 
 
-def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
-    """Return `base` with `change` applied: tables are merged key by key, anything else is replaced.
+def overlay(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> Values:
+    """Return a copy of `base` with the changes applied in turn: tables are merged by key, anything else is replaced.
 
     A table with another `name` replaces the whole table, because the keys of one method mean nothing to another.
 
@@ -19,16 +20,21 @@ def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
     >>> overlay({"training": {"batch_size": 128, "local_epochs": 5}}, {"training": {"batch_size": 64}})
     {'training': {'batch_size': 64, 'local_epochs': 5}}
     """
-    merged = copy.deepcopy(dict(base))
+    return copy.deepcopy(functools.reduce(_merged, changes, dict(base)))
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
+    """Return `base` with `change` applied. What only one of them has is shared with it."""
+    merged = dict(base)
     for key, value in change.items():
         below = merged.get(key)
         renamed = isinstance(value, Mapping) and isinstance(below, dict) and value.get("name") not in (
             None, below.get("name")
         )  # fmt: skip
         if isinstance(value, Mapping) and isinstance(below, dict) and not renamed:
-            merged[key] = overlay(below, value)
+            merged[key] = _merged(below, value)
         else:
-            merged[key] = copy.deepcopy(value)
+            merged[key] = value
     return merged
 
 

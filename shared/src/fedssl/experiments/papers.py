@@ -169,14 +169,12 @@ def cell(table: str, row: str, column: str) -> TableCell:
     """Return one cell. The arguments must be the names in the published numbers."""
     numbers = published()[table]["rows"][row][column]
     paper = settings(table.partition("-")[0])
-    values: Values = {}
+    layers = [layer for layer in paper.layers if layer.matches(table, row, column)]
+    values = overlay({}, *map(_values, layers))
     measures: dict[str, Measure] = {}
     notes: list[str] = list(paper.notes)
     public_client = None
-    for layer in paper.layers:
-        if not layer.matches(table, row, column):
-            continue
-        values = overlay(values, _values(layer))
+    for layer in layers:
         measures |= layer.measures
         notes += [" ".join(note.split()) for note in layer.notes]
         public_client = layer.public_client or public_client
