@@ -1,7 +1,7 @@
-"""A dishonest coordinator makes weights that put pixels into an update, as docs/privacy.md describes.
+"""Crafted weights: a dishonest coordinator can make an update contain pixels, as docs/privacy.md describes.
 
-FedMAE's decoder predicts 0 for every pixel, from features that depend on nothing but a patch's place. The gradient of
-its last layer is then a sum over the hidden patches: the pixels of each, times features that the coordinator knows.
+FedMAE's decoder predicts 0 for every pixel, from features that depend only on a patch's place. The gradient of its last
+layer is then a sum over the hidden patches: the pixels of each, times features that the coordinator knows.
 """
 
 import torch
@@ -42,7 +42,7 @@ SPEC = method_spec(
 
 
 def crafted_decoder(in_width: int) -> PatchDecoder:
-    """Return a decoder that attends to nothing and predicts 0, with other features for each place."""
+    """Return a decoder that attends to nothing and predicts 0, with different features for each place."""
     decoder = PatchDecoder(in_width, NUM_PATCHES, NUM_PIXELS, width=WIDTH, depth=1, num_heads=4)
     torch.manual_seed(0)
     for name, parameter in decoder.named_parameters():
@@ -53,12 +53,12 @@ def crafted_decoder(in_width: int) -> PatchDecoder:
 
 
 def hidden_patches(client: str) -> Tensor:
-    """Return which patches a client hides, (B, N): its generator's seed derives from the spec and its name."""
+    """Return which patches a client hides, (B, N). The seed derives from the spec and the client's name."""
     noise = torch.rand((BATCH_SIZE, NUM_PATCHES), generator=context(SPEC, 1, client).generator("masks"))
     return random_masking(noise, SPEC.method.mask_ratio).mask.bool()  # type: ignore[union-attr]
 
 
-def test_a_secure_sum_has_pixels_of_one_image_if_the_coordinator_chooses_the_weights() -> None:
+def test_a_secure_sum_reveals_pixels_of_one_image_if_the_coordinator_chooses_the_weights() -> None:
     first = start(SPEC)
     decoder = crafted_decoder(first.broadcast["decoder.embed.weight"].shape[1])
     weights: Tensors = {f"{DECODER}{name}": tensor for name, tensor in decoder.state_dict().items()}
@@ -77,7 +77,7 @@ def test_a_secure_sum_has_pixels_of_one_image_if_the_coordinator_chooses_the_wei
     hidden = {client: hidden_patches(client) for client in CLIENTS}
     [place] = torch.stack(list(hidden.values())).sum(dim=(0, 1)).eq(1).nonzero()[0].tolist()
     [victim] = (client for client in CLIENTS if hidden[client][:, place].any())
-    batch = training(SPEC, victim, broadcast=broadcast).batch()  # the coordinator lacks the images, and knows the rest
+    batch = training(SPEC, victim, broadcast=broadcast).batch()  # the coordinator knows all but the images
     [number] = hidden[victim][:, place].nonzero().flatten().tolist()
     own = patchify(batch.views[0], 4)[number, place].double()
     assert own.max() > 0.5

@@ -1,6 +1,6 @@
 """Recorded steps compute the same as eager ones.
 
-Without a GPU, torch.fx stands in for the CUDA graph: it too turns a step into a list of kernels on fixed memory that
+Without a GPU, torch.fx stands in for the CUDA graph: it also turns a step into a list of kernels on fixed memory that
 runs without Python. tests/gpu uses real CUDA graphs.
 """
 
@@ -52,7 +52,7 @@ class _Steps(CapturedSteps):
 
 
 class _Program:
-    """A recording that needs no GPU."""
+    """A recording that does not need a GPU."""
 
     made: list["_Program"] = []
 
@@ -109,7 +109,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     monkeypatch.setattr(cuda_graphs, "_Capture", _Program)
     monkeypatch.setattr("fedssl.engine.recorded_views._Capture", ViewsProgram)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-    # As on a GPU: torch's plain Adam would read its number of steps from the device.
+    # As on a GPU: torch's plain Adam would read its step counter from the device.
     adam = optimizers.Adam
     monkeypatch.setattr(optimizers, "Adam", lambda *args, **kwargs: adam(*args, **kwargs | {"fused": True}))
     yield _Program.made
@@ -126,7 +126,7 @@ def test_recorded_views_have_the_bits_of_eager_ones(name: str) -> None:
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
-def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs: list[_Program]) -> None:
+def test_a_recording_is_reused_for_other_batches_rounds_and_clients(name: str, programs: list[_Program]) -> None:
     spec = two_rounds_spec(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "can_capture", lambda device: False)
@@ -145,8 +145,10 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ALL_COMBINATIONS)
-def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise tests/gpu could not tell a wrong step from another order of additions."""
+def test_rounding_errors_in_gradients_do_not_change_the_course_of_training(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise tests/gpu could not distinguish a wrong step from a different order of additions."""
     spec = two_rounds_spec(name)
     exact = two_rounds(spec)
     generator = torch.Generator().manual_seed(0)
@@ -164,7 +166,7 @@ def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["fedsimclr", "scaffold", "adam", "feddecorr", "orchestra"])
-def test_a_missed_step_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missed_step_changes_the_course_of_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = two_rounds_spec(name)
     exact = two_rounds(spec)
     take_step, taken = steps.take_step, itertools.count()
@@ -176,7 +178,7 @@ def test_a_missed_step_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["fedbyol", "adam", "orchestra"])
 def test_a_second_epoch_records_nothing(name: str, programs: list[_Program]) -> None:
-    """Therefore tests/gpu can forbid all waiting inside it."""
+    """Therefore tests/gpu can forbid all synchronisation inside a second epoch."""
 
     @contextmanager
     def nothing_new() -> Iterator[None]:
@@ -196,7 +198,7 @@ def test_adam_is_recorded_too(programs: list[_Program]) -> None:
     assert type(_Steps.current._optimizer).__name__ == "Adam"
 
 
-def test_it_is_made_once_after_some_eager_steps(programs: list[_Program]) -> None:
+def test_a_step_is_recorded_once_after_some_eager_steps(programs: list[_Program]) -> None:
     spec = two_rounds_spec("fedsimclr")
     two_rounds(spec)
     assert len(programs) == 1
@@ -206,26 +208,28 @@ def test_it_is_made_once_after_some_eager_steps(programs: list[_Program]) -> Non
     assert _Steps.current.num_replays == whole - NUM_EAGER_STEPS
 
 
-def test_a_new_learning_rate_is_recorded_anew(programs: list[_Program]) -> None:
+def test_a_new_learning_rate_is_recorded_again(programs: list[_Program]) -> None:
     two_rounds(two_rounds_spec("scaffold", schedule="cosine"))
     assert len(programs) == 2
 
 
-def test_a_queue_of_another_length_is_recorded_anew(programs: list[_Program]) -> None:
+def test_a_queue_of_another_length_is_recorded_again(programs: list[_Program]) -> None:
     """The length of FedMoCo's queue follows the number of images, which differs between the clients."""
     two_rounds(two_rounds_spec("fedmoco"))
     assert len(programs) == 2
 
 
 @pytest.mark.parametrize("wanted", ["eager", "recorded"])
-def test_the_spec_can_ask_for_eager_steps(wanted: str, programs: list[_Program]) -> None:
+def test_the_spec_can_ask_for_eager_or_recorded_steps(wanted: str, programs: list[_Program]) -> None:
     spec = two_rounds_spec("fedsimclr")
     spec = spec.model_copy(update={"training": spec.training.model_copy(update={"gpu_steps": wanted})})
     local_round(spec, start(spec).broadcast)
     assert len(programs) == (wanted == "recorded")
 
 
-def test_a_step_that_cannot_be_recorded_is_eager(programs: list[_Program], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_recorded_is_taken_eagerly_with_one_warning(
+    programs: list[_Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = two_rounds_spec("fedbyol")
     recorded = two_rounds(spec)
     release_trainer()
@@ -241,7 +245,9 @@ def test_a_step_that_cannot_be_recorded_is_eager(programs: list[_Program], monke
         assert all(torch.equal(one.update[name], two.update[name]) for name in one.update)
 
 
-def test_running_out_of_memory_is_not_taken_for_that(programs: list[_Program], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_during_a_recording_is_raised(
+    programs: list[_Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -254,7 +260,7 @@ def test_running_out_of_memory_is_not_taken_for_that(programs: list[_Program], m
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
-def test_a_restarted_optimizer_is_as_new(name: str) -> None:
+def test_a_restarted_optimizer_steps_like_a_new_one(name: str) -> None:
     config = OptimizerConfig.model_validate({"name": name, "learning_rate": 0.1})
     generator = torch.Generator().manual_seed(0)
     gradients = torch.randn(6, 5, generator=generator)
@@ -277,7 +283,7 @@ def test_a_restarted_optimizer_is_as_new(name: str) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
+def test_cudnn_benchmarks_its_algorithms_only_in_whole_batches(
     programs: list[_Program], monkeypatch: pytest.MonkeyPatch, *, deterministic: bool
 ) -> None:
     seen, take_step = [], steps.take_step
@@ -321,7 +327,7 @@ def _not_permitted(batch: Batch) -> StepValues:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_a_failed_recording_is_taken_back(failing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_recording_releases_its_memory_pool(failing: None, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, lambda *args, name=name: calls.append((name, *args)), raising=False)
@@ -332,7 +338,9 @@ def test_a_failed_recording_is_taken_back(failing: None, monkeypatch: pytest.Mon
     assert calls == [("_cuda_endAllocateToPool", 1, (0, 7)), ("_cuda_releasePool", 1, (0, 7))]
 
 
-def test_where_it_cannot_be_taken_back_the_round_ends(failing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_recording_whose_pool_cannot_be_released_ends_the_round(
+    failing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(torch._C, "_cuda_releasePool", raising=False)
     client = training(method_spec("fedbyol"))
     with pytest.raises(MethodError, match='gpu_steps = "eager"'):
@@ -356,7 +364,7 @@ def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.Monke
     assert not wants_compiling(algorithm, changed, 10**6)
 
 
-def test_nothing_is_compiled_unasked_without_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_by_default_without_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     found = ["clang"]
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name in found else None)
@@ -368,7 +376,9 @@ def test_nothing_is_compiled_unasked_without_a_c_compiler(monkeypatch: pytest.Mo
     assert wants_compiling(algorithm, asked, 1)
 
 
-def test_what_every_client_would_compile_for_itself_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_whose_step_differs_between_clients_are_not_compiled_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CC", "cc")
     left = {name for name in ALL_COMBINATIONS if not wants_compiling(_algorithm(name), two_rounds_spec(name), 10**6)}
     assert left == {"fedmae", "fedmoco", "fedprotocl", "fedx on fedmoco", "fedu2", "flesd, an encoder of its own"}
@@ -382,7 +392,7 @@ COMPILED = ("fedsimclr", "ssd", "fedprotocl", "fedrlc", "fedx", "orchestra")
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(COMPILED))
-def test_the_compiler_takes_a_step_in_one_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_captures_a_step_as_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's own backend is left out: the minute that it takes is worth it only on a GPU."""
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kwargs: compiler(f, backend="eager", fullgraph=True, **kwargs))
@@ -401,7 +411,7 @@ def test_the_compiler_takes_a_step_in_one_piece(name: str, monkeypatch: pytest.M
     torch.compiler.reset()
 
 
-def test_a_step_that_cannot_be_compiled_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_compiled_runs_eagerly_after_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
     def no_compiler(*args: Any) -> Any:
@@ -432,7 +442,7 @@ def no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda f, **kwargs: compiler(f, backend=backend, **kwargs))
 
 
-def test_a_backward_pass_that_cannot_be_compiled_ends_no_round(no_backward: None) -> None:
+def test_a_backward_pass_that_cannot_be_compiled_runs_eagerly(no_backward: None) -> None:
     one, two = (training(method_spec("fedsimclr")) for _ in range(2))
     objective, batch = compiled(one.algorithm.objective), one.batch()
     with pytest.warns(UserWarning, match="cannot be compiled"):
@@ -444,7 +454,7 @@ def test_a_backward_pass_that_cannot_be_compiled_ends_no_round(no_backward: None
     torch.compiler.reset()
 
 
-def test_the_compilers_advice_on_tf32_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compilers_tf32_advice_is_suppressed(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.compile_fx import _warn_tf32_disabled
 
     def advising(objective: Any, **kwargs: Any) -> Any:

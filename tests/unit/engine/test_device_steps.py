@@ -1,6 +1,6 @@
 """The steps of a GPU on torch's meta device, which has shapes but no numbers: code that waits for a number fails.
 
-It also refuses tensors of two devices in one operation, and shows what is copied to it.
+The meta device also refuses tensors of two devices in one operation, and shows what is copied to it.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ META = torch.device("meta")
 
 
 class _Generator(torch._C.Generator):
-    """The CPU's generator, which claims to be on the meta device, because that one has none."""
+    """The CPU's generator, which claims to be on the meta device, because that device does not have a generator."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         made = super().__new__(cls)
@@ -47,7 +47,7 @@ class _Generator(torch._C.Generator):
 
 
 class _Copies(TorchDispatchMode):
-    """Shapes of what was copied from the host to the device, out of tensors and out of Python's numbers."""
+    """Shapes of what was copied from the host to the device, from tensors and from Python's numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Numbers(TorchFunctionMode):
 
 @pytest.fixture
 def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """From `setattr` on generators exist on the meta device; autocast there is the CPU's."""
+    """Let generators exist on the meta device once `torch.Generator` is replaced; autocast there is the CPU's."""
     autocast = torch.autocast
     monkeypatch.setattr(torch, "autocast", lambda device, **kwargs: autocast("cpu", **kwargs))
     augment._constant.cache_clear()
@@ -100,7 +100,7 @@ def _moved(data: ClientData | None) -> ClientData | None:
 
 
 def _move(modules: torch.nn.ModuleDict) -> None:
-    """Move modules to the meta device, with their attributes besides parameters and buffers."""
+    """Move modules to the meta device, including attributes that are neither parameters nor buffers."""
     modules.to(META)
     for module in modules.modules():
         if isinstance(module, Sampler):
@@ -110,8 +110,10 @@ def _move(modules: torch.nn.ModuleDict) -> None:
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
-def test_an_epoch_waits_for_no_number_and_copies_its_order_alone(name: str, on_meta: pytest.MonkeyPatch) -> None:
-    optimizer = {"name": "sgd"}  # Adam's count of steps is on the CPU unless its kernels are a GPU's
+def test_an_epoch_does_not_wait_for_the_device_and_copies_only_its_order(
+    name: str, on_meta: pytest.MonkeyPatch
+) -> None:
+    optimizer = {"name": "sgd"}  # Adam's step counter is on the CPU unless its kernels are a GPU's
     spec = combined_spec(name, training={"batch_size": 32, "optimizer": optimizer})
     client = training(spec, number=2)
     client.algorithm.begin_epoch(client.modules, client.data, 0, client.ctx)
@@ -147,7 +149,7 @@ def _distillations() -> dict[str, tuple[Distillation, Context]]:
 
 
 @pytest.mark.parametrize("name", ["flesd", "fedca"])
-def test_an_epoch_on_public_images_waits_for_no_number(name: str, on_meta: pytest.MonkeyPatch) -> None:
+def test_an_epoch_on_public_images_does_not_wait_for_the_device(name: str, on_meta: pytest.MonkeyPatch) -> None:
     task, ctx = _distillations()[name]
     modules = task.build(ctx)
     on_meta.setattr(torch, "Generator", _Generator)
@@ -163,7 +165,7 @@ def test_an_epoch_on_public_images_waits_for_no_number(name: str, on_meta: pytes
 
 @pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.usefixtures("on_meta")
-def test_views_copy_their_constants_once(size: int) -> None:
+def test_views_copy_their_constants_to_the_device_only_once(size: int) -> None:
     everything = AugmentationConfig(blur=0.5, solarize=0.2, rotation_degrees=15)
     config = DataConfig(augmentation=everything, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), image_size=size)
     images = torch.zeros(4, 3, size, size, dtype=torch.uint8, device=META)

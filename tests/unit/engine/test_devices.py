@@ -1,4 +1,4 @@
-"""The devices of several processes, and their memory."""
+"""The devices of several processes, and memory errors on them."""
 
 import weakref
 
@@ -9,7 +9,9 @@ from fedssl.engine.devices import devices_of, memory_errors_explained
 from fedssl.errors import DeviceError
 
 
-def test_cuda_is_all_gpus_and_any_other_device_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_spread_over_all_gpus_and_any_other_device_serves_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     assert devices_of("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
@@ -17,7 +19,7 @@ def test_cuda_is_all_gpus_and_any_other_device_is_that_of_all(monkeypatch: pytes
     assert devices_of("cpu", 2) == ["cpu", "cpu"]
 
 
-def test_a_step_that_ran_out_of_memory_holds_nothing_while_its_error_is_handled() -> None:
+def test_a_step_that_ran_out_of_memory_is_freed_while_its_error_is_handled() -> None:
     held = []
 
     def step() -> None:
@@ -37,6 +39,6 @@ def test_a_step_that_ran_out_of_memory_holds_nothing_while_its_error_is_handled(
     assert [reference() for reference in held] == [None, None]
 
 
-def test_another_error_of_the_device_is_not_taken_for_that() -> None:
+def test_other_device_errors_are_not_reported_as_out_of_memory() -> None:
     with pytest.raises(RuntimeError, match="device-side assert"), memory_errors_explained("cuda", 8):
         raise RuntimeError("CUDA error: device-side assert triggered")

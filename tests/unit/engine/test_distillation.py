@@ -1,4 +1,4 @@
-"""Training on the coordinator: who steps, what is resumed, and what is refused."""
+"""Training on the coordinator: which steps are taken, what is resumed, and what is refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ CTX = Context(spec=RunSpec(), round_number=1)
 
 @dataclass(frozen=True)
 class Regression:
-    """A line through four points; BatchNorm in front, so that there are statistics to resume too."""
+    """A line through four points. The BatchNorm in front gives it statistics to resume, too."""
 
     num_epochs: int = 6
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(name="adam", learning_rate=0.05))
@@ -46,7 +46,7 @@ class Regression:
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("killed_after", [1, 4, 6])
-def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, killed_after: int) -> None:
+def test_an_interrupted_distillation_resumes_with_the_same_bits(name: str, killed_after: int) -> None:
     task = Regression(optimizer=OptimizerConfig.model_validate({"name": name, "learning_rate": 0.05}))
     whole, metrics = run_distillation(task, CTX)
 
@@ -64,7 +64,7 @@ def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, kille
     assert epochs == list(range(killed_after + 1, 7))
 
 
-def test_progress_is_told_after_every_epoch_and_the_loss_falls() -> None:
+def test_progress_is_reported_after_every_epoch_and_the_loss_falls() -> None:
     seen: list[DistillationProgress] = []
     run_distillation(Regression(), CTX, seen.append)
     assert [(p.epoch, p.num_epochs) for p in seen] == [(n, 6) for n in range(1, 7)]
@@ -80,18 +80,18 @@ def test_an_epoch_without_steps_has_no_loss() -> None:
     assert are_equal(result, dict(Regression().build(CTX).state_dict()))
 
 
-def test_a_checkpoint_of_something_else_is_refused() -> None:
+def test_a_checkpoint_of_another_distillation_is_refused() -> None:
     with pytest.raises(MethodError, match="not of this distillation"):
         run_distillation(Regression(), CTX, checkpoint=MemoryCheckpoint({"modules.other": torch.zeros(1)}))
 
 
-def test_a_loss_that_is_not_finite_ends_it() -> None:
+def test_a_loss_that_is_not_finite_ends_the_distillation() -> None:
     hopeless = OptimizerConfig(name="sgd", learning_rate=100, momentum=0.9)
     with pytest.raises(MethodError, match="not a finite number"):
         run_distillation(Regression(num_epochs=60, optimizer=hopeless), CTX)
 
 
-def test_without_an_aggregation_nobody_trains_on_the_coordinator() -> None:
+def test_distillation_outside_an_aggregation_is_refused() -> None:
     with pytest.raises(MethodError, match="run_aggregation"):
         CTX.distil(Regression(), CTX)
 

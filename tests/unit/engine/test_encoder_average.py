@@ -1,4 +1,4 @@
-"""The moving average of the global encoder: its numbers, what carries it, and who refuses it."""
+"""The moving average of the global encoder: its numbers, how it is kept, and which specs refuse it."""
 
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ def _spec(method: str = "fedsimclr", **changes: Any) -> RunSpec:
 
 
 def _rounds(spec: RunSpec) -> tuple[list[dict[str, torch.Tensor]], Result]:
-    """Return the global weights of a run without the average after each round, and the run with it."""
+    """Return the global weights after each round of a run without the average, and the result of the run with it."""
     plain = spec.model_copy(update={"aggregation": spec.aggregation.model_copy(update={"encoder_average": None})})
     runs = (plain.model_copy(update={"num_rounds": number}) for number in range(1, spec.num_rounds + 1))
     return [simulate(each, shards(spec)).model for each in runs], simulate(spec, shards(spec))
 
 
-def test_the_average_is_that_of_the_rounds_and_clients_train_as_without_it() -> None:
+def test_the_average_covers_all_rounds_and_does_not_change_local_training() -> None:
     """In float64, over three rounds: a1 = x1, a2 = (3 a1 + x2) / 4, a3 = (3 a2 + x3) / 4."""
     rounds, result = _rounds(_spec())
     for name, tensor in result.model.items():
@@ -64,7 +64,7 @@ def test_torchs_averaged_model_gives_the_same_weights() -> None:
     torch.testing.assert_close(result.model[name], averaged.module.weight.data)
 
 
-def test_an_interrupted_simulation_continues_with_its_average(tmp_path: Path) -> None:
+def test_an_interrupted_simulation_resumes_with_its_average(tmp_path: Path) -> None:
     spec, whole = _spec(num_rounds=2), simulate(_spec(num_rounds=2), shards(_spec()))
 
     class Killed(Exception):
@@ -80,7 +80,7 @@ def test_an_interrupted_simulation_continues_with_its_average(tmp_path: Path) ->
     assert len(resumed.history) == 2
 
 
-def test_a_secure_round_and_a_frozen_encoder_keep_it_too() -> None:
+def test_the_average_works_with_secure_rounds_and_a_partly_frozen_encoder() -> None:
     secure = {"arithmetic": "fixed"}
     model = {"encoder": {"widths": [8, 16]}, "projector": None, "trainable": ["blocks.1.*"]}
     spec = _spec(aggregation=secure, model=model, num_rounds=2)
@@ -95,7 +95,7 @@ def test_a_secure_round_and_a_frozen_encoder_keep_it_too() -> None:
     assert all(name.startswith("encoder.blocks.1.") for name in changed)
 
 
-def test_methods_whose_encoder_never_changes_refuse_it() -> None:
+def test_methods_whose_encoder_never_changes_refuse_the_average() -> None:
     with pytest.raises(ValidationError, match=r"single sends nothing that changes it: leave it out"):
         _spec("single")
     spec = _spec("ridge-probe")
@@ -104,17 +104,17 @@ def test_methods_whose_encoder_never_changes_refuse_it() -> None:
 
 
 @pytest.mark.parametrize("decay", [0, 1, -0.5])
-def test_factors_out_of_range_are_refused(decay: float) -> None:
+def test_decays_out_of_range_are_refused(decay: float) -> None:
     with pytest.raises(ValidationError, match="decay"):
         _spec(aggregation={"encoder_average": {"decay": decay}})
 
 
-def test_other_tensors_are_refused() -> None:
+def test_integer_tensors_and_other_shapes_are_refused() -> None:
     with pytest.raises(AggregationError, match="floating-point"):
         moving_average(torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), decay=0.5)
     with pytest.raises(AggregationError, match=r"a moving average has the weights as torch.float32 \(3,\)"):
         moving_average(torch.ones(2), torch.ones(3), decay=0.5)
 
 
-def test_a_spec_without_it_is_serialised_as_before() -> None:
+def test_a_spec_without_the_average_is_serialised_as_before() -> None:
     assert "aggregation" not in method_spec("fedsimclr").model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""A round in fixed point: what is the same as in float, and a value that does not fit."""
+"""A round in fixed-point arithmetic: what equals the floating-point result, and values that do not fit."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def _first_float(tensors: Tensors) -> str:
 
 
 @pytest.mark.parametrize("weighting", ["examples", "batches", "uniform"])
-def test_the_mean_is_that_of_float_up_to_rounding(weighting: str) -> None:
+def test_the_mean_equals_that_of_float_up_to_rounding(weighting: str) -> None:
     method = {"name": "fedsimclr", "reducer": {"name": "mean", "weighting": weighting}}
     spec = _fixed("fedsimclr", method=method)
     sent = [_moved(_broadcast(spec), seed) for seed in range(1, 4)]
@@ -57,7 +57,7 @@ def test_the_mean_is_that_of_float_up_to_rounding(weighting: str) -> None:
         torch.testing.assert_close(fixed[name], plain[name], atol=2e-7, rtol=2e-7)
 
 
-def test_ldawa_adds_up_what_each_client_can_compute() -> None:
+def test_ldawa_adds_up_terms_that_each_client_can_compute() -> None:
     method = {"name": "ldawa", "reducer": {"name": "ldawa", "num_plain_rounds": 0}}
     spec = _fixed("ldawa", method=method)
     base = _broadcast(spec)
@@ -76,7 +76,7 @@ def test_ldawa_adds_up_what_each_client_can_compute() -> None:
 
 @pytest.mark.parametrize("wrong", ["counter", "weight", "control", "not finite too"])
 def test_a_value_out_of_range_costs_only_its_client_s_update(wrong: str) -> None:
-    """It ended every round without a result, and only the tensor was named."""
+    """Such a value used to end every round without a result, and only the tensor was named."""
     method = {"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]}
     spec = _fixed("fedsimclr", method=method)
     base = _broadcast(spec)
@@ -99,7 +99,7 @@ def test_a_value_out_of_range_costs_only_its_client_s_update(wrong: str) -> None
         assert torch.equal(result.state[name], expected.state[name]), name
 
 
-def test_too_few_updates_within_range_give_no_result_and_the_others_are_named() -> None:
+def test_too_few_updates_within_range_give_no_result_and_name_the_rejected_client() -> None:
     spec = _fixed("fedsimclr", cohort={"min_clients": 3, "min_updates": 3})
     sent = [_moved(_broadcast(spec), seed) for seed in range(1, 4)]
     name = _first_float(sent[1])
@@ -114,7 +114,7 @@ def test_too_few_updates_within_range_give_no_result_and_the_others_are_named() 
     assert _aggregated(method_spec("fedsimclr"), sent).broadcast  # float has no such limit
 
 
-def test_a_norm_bound_clips_before_values_are_rounded() -> None:
+def test_updates_are_clipped_before_their_values_are_rounded() -> None:
     spec = _fixed("fedsimclr", robustness={"max_update_norm": 1.0})
     sent = [_moved(_broadcast(spec), seed) for seed in range(1, 4)]
     sent[1][_first_float(sent[1])].view(-1)[0] = 1e9
@@ -133,7 +133,7 @@ def test_an_update_that_is_not_finite_is_left_out_as_in_float() -> None:
 
 
 def test_a_round_out_of_range_is_skipped_and_no_client_continues_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if `cohort.without_quorum` ends a run that lacks updates: here none is missing."""
+    """This holds even if `cohort.without_quorum` ends a run that lacks updates: no update is missing here."""
     monkeypatch.setattr("fedssl.aggregation.fixed_point.LARGEST_EXACT", 1 << 20)
     spec = _fixed("fedbyol")
     result = simulate(spec, shards(spec))
@@ -145,7 +145,7 @@ def test_a_round_out_of_range_is_skipped_and_no_client_continues_from_it(monkeyp
 
 
 @pytest.mark.parametrize("name", ["fedema", "fedrlc", "orchestra", "scaffold"])
-def test_a_simulation_ends_at_the_loss_of_float(name: str) -> None:
+def test_a_simulation_ends_with_the_loss_of_float_arithmetic(name: str) -> None:
     fixed, plain = (simulate(spec, shards(spec)).history[-1].loss for spec in (_fixed(name), method_spec(name)))
     assert plain is not None
     assert fixed == pytest.approx(plain, rel=1e-3)

@@ -1,4 +1,7 @@
-"""Bounds on what is not weights: control variates, cluster centers, and rows of features. Constants by hand."""
+"""Bounds on tensors other than weights: control variates, cluster centers, and rows of features.
+
+The constants are worked out by hand.
+"""
 
 import math
 from typing import Any
@@ -57,7 +60,7 @@ def _within(**robustness: Any) -> Tensors:
     return dict(kept.load())
 
 
-def test_the_norms_by_hand() -> None:
+def test_each_kind_of_norm_matches_a_value_worked_out_by_hand() -> None:
     assert measure(UPDATE, BROADCAST, Layout.of(PLAN)) == {
         "update_norm": 5.0,
         "update_center_norm": 10.0,
@@ -66,7 +69,7 @@ def test_the_norms_by_hand() -> None:
     }
 
 
-def test_the_cosine_by_hand() -> None:
+def test_the_cosine_matches_a_value_worked_out_by_hand() -> None:
     layout = Layout.of(PLAN)
     step = Step.between(BROADCAST, {**BROADCAST, "w": torch.tensor([1.0, 4.0])}, layout)  # (0, 2)
     assert measure(UPDATE, BROADCAST, layout, step)["update_cosine"] == pytest.approx(0.8)  # (3, 4) * (0, 1) / 5
@@ -94,7 +97,7 @@ def test_each_kind_is_clipped_to_its_own_bound(setting: str, limit: float, expec
         assert torch.equal(found[name], want.to(tensor.dtype)), name
 
 
-def test_all_bounds_at_once() -> None:
+def test_all_bounds_apply_together() -> None:
     bounds = {"max_update_norm": 5.0, "max_center_norm": 5.0, "max_control_norm": 6.0, "max_feature_norm": 1.0}
     found = _within(**bounds)
     assert found["w"].tolist() == [4.0, 6.0]
@@ -103,7 +106,7 @@ def test_all_bounds_at_once() -> None:
     torch.testing.assert_close(found["rows"], torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.0, 0.0]]))
 
 
-def test_rejected_with_every_reason() -> None:
+def test_a_rejected_update_lists_every_reason() -> None:
     with pytest.raises(TooFewUpdates) as caught:
         bounded([Update("a", 1, lambda: UPDATE)], BROADCAST, PLAN,
                 _ctx(max_control_norm=5.0, max_feature_norm=1.01, action="reject"))  # fmt: skip
@@ -113,7 +116,7 @@ def test_rejected_with_every_reason() -> None:
     )
 
 
-def test_similarities_one_by_one_are_bounded_one_by_one() -> None:
+def test_scalar_similarities_are_each_clipped_to_the_bound() -> None:
     plan = ArtifactPlan(broadcast=(), update=(TensorSpec(name="s", dtype="F16", shape=(3,), kind="similarity"),))
     sent = {"s": torch.tensor([0.5, -4.0, 1.0], dtype=torch.float16)}
     (kept,), norms = bounded([Update("a", 1, lambda: sent)], {}, plan, _ctx(max_feature_norm=1.0))
@@ -135,7 +138,7 @@ def test_similarities_one_by_one_are_bounded_one_by_one() -> None:
         ("scaffold", "max_control_norm", True),
     ],
 )
-def test_a_bound_on_what_a_method_does_not_send_is_refused_at_its_start(
+def test_a_bound_on_a_kind_that_the_method_does_not_send_is_refused_at_the_start(
     name: str,
     setting: str,
     has_it: bool,  # noqa: FBT001
@@ -150,7 +153,7 @@ def test_a_bound_on_what_a_method_does_not_send_is_refused_at_its_start(
 
 
 @pytest.mark.parametrize("name", ["orchestra", "fedca"])
-def test_honest_features_have_rows_of_length_one(name: str) -> None:
+def test_honest_features_have_rows_of_norm_one(name: str) -> None:
     from fedssl.simulation import simulate
     from support.methods import shards
 

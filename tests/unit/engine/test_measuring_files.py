@@ -1,4 +1,4 @@
-"""Updates that are read from their files again are measured together: their numbers are those of each by itself."""
+"""Updates that are read from their files again are measured together, with the same results as one by one."""
 
 import hashlib
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def _update(path: Path, *, is_checked: bool = True) -> Update:
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Torch's threads, by which a scalar product's last bits differ."""
+    """Set torch's number of threads, on which the last bits of a scalar product depend."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -51,7 +51,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-def test_together_or_one_by_one_the_bits_are_equal(tmp_path: Path) -> None:
+def test_measuring_together_or_one_by_one_gives_equal_bits(tmp_path: Path) -> None:
     before, after = _tensors(0), _tensors(1)
     kept = [(each, each.clone()) for each in (*before.values(), *after.values())]
     paths = [tmp_path / f"client-{number:02}" for number in range(19)]
@@ -67,7 +67,7 @@ def test_together_or_one_by_one_the_bits_are_equal(tmp_path: Path) -> None:
     assert measure_all([], before, LAYOUT, step) == []
 
 
-def test_a_file_that_cannot_be_opened_again_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_reopened_raises_an_error(tmp_path: Path) -> None:
     save_tensors(_tensors(0), tmp_path / "a")
     update = _update(tmp_path / "a")
     (tmp_path / "a").unlink()

@@ -1,4 +1,4 @@
-"""Batches that are cut into parts, and gradients that are clipped."""
+"""Micro-batches and clipped gradients."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def _batch(size: int) -> Batch:
     ("size", "num_parts", "sizes"),
     [(8, 1, [8]), (8, 4, [2, 2, 2, 2]), (9, 4, [3, 2, 2, 2]), (5, 4, [3, 2]), (3, 4, [3]), (1, 2, [1])],
 )
-def test_parts_have_at_least_two_images_and_all_of_the_batch(size: int, num_parts: int, sizes: list[int]) -> None:
+def test_parts_have_at_least_two_images_and_cover_the_whole_batch(size: int, num_parts: int, sizes: list[int]) -> None:
     batch = _batch(size)
     parts = micro_batches(batch, num_parts)
     assert [len(part.indices) for part in parts] == sizes
@@ -59,7 +59,7 @@ def _stepped(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return moved, dict(zip(names, values.tolist(), strict=True))
 
 
-def test_the_parts_average_to_the_step_of_the_whole_batch() -> None:
+def test_the_average_over_parts_equals_the_step_of_the_whole_batch() -> None:
     (whole, reported), (parts, averaged) = _stepped(_spec()), _stepped(_spec(num_micro_batches=4))
     assert averaged == pytest.approx(reported, rel=1e-5)
     for name, moved in whole.items():
@@ -82,7 +82,7 @@ def test_parts_that_do_not_divide_the_batch_are_refused(batch_size: int, parts: 
         TrainingConfig(batch_size=batch_size, num_micro_batches=parts)
 
 
-def test_orchestra_refuses_parts_because_it_turns_images_by_their_place() -> None:
+def test_orchestra_refuses_micro_batches_because_it_rotates_images_by_position() -> None:
     values = method_spec("orchestra").model_dump(mode="json")
     values["training"]["num_micro_batches"] = 2
     with pytest.raises(ValidationError, match="turns images by their places"):
@@ -92,7 +92,7 @@ def test_orchestra_refuses_parts_because_it_turns_images_by_their_place() -> Non
 
 
 def test_a_gradient_is_scaled_to_the_norm_over_all_parameters() -> None:
-    """Gradients (3, 0) and (0, 4) have the norm 5 together: a limit of 1 leaves a fifth of each."""
+    """Gradients (3, 0) and (0, 4) together have the norm 5: a limit of 1 leaves a fifth of each."""
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     for limit, share in ((1.0, 0.2), (5.5, 1.0), (None, 1.0)):
         optimizer = torch.optim.SGD(parameters, lr=1.0)
@@ -106,7 +106,7 @@ def test_a_gradient_is_scaled_to_the_norm_over_all_parameters() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_a_step_is_no_longer_than_the_limit(parts: int) -> None:
+def test_the_length_of_a_step_is_limited(parts: int) -> None:
     spec = _spec(num_micro_batches=parts, optimizer={"learning_rate": 1.0, "max_gradient_norm": 0.01})
     moved, _ = _stepped(spec)
     length = torch.stack([each.double().norm() for each in moved.values()]).norm()

@@ -1,4 +1,4 @@
-"""Words of 32 bits in rounds: the bits of plain and secure aggregation, the size of a vector, and what does not fit."""
+"""Rounds with 32-bit words: plain and secure aggregation, the size of a vector, and values that do not fit."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ NAMES, NUM_IMAGES = ("a", "b", "c"), (10, 20, 30)
 
 
 class Cohort:
-    """Three clients after a first round, near its result."""
+    """Three clients after a first round, with updates near its result."""
 
     def __init__(self, bits: TotalBits | None = None, *, is_narrow: bool = True) -> None:
         self.spec = method_spec("fedsimclr", **SECURE)
@@ -50,7 +50,7 @@ class Cohort:
         ]
 
     def move_beyond_32_bits(self, client: str) -> str:
-        """Move one value of a matrix by more than its words have room for, and return the matrix's name."""
+        """Move one value of a matrix out of the range of its words, and return the matrix's name."""
         matrix = next(name for name, value in self.state.items() if value.ndim == 2)
         moved = self.sent[client][matrix].clone()
         moved[0, 0] += 9 * moved.abs().max()
@@ -65,7 +65,7 @@ class Cohort:
         return run_aggregation(self.method, self.state, self.updates(), dataclasses.replace(self.ctx, spec=spec))
 
 
-def test_trained_matrices_have_words_of_32_bits_and_nothing_else_has() -> None:
+def test_only_trained_matrices_have_words_of_32_bits() -> None:
     spec = method_spec(
         "fedrlc",
         aggregation=NARROW,
@@ -82,7 +82,7 @@ def test_trained_matrices_have_words_of_32_bits_and_nothing_else_has() -> None:
     assert {len(plan[name].shape) for name in others if plan[name].kind == "weights"} <= {0, 1}
 
 
-def test_a_masked_vector_is_below_1_1_times_an_update() -> None:
+def test_a_masked_vector_is_smaller_than_1_1_updates() -> None:
     spec = method_spec("fedsimclr", **SECURE, model={"encoder": {"widths": [64, 128]}})
     method = METHODS["fedsimclr"]
     wide, update = context(spec, 1), file_bytes(method.bind(spec).plan.update)
@@ -91,7 +91,7 @@ def test_a_masked_vector_is_below_1_1_times_an_update() -> None:
     assert 1.0 < num_vector_bytes(method, narrow) / update < 1.1
 
 
-def test_the_bits_of_a_round_follow_from_the_round_before() -> None:
+def test_the_bits_of_a_round_follow_from_the_previous_round() -> None:
     cohort = Cohort()
     result = run_aggregation(cohort.method, cohort.state, cohort.updates(), context(cohort.spec, 1))
     assert result.state["fixed_point.totals"].tolist() == [60, 3]
@@ -116,8 +116,8 @@ def test_a_value_or_a_total_weight_that_does_not_fit_gives_no_secure_result() ->
         cohort.secure()
 
 
-def test_a_plain_round_that_does_not_fit_has_words_of_64_bits() -> None:
-    """One client could end every second round without a result, with its weights or its number of images."""
+def test_a_plain_round_that_does_not_fit_32_bits_uses_words_of_64_bits() -> None:
+    """Otherwise one client could end every second round without a result, with its weights or its number of images."""
     cohort = Cohort(TotalBits(5, 3))
     wide = Cohort(is_narrow=False)
     assert _same(cohort.plain(), wide.plain())
@@ -129,7 +129,7 @@ def test_a_plain_round_that_does_not_fit_has_words_of_64_bits() -> None:
     assert cohort.plain().norms.rejected == {}
 
 
-def test_who_does_not_fit_64_bits_does_not_change_the_words_of_the_others() -> None:
+def test_an_update_that_does_not_fit_64_bits_does_not_change_the_words_of_the_others() -> None:
     cohort = Cohort()
     counter = next(name for name, value in cohort.state.items() if value.dtype == torch.int64)
     without = Cohort()

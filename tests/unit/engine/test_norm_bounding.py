@@ -1,4 +1,4 @@
-"""Updates that lie too far from the broadcast: clipped to the bound, or left out, and reported by name."""
+"""Updates that are too far from the broadcast are clipped to the bound or left out, and reported by client."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def _context(robustness: dict[str, Any], name: str = "fedsimclr", **changes: Any
 
 
 def _moved(broadcast: Tensors, norm: float) -> Tensors:
-    """Return the weights, all moved by the same amount, so that the whole change has this norm. Counters gain 1."""
+    """Return the weights, all moved by the same amount, so that the whole change has this norm. Add 1 to counters."""
     floats = [name for name, tensor in broadcast.items() if tensor.is_floating_point()]
     step = norm / math.sqrt(sum(broadcast[name].numel() for name in floats))
     return {name: tensor + step if name in floats else tensor + 1 for name, tensor in broadcast.items()}
@@ -44,7 +44,7 @@ def _distance(result: ServerResult, broadcast: Tensors) -> float:
     return math.sqrt(sum(float((result.broadcast[n].double() - broadcast[n].double()).square().sum()) for n in floats))
 
 
-def test_off_by_default() -> None:
+def test_norm_bounding_is_off_by_default() -> None:
     result, broadcast = _aggregated(_context({}), a=1e6)
     assert _distance(result, broadcast) == pytest.approx(1e6, rel=1e-3)
     assert result.norms.by_client == pytest.approx({"a": 1e6}, rel=1e-3)  # measured nevertheless
@@ -52,7 +52,7 @@ def test_off_by_default() -> None:
     assert not result.norms.rejected
 
 
-def test_within_the_bound_not_a_bit_changes() -> None:
+def test_updates_within_the_bound_do_not_change_by_a_bit() -> None:
     bounded, _ = _aggregated(_context(CLIP), a=0.5, b=0.9)
     free, _ = _aggregated(_context({}), a=0.5, b=0.9)
     assert all(torch.equal(bounded.broadcast[name], free.broadcast[name]) for name in free.broadcast)
@@ -60,7 +60,7 @@ def test_within_the_bound_not_a_bit_changes() -> None:
     assert bounded.norms.clipped == bounded.norms.rejected == {}
 
 
-def test_clipped_to_the_bound_in_its_own_direction() -> None:
+def test_a_clipped_update_keeps_its_direction_and_has_the_norm_of_the_bound() -> None:
     result, broadcast = _aggregated(_context(CLIP), a=1000.0)
     assert _distance(result, broadcast) == pytest.approx(1.0, rel=1e-3)
     assert result.norms.clipped.keys() == {"a"}
@@ -70,7 +70,7 @@ def test_clipped_to_the_bound_in_its_own_direction() -> None:
         torch.testing.assert_close(result.broadcast[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_rejected_updates_are_as_if_they_had_not_come() -> None:
+def test_rejected_updates_do_not_change_the_result() -> None:
     result, _ = _aggregated(_context(REJECT), a=0.5, b=1000.0, c=0.25)
     without, _ = _aggregated(_context({}), a=0.5, c=0.25)
     assert all(torch.equal(result.broadcast[name], without.broadcast[name]) for name in without.broadcast)
@@ -78,7 +78,7 @@ def test_rejected_updates_are_as_if_they_had_not_come() -> None:
     assert result.norms.by_client["b"] == pytest.approx(1000.0, rel=1e-3)
 
 
-def test_a_distance_that_is_no_number_is_rejected_whatever_the_action() -> None:
+def test_an_update_that_is_not_finite_is_rejected_even_if_the_action_is_clip() -> None:
     ctx = _context(CLIP)
     method = METHODS["fedsimclr"]
     first = start_run(method, ctx)
@@ -91,7 +91,7 @@ def test_a_distance_that_is_no_number_is_rejected_whatever_the_action() -> None:
     assert all(torch.isfinite(tensor).all() for tensor in result.broadcast.values() if tensor.is_floating_point())
 
 
-def test_too_few_are_left() -> None:
+def test_a_round_with_too_few_accepted_updates_fails_with_the_reasons() -> None:
     reasons = r"a: its update_norm 5 is beyond robustness.max_update_norm 1; b: its update_norm 6 is beyond"
     with pytest.raises(TooFewUpdates, match=rf"2 of 2 updates were rejected, and 1 is needed\. {reasons}"):
         _aggregated(_context(REJECT), a=5.0, b=6.0)

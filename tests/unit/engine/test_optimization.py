@@ -1,4 +1,4 @@
-"""The function that a step minimises."""
+"""The total loss that a step minimises."""
 
 import pytest
 import torch

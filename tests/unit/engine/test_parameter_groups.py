@@ -1,4 +1,4 @@
-"""Groups of parameters: weight decay of norms and biases, and learning rates by layer."""
+"""Parameter groups: weight decay of norms and biases, and learning rates by layer."""
 
 from typing import Any
 
@@ -34,14 +34,14 @@ def _encoder(name: str) -> EncoderConfig:
     return EncoderConfig.model_validate({"name": name, "patch_size": 8})
 
 
-def test_without_options_there_is_one_group_of_all_parameters_in_order() -> None:
+def test_by_default_one_group_has_all_parameters_in_order() -> None:
     modules = _modules(_encoder("convnet"))
     [group] = optimizer_for(modules, OptimizerConfig(), 0.25).param_groups
     assert [id(each) for each in group["params"]] == [id(each) for each in modules.parameters()]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_norms_and_biases_do_not_decay(name: str) -> None:
+def test_norms_and_biases_can_be_excluded_from_weight_decay(name: str) -> None:
     modules = _modules(_encoder(name))
     found = _rates(modules, decay_norms_and_biases=False)
     assert found.keys() == dict(modules.named_parameters()).keys()
@@ -68,7 +68,7 @@ def test_layers_of_a_vision_transformer_have_the_rates_of_maes_code() -> None:
     assert {name: found[name] for name in expected} == {name: (rate, 0.1) for name, rate in expected.items()}
 
 
-def test_layers_of_convolutional_encoders() -> None:
+def test_layers_of_convolutional_encoders_have_decayed_rates() -> None:
     found = _rates(_modules(_encoder("resnet18")), layer_decay=0.5)
     names = ["conv1.weight", "bn1.bias", "layer1.0.conv1.weight", "layer3.0.downsample.0.weight", "layer4.1.bn2.weight"]
     assert [found[f"encoder.{name}"][0] / 0.25 for name in names] == [1 / 32, 1 / 32, 1 / 16, 1 / 4, 1 / 2]
@@ -78,14 +78,14 @@ def test_layers_of_convolutional_encoders() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_is_of_one_layer_or_the_last_norm(name: str) -> None:
+def test_every_parameter_belongs_to_one_layer_or_to_the_last_norm(name: str) -> None:
     encoder = _modules(_encoder(name))["encoder"]
     for parameter, _ in encoder.named_parameters():
         layers = [prefixes for prefixes in encoder.layer_prefixes() if parameter.startswith(prefixes)]
         assert len(layers) == (0 if parameter.startswith(("norm.", "head.norm.")) else 1), parameter
 
 
-def test_rates_that_change_keep_scales_and_what_does_not_decay() -> None:
+def test_new_rates_keep_the_scales_and_the_exclusions_from_weight_decay() -> None:
     modules = nn.ModuleDict({"encoder": build_encoder(EncoderConfig(widths=(4,)), 1), "head": nn.Linear(4, 2)})
     config = OptimizerConfig(layer_decay=0.5, decay_norms_and_biases=False)
     optimizer = optimizer_for(modules, config, 0.1)
@@ -95,7 +95,7 @@ def test_rates_that_change_keep_scales_and_what_does_not_decay() -> None:
 
 
 @pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.Adam, optimizers.AdamW])
-def test_a_rate_on_the_device_is_the_number(kind: type[torch.optim.Optimizer]) -> None:
+def test_a_learning_rate_on_the_device_gives_the_steps_of_a_python_number(kind: type[torch.optim.Optimizer]) -> None:
     """As on a GPU: one fused kernel, whose rate changes in place. It has 24 bits there, so steps differ by rounding."""
     courses = []
     for on_device in (False, True):

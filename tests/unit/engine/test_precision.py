@@ -1,4 +1,4 @@
-"""bf16 is for networks: losses, divergences and normalisations are computed in float32, whatever autocast would do."""
+"""bf16 is only for networks: losses, divergences and normalisations are computed in float32 even under autocast."""
 
 import copy
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from support.combinations import ALL_COMBINATIONS, combined_spec
 from support.methods import context, method_spec, methods_of_this_run, shards
 from support.rounds import Training, local_round, start, training
 
-# What moves numbers without computing any, and takes them to another precision.
+# Operations that move numbers or change their precision without computing any.
 MOVES = {
     "_to_copy", "_unsafe_view", "alias", "cat", "clone", "copy_", "detach", "empty_like", "expand", "select", "slice",
     "split", "stack", "t", "transpose", "unbind", "unsqueeze", "view",
@@ -32,7 +32,7 @@ MOVES = {
 
 
 class _Bf16Mathematics(TorchDispatchMode):
-    """Operations that computed something in bf16 outside of the networks."""
+    """Records the operations that computed something in bf16 outside the networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,10 @@ class _Bf16Mathematics(TorchDispatchMode):
 
 @contextmanager
 def _watched(modules: nn.Module) -> Iterator[_Bf16Mathematics]:
-    """Layers and whatever is in encoders are the networks; a method's own modules, such as cluster centers, are not."""
+    """Watch for bf16 outside the networks, which are torch's layers and everything inside encoders.
+
+    A method's own modules, such as cluster centers, do not count as networks.
+    """
     mode = _Bf16Mathematics()
 
     def enter(*_: Any) -> None:
@@ -80,7 +83,7 @@ def _client(name: str) -> Training:
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
-def test_nothing_but_the_networks_computes_in_bf16(name: str) -> None:
+def test_only_the_networks_compute_in_bf16(name: str) -> None:
     client = _client(name)
     batch = client.batch()
     with _watched(client.modules) as watch, autocast(client.ctx):
@@ -113,7 +116,7 @@ def _gradient(modules: nn.Module) -> torch.Tensor:
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", ["fedsimclr", "fedca", "flesd", "orchestra"])
-def test_a_run_in_bf16_learns_and_repeats_itself(name: str) -> None:
+def test_a_run_in_bf16_stays_finite_and_is_reproducible(name: str) -> None:
     spec = method_spec(name, training={"batch_size": 32, "precision": "bf16"})
     first, again = simulate(spec, shards(spec)), simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) and tensor.dtype != torch.bfloat16 for tensor in first.model.values())
@@ -121,7 +124,7 @@ def test_a_run_in_bf16_learns_and_repeats_itself(name: str) -> None:
 
 
 def test_the_targets_of_a_distillation_are_float32() -> None:
-    """The views, the ensemble and the student's divergence from it."""
+    """They are the views, the ensemble, and the student's divergence from it."""
     spec = method_spec("flesd", training={"batch_size": 32, "precision": "bf16"})
     first = start(spec)
     update = local_round(spec, first.broadcast).update
@@ -134,7 +137,7 @@ def test_the_targets_of_a_distillation_are_float32() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-def test_steps_report_float32() -> None:
+def test_steps_report_float32_values() -> None:
     client = _client("fedbyol")
     optimizer = torch.optim.SGD([p for p in client.modules.parameters() if p.requires_grad], lr=0.1)
     before = copy.deepcopy(client.modules)
@@ -148,7 +151,7 @@ def test_steps_report_float32() -> None:
     assert all(not torch.equal(old, new) for old, new in changed)
 
 
-def test_float32_is_exact_on_a_gpu_and_the_settings_are_put_back() -> None:
+def test_float32_is_exact_on_a_gpu_and_the_settings_are_restored() -> None:
     def settings() -> tuple[object, ...]:
         cudnn = torch.backends.cudnn
         return cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled, torch.backends.cuda.matmul.allow_tf32
@@ -167,7 +170,7 @@ def test_float32_is_exact_on_a_gpu_and_the_settings_are_put_back() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-def test_deterministic_training_is_left_out_of_older_specs_and_is_not_compiled() -> None:
+def test_deterministic_training_is_omitted_from_older_specs_and_cannot_be_compiled() -> None:
     assert "deterministic" not in TrainingConfig().model_dump()
     with pytest.raises(ValidationError, match="set gpu_steps to recorded or eager"):
         TrainingConfig(deterministic=True, gpu_steps="compiled")

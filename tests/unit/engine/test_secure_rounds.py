@@ -1,4 +1,4 @@
-"""Secure rounds through the protocol's objects: the bits of plain fixed point, whichever clients are lost."""
+"""Secure rounds through the protocol's objects have the bits of plain fixed point, whichever clients are lost."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_secure_round_has_the_bits_of_a_plain_one(method: str) -> None:
     assert not are_equal(found.result.broadcast, cohort.broadcast)
 
 
-def test_what_leaves_next_to_the_sum_is_that_of_the_survivors() -> None:
+def test_tensors_sent_next_to_the_sum_are_those_of_the_survivors() -> None:
     cohort = Cohort("orchestra")
     found, survivors = cohort.secure({"e": "vectors"}), tuple("abcdf")
     expected = cohort.plain(survivors).state
@@ -88,7 +88,7 @@ def test_what_leaves_next_to_the_sum_is_that_of_the_survivors() -> None:
 @pytest.mark.full(but=5)
 @pytest.mark.parametrize("first", PHASES)
 @pytest.mark.parametrize("second", PHASES)
-def test_two_clients_lost_in_any_phases_change_only_the_survivors(first: Phase, second: Phase) -> None:
+def test_clients_lost_in_any_two_phases_leave_the_plain_result_of_the_survivors(first: Phase, second: Phase) -> None:
     cohort = Cohort()
     lost: dict[str, Phase] = {"b": first, "e": second}
     found = cohort.secure(lost)
@@ -111,13 +111,13 @@ def test_fewer_than_min_cohort_or_min_updates_leave_no_sum() -> None:
         cohort.secure({"a": "vectors"})
 
 
-def test_an_update_that_cannot_be_used_stays_with_its_client() -> None:
+def test_an_unusable_update_is_not_sent_by_its_client() -> None:
     cohort = Cohort()
     next(iter(cohort.sent["c"].values())).view(-1)[0] = float("nan")
     found = cohort.secure()
     assert found.rejected == ("c",)
     assert found.survivors == tuple("abdef")
-    assert are_equal(found.result.state, cohort.plain(NAMES).state)  # which leaves it out as well
+    assert are_equal(found.result.state, cohort.plain(NAMES).state)  # the plain round leaves it out as well
 
 
 def test_a_value_out_of_range_names_its_tensor_and_gives_no_sum() -> None:
@@ -128,7 +128,7 @@ def test_a_value_out_of_range_names_its_tensor_and_gives_no_sum() -> None:
         cohort.secure()
 
 
-def test_each_client_clips_its_own_update_to_the_same_bits() -> None:
+def test_each_client_clips_its_own_update_with_the_bits_of_a_plain_round() -> None:
     cohort = Cohort(robustness={"max_update_norm": 0.2})
     next(iter(cohort.sent["c"].values())).view(-1)[0] += 50
     plain = cohort.plain(NAMES)
@@ -136,8 +136,8 @@ def test_each_client_clips_its_own_update_to_the_same_bits() -> None:
     assert are_equal(cohort.secure().result.state, plain.state)
 
 
-def test_the_coordinator_receives_no_word_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal updates, unmasked vectors would be equal too; with the same keys, so would be those of two rounds."""
+def test_masked_vectors_of_equal_updates_share_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unmasked vectors of equal updates would be equal, and so would the vectors of two rounds with the same keys."""
     seen: list[Any] = []
     add = SecureServer.add_vector
 
@@ -155,7 +155,7 @@ def test_the_coordinator_receives_no_word_of_an_update(monkeypatch: pytest.Monke
         assert not any((one == other).any() for other in seen[:place])
 
 
-def test_a_sum_of_another_size_is_refused() -> None:
+def test_a_sum_of_the_wrong_size_or_of_weight_zero_is_refused() -> None:
     cohort = Cohort()
     for size, why in ((NUM_WORDS + 3, "was cut to 3"), (100_000, "words more than the method's means")):
         with pytest.raises(MethodError, match=why):
@@ -164,7 +164,7 @@ def test_a_sum_of_another_size_is_refused() -> None:
         run_secure_aggregation(cohort.method, cohort.state, torch.zeros(100_000, dtype=torch.int64), 6, cohort.ctx)
 
 
-def test_each_client_caps_its_own_weight_to_the_bits_of_a_plain_round() -> None:
+def test_each_client_caps_its_own_weight_with_the_bits_of_a_plain_round() -> None:
     cohort = Cohort(robustness={"max_examples": 20})  # of 10, 17, 24, 31, 38 and 45 images
     found = cohort.secure({"f": "vectors"})
     assert are_equal(found.result.state, cohort.plain(tuple("abcde")).state)
@@ -179,7 +179,7 @@ def test_each_client_caps_its_own_weight_to_the_bits_of_a_plain_round() -> None:
         (-87, "add up to 0: it must be positive"),
     ],
 )
-def test_a_weight_above_the_cap_is_found_once_the_sum_is_above_all_caps(weight: int, why: str | None) -> None:
+def test_weights_above_the_cap_are_detected_once_the_sum_exceeds_all_caps(weight: int, why: str | None) -> None:
     cohort = Cohort(robustness={"max_examples": 20})  # the others have weights of 10, 17, and three times 20
     vectors = {
         update.client_id: client_words(cohort.method, cohort.broadcast, update, 6, cohort.ctx)
@@ -195,7 +195,7 @@ def test_a_weight_above_the_cap_is_found_once_the_sum_is_above_all_caps(weight: 
         run_secure_aggregation(cohort.method, cohort.state, total, 6, cohort.ctx)
 
 
-def test_the_sum_has_the_mean_loss_and_how_many_clients_clipped_or_crossed_a_threshold() -> None:
+def test_the_sum_has_the_mean_loss_and_counts_of_clipped_updates_and_crossed_thresholds() -> None:
     cohort = Cohort(robustness={"max_update_norm": 0.2}, watch={"min_feature_std": 0.5, "first_round": 1})
     next(iter(cohort.sent["c"].values())).view(-1)[0] += 50
     losses = {"loss": 1.5, "feature_std": 0.6}

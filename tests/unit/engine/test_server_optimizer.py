@@ -1,4 +1,4 @@
-"""The coordinator's optimiser inside a round: what it moves, what it keeps, and what is sent."""
+"""The coordinator's optimiser within a round: what it moves, what it keeps, and what is sent."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_momentum_carries_over_to_the_next_round() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [FEDAVGM, FEDADAM])
-def test_statistics_of_batch_norm_are_the_mean(optimizer: dict[str, Any]) -> None:
+def test_batch_norm_statistics_stay_plain_means(optimizer: dict[str, Any]) -> None:
     with_it, without = _two_rounds(_spec(optimizer)), _two_rounds(_spec(None))
     statistics = [name for name in without[1].broadcast if name.rpartition(".")[2].startswith(("running_", "num_"))]
     assert statistics
@@ -71,20 +71,20 @@ def test_statistics_of_batch_norm_are_the_mean(optimizer: dict[str, Any]) -> Non
         assert torch.equal(with_it[1].broadcast[name], without[1].broadcast[name])
 
 
-def test_fedavgm_at_neutral_settings_is_the_run_without_it() -> None:
+def test_fedavgm_at_neutral_settings_changes_nothing() -> None:
     neutral = {"name": "fedavgm", "learning_rate": 1, "beta_1": 0}
     for found, expected in zip(_two_rounds(_spec(neutral)), _two_rounds(_spec(None)), strict=True):
         assert all(torch.equal(found.broadcast[name], tensor) for name, tensor in expected.broadcast.items())
 
 
-def test_control_variates_are_what_they_are_without_it() -> None:
+def test_control_variates_have_no_optimiser_state() -> None:
     spec = _spec(FEDADAM, "scaffold")
     result = start(spec)
     assert any(name.startswith("control.") for name in result.broadcast)
     assert not [name for name in result.state if name.startswith("server_optimizer.") and ".control." in name]
 
 
-def test_the_trained_part_alone_is_moved_if_the_rest_is_frozen() -> None:
+def test_only_the_trained_parts_have_moments_if_the_rest_is_frozen() -> None:
     spec = _spec(FEDAVGM)
     model = spec.model.model_copy(update={"trainable": ("blocks.1.*",)})
     everything, part = start(spec).state, start(spec.model_copy(update={"model": model})).state
@@ -101,7 +101,7 @@ def test_the_trained_part_alone_is_moved_if_the_rest_is_frozen() -> None:
         ("fedu2", "method.reducer eua compares each update with every other one"),
     ],
 )
-def test_methods_without_a_sum_refuse_it(method: str, why: str) -> None:
+def test_methods_without_a_sum_refuse_a_server_optimiser(method: str, why: str) -> None:
     chosen = method_spec(method).model_dump()
     with pytest.raises(ValidationError, match=f"aggregation.server_optimizer needs .* weighted sums.*{why}"):
         RunSpec.model_validate({**chosen, "aggregation": {"server_optimizer": FEDAVGM}})
@@ -113,7 +113,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
         _spec({**FEDADAM, **wrong})
 
 
-def test_a_spec_without_it_is_serialised_as_before() -> None:
+def test_a_spec_without_a_server_optimiser_is_serialised_as_before() -> None:
     assert "aggregation" not in _spec(None).model_dump(mode="json")
     fixed = _spec(None, aggregation={"arithmetic": "fixed"})
     assert fixed.model_dump(mode="json")["aggregation"] == {"arithmetic": "fixed"}

@@ -25,13 +25,13 @@ def _spec(name: str = "fedsimclr", /, **optimizer: Any) -> RunSpec:
 
 
 def _maes_rate(epoch: float, *, warmup: float, epochs: int, rate: float, least: float) -> float:
-    """MAE's `adjust_learning_rate`, written again from its published description."""
+    """Compute MAE's `adjust_learning_rate`, written again from its published description."""
     if epoch < warmup:
         return rate * epoch / warmup
     return least + (rate - least) * 0.5 * (1.0 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
 
 
-def test_the_learning_rate_is_maes_with_rounds_for_epochs() -> None:
+def test_the_learning_rate_is_that_of_mae_with_rounds_for_epochs() -> None:
     config = OptimizerConfig.model_validate(COSINE)
     for step in range(80):
         expected = _maes_rate(step / 8, warmup=0.5, epochs=10, rate=0.09, least=0.01)
@@ -57,7 +57,7 @@ def test_the_weight_decay_follows_dinos_cosine() -> None:
     assert config.weight_decay_at(10, 10) == pytest.approx(0.4)
 
 
-def test_each_step_has_its_place_in_the_run() -> None:
+def test_the_rates_of_a_step_depend_on_its_place_in_the_run() -> None:
     spec = _spec(**COSINE, weight_decay=0.0, final_weight_decay=1.0)
     rates = StepRates(Schedule(num_epochs=2, steps_per_epoch=4, learning_rate=0.0), context(spec, 2, "client-0"))
     config = spec.training.optimizer
@@ -72,7 +72,7 @@ def test_the_cosine_over_rounds_is_constant_inside_a_round() -> None:
     assert rates.at(3) == Rates(0.007, spec.training.optimizer.weight_decay)
 
 
-def test_a_round_takes_its_steps_at_these_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_takes_its_steps_at_the_scheduled_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, seen = _spec(**COSINE, final_weight_decay=0.5), []
     plain = trainer_module.eager_step
 
@@ -112,7 +112,7 @@ def test_every_option_changes_the_result(options: dict[str, Any]) -> None:
     assert any(not torch.equal(found[name], plain[name]) for name in plain)
 
 
-def test_options_at_their_defaults_are_not_written() -> None:
+def test_options_at_their_defaults_are_not_serialised() -> None:
     before = {"name", "learning_rate", "momentum", "weight_decay", "schedule"}
     assert OptimizerConfig().model_dump(mode="json").keys() == before
     assert "num_micro_batches" not in TrainingConfig().model_dump(mode="json")
@@ -125,12 +125,14 @@ def test_options_at_their_defaults_are_not_written() -> None:
         ({"final_weight_decay": 0.3}, "the weight decay of each round is another one over 5"),
     ],
 )
-def test_a_run_whose_earlier_rounds_would_be_others_cannot_be_continued(optimizer: dict[str, Any], why: str) -> None:
+def test_a_run_whose_earlier_rounds_would_have_other_rates_cannot_be_continued(
+    optimizer: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         _spec(**optimizer).continued(5)
 
 
-def test_a_warm_up_before_a_constant_rate_can_be_continued_to_the_same_rounds() -> None:
+def test_a_continued_run_with_a_warm_up_and_a_constant_rate_has_the_same_first_rounds() -> None:
     spec = _spec(warmup_rounds=1.5)
     clients = shards(spec)
     longer = simulate(spec.continued(3), clients)
@@ -172,7 +174,7 @@ def test_scaffold_refuses_rates_that_it_cannot_divide_by(optimizer: dict[str, An
 
 
 @pytest.mark.parametrize("optimizer", [{"warmup_rounds": 1}, {"final_weight_decay": 0.1}, {"layer_decay": 0.5}])
-def test_a_training_on_the_coordinator_has_no_schedule(optimizer: dict[str, Any]) -> None:
+def test_training_on_the_coordinator_refuses_schedules(optimizer: dict[str, Any]) -> None:
     values = method_spec("flesd").model_dump(mode="json")
     values["method"]["reducer"]["optimizer"] |= optimizer
     with pytest.raises(ValidationError, match="for local training"):

@@ -1,4 +1,4 @@
-"""The means and counts that come out of a secure sum, with constants worked out by hand."""
+"""The means and counts that a secure sum gives, with constants worked out by hand."""
 
 import math
 
@@ -16,7 +16,7 @@ def _ctx(**watch: object) -> Context:
     return context(method_spec("fedsimclr", watch={"first_round": 1, **watch}), 1)
 
 
-def test_the_words_of_one_client() -> None:
+def test_the_words_of_one_client_match_values_worked_out_by_hand() -> None:
     words = metric_words(3, FULL, 4, _ctx(min_effective_rank=4, max_divergence=0.1), is_clipped=True).tolist()
     one = 1 << 24
     means = [0, 3 * one // 2, 0, 9 * one, 0, 3 * one // 2, 0, 3 * one // 4, 0, 3 * one // 8]

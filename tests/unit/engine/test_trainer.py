@@ -1,4 +1,4 @@
-"""One set of modules trains client after client, and nothing of one round is seen in another."""
+"""One set of modules trains one client after another, and nothing of one round leaks into another."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ CLIENTS = ("client-0", "client-1")
 
 
 def _two_rounds(spec: RunSpec, *, fresh: bool) -> list[LocalResult]:
-    """Train both clients in both rounds. With `fresh`, the modules are built again for each."""
+    """Train both clients in both rounds. With `fresh`, the modules are rebuilt for each."""
     now, states, results = start(spec), {}, []
     for number in (1, 2):
         updates = []
@@ -38,7 +38,7 @@ def _two_rounds(spec: RunSpec, *, fresh: bool) -> list[LocalResult]:
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
-def test_modules_that_were_used_before_give_the_bits_of_new_ones(name: str) -> None:
+def test_reused_modules_give_the_bits_of_new_ones(name: str) -> None:
     spec = combined_spec(name)
     new, used = _two_rounds(spec, fresh=True), _two_rounds(spec, fresh=False)
     for one, two in zip(new, used, strict=True):
@@ -63,7 +63,7 @@ def test_the_modules_are_built_once_for_all_clients_and_rounds(monkeypatch: pyte
     assert len(built) == 2
 
 
-def test_a_result_is_not_touched_by_later_rounds() -> None:
+def test_a_result_is_not_changed_by_later_rounds() -> None:
     spec = method_spec("fedbyol")
     broadcast = start(spec).broadcast
     first = local_round(spec, broadcast)
@@ -73,7 +73,7 @@ def test_a_result_is_not_touched_by_later_rounds() -> None:
     assert are_equal(first.state, before[1])
 
 
-def test_a_round_that_was_called_off_leaves_nothing_behind() -> None:
+def test_a_cancelled_round_leaves_no_trainer_behind_and_does_not_change_the_next() -> None:
     spec = method_spec("fedmoco")
     broadcast = start(spec).broadcast
     release_trainer()
@@ -91,7 +91,7 @@ def test_a_round_that_was_called_off_leaves_nothing_behind() -> None:
     assert are_equal(expected.state, again.state)
 
 
-def test_a_trainer_is_kept_until_it_was_not_used_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_is_released_once_it_was_unused_for_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("fedssl.engine.trainer.time.monotonic", lambda: now[0])
     spec = method_spec("fedsimclr")
@@ -104,20 +104,20 @@ def test_a_trainer_is_kept_until_it_was_not_used_for_long(monkeypatch: pytest.Mo
     assert trainer_module._idle == {}
 
 
-def test_a_simulation_leaves_nothing_behind() -> None:
+def test_a_simulation_releases_its_trainer() -> None:
     spec = method_spec("fedsimclr", num_rounds=1)
     simulate(spec, shards(spec))
     assert trainer_module._idle == {}
 
 
-def test_two_rounds_at_once_do_not_share_modules() -> None:
+def test_concurrent_rounds_do_not_share_modules() -> None:
     spec = method_spec("fedsimclr")
     ctx = context(spec, 1, "client-0")
     with borrow_trainer(METHODS["fedsimclr"], ctx) as one, borrow_trainer(METHODS["fedsimclr"], ctx) as two:
         assert one.modules is not two.modules
 
 
-def test_how_often_progress_is_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_often_progress_is_reported_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = method_spec("fedx", training={"batch_size": 16, "local_epochs": 2})
     broadcast = start(spec).broadcast
     ctx, data = context(spec, 1, "client-0"), client_data(spec, "client-0")
@@ -131,8 +131,8 @@ def test_how_often_progress_is_told_changes_nothing(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["supervised", "single"])
-def test_what_the_last_step_destroyed_does_not_leave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loss is of the weights before it: finite, whatever comes out."""
+def test_an_update_that_the_last_step_made_infinite_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is that of the weights before the last step: it is finite in any case."""
     train = local._train
 
     def overflowing(trainer: Trainer, *arguments: Any) -> Metrics:

@@ -1,4 +1,4 @@
-"""Updates that no run can use are left out and named, and what is published is finite."""
+"""Updates that no run can use are left out and named, and only finite results are published."""
 
 import dataclasses
 import math
@@ -49,8 +49,8 @@ def _moved(tensors: Tensors, step: float) -> Tensors:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, -3e38])
-def test_one_number_of_one_client_is_left_out_with_its_update(value: float) -> None:
-    """The squares of 3e38 overflow in float32, and no client could train from their mean: it ended a run."""
+def test_an_update_with_one_number_that_is_not_finite_or_too_large_is_left_out(value: float) -> None:
+    """The squares of 3e38 overflow in float32, and no client could train from such a mean: this used to end the run."""
     ctx = _ctx()
     first = _first(ctx)
     honest = {name: _moved(first.broadcast, step) for name, step in {"a": 0.1, "b": 0.2, "c": 0.4}.items()}
@@ -65,8 +65,8 @@ def test_one_number_of_one_client_is_left_out_with_its_update(value: float) -> N
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "fedu2", "ldawa"])
-def test_a_negative_variance_of_a_batch_norm_is_left_out_with_its_update(method: str) -> None:
-    """It is finite and no farther than others, and the encoder embedded every image as NaN, with no client named."""
+def test_an_update_with_a_negative_batch_norm_variance_is_left_out(method: str) -> None:
+    """Such a variance is finite and not large, but the encoder embedded every image as NaN, and no client was named."""
     ctx = context(method_spec(method), 1)
     first = start_run(METHODS[method], context(method_spec(method), 0))
     name = next(name for name in sorted(first.broadcast) if name.endswith(".running_var"))
@@ -82,8 +82,8 @@ def test_a_negative_variance_of_a_batch_norm_is_left_out_with_its_update(method:
 
 @pytest.mark.parametrize("method", ["fedbyol", "fedu2", "ldawa"])
 @pytest.mark.parametrize("count", [1 << 62, -(1 << 63)])
-def test_a_counter_that_no_training_reaches_is_left_out_with_its_update(method: str, count: int) -> None:
-    """After about 100 rounds the global counter was so near to 2^63 that those of the honest clients overflowed."""
+def test_an_update_with_an_impossible_counter_is_left_out(method: str, count: int) -> None:
+    """After about 100 rounds the global counter was so close to 2^63 that those of the honest clients overflowed."""
     ctx = context(method_spec(method), 1)
     first = start_run(METHODS[method], context(method_spec(method), 0))
     name = next(name for name in sorted(first.broadcast) if name.endswith(".num_batches_tracked"))
@@ -95,7 +95,7 @@ def test_a_counter_that_no_training_reaches_is_left_out_with_its_update(method: 
 
 
 def test_negative_variances_are_never_published() -> None:
-    """The updates of a secure sum are not seen: only its result can be checked."""
+    """The individual updates of a secure sum are not visible: only its result can be checked."""
     ctx = _ctx()
     first = _first(ctx)
     name = next(name for name in sorted(first.broadcast) if name.endswith(".running_var"))
@@ -104,7 +104,7 @@ def test_negative_variances_are_never_published() -> None:
         published(bound, _with(first.state, name, -1.0), {}, {}, ctx)
 
 
-def test_a_whole_update_of_3e38_is_named_with_its_norm() -> None:
+def test_an_update_full_of_3e38_is_reported_with_its_norm() -> None:
     ctx = _ctx()
     first = _first(ctx)
     huge = {name: torch.full_like(each, 3e38) if each.is_floating_point() else each
@@ -124,7 +124,7 @@ def test_a_whole_update_of_3e38_is_named_with_its_norm() -> None:
     assert norm == pytest.approx(3e38 * math.sqrt(count), rel=1e-6)
 
 
-def test_too_few_are_left_and_only_the_liar_is_named() -> None:
+def test_a_round_with_too_few_usable_updates_names_only_the_dishonest_client() -> None:
     ctx = _ctx(cohort={"min_updates": 3})
     first = _first(ctx)
     name = next(iter(sorted(first.broadcast)))
@@ -137,8 +137,8 @@ def test_too_few_are_left_and_only_the_liar_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedema", "fedrlc", "orchestra", "fedca", "ldawa", "fedu2", "flesd", "scaffold"])
-def test_every_kind_of_tensor(name: str) -> None:
-    """Whatever the method combines, one bad number in any of its tensors costs only its client's update."""
+def test_one_nan_in_any_kind_of_tensor_costs_only_its_clients_update(name: str) -> None:
+    """This holds for whatever the method combines."""
     spec = method_spec("fedsimclr", method=SCAFFOLD) if name == "scaffold" else method_spec(name)
     ctx = context(spec, 1)
     method = METHODS[spec.method.name]
@@ -164,7 +164,7 @@ def test_every_kind_of_tensor(name: str) -> None:
 
 
 def test_a_result_that_is_not_finite_is_never_published() -> None:
-    """No update is to blame: the reducer's own step leads out of float32."""
+    """No update is to blame: the reducer's own step leaves the range of float32."""
     ctx = _ctx()
     first = _first(ctx)
 
@@ -182,7 +182,7 @@ def test_a_result_that_is_not_finite_is_never_published() -> None:
         run_aggregation(method, first.state, updates, ctx)
 
 
-def test_honest_clients_are_not_blamed_for_what_they_received() -> None:
+def test_a_client_that_received_unusable_weights_is_not_blamed() -> None:
     spec = method_spec("fedsimclr")
     first = start_run(METHODS["fedsimclr"], context(spec, 0))
     poisoned = {name: each * 1e30 if each.is_floating_point() else each for name, each in first.broadcast.items()}
@@ -203,7 +203,7 @@ def test_a_skipped_round_of_a_simulation_changes_nothing() -> None:
 
 
 def test_the_control_variates_of_rejected_clients_do_not_advance() -> None:
-    """c stays the mean of the c_k although an update was left out."""
+    """The global c stays the mean of all c_k although one update was left out."""
     free = simulate(method_spec("fedsimclr", method=SCAFFOLD), shards(method_spec("fedsimclr")))
     norms = sorted(found["update_norm"] for found in free.history[0].updates.values())
     robustness = {"max_update_norm": (norms[1] + norms[2]) / 2, "action": "reject"}
@@ -219,7 +219,7 @@ def test_the_control_variates_of_rejected_clients_do_not_advance() -> None:
 
 
 def test_the_metrics_of_a_rejected_client_raise_no_alarm() -> None:
-    """With `action = "pause"` it could pause a run in which it counts for nothing."""
+    """With `action = "pause"`, a rejected client could otherwise pause a run to which it contributes nothing."""
     free = simulate(method_spec("fedbyol", num_rounds=1), shards(method_spec("fedbyol")))
     norms = sorted(found["update_norm"] for found in free.history[0].updates.values())
     robustness = {"max_update_norm": (norms[1] + norms[2]) / 2, "action": "reject"}

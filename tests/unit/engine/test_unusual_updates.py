@@ -1,4 +1,4 @@
-"""Alarms about updates: they name the liar, do not blame honest clients, and are silent about an honest spread."""
+"""Alarms about updates: they name the dishonest client, do not blame honest ones, and allow an honest spread."""
 
 import random
 
@@ -20,7 +20,7 @@ def _named(numbers: Numbers, history: dict[str, list[dict[str, float]]] | None =
     return [each.client_id for each in find_unusual(numbers, history or {})]
 
 
-def test_a_norm_far_from_the_others() -> None:
+def test_a_norm_far_above_the_others_raises_an_alarm() -> None:
     (found,) = find_unusual(_cohort(1, 1.2, 0.9, 50), {})
     assert str(found) == "c3: update_norm 50 is 50 times the median of the others (1)"
     assert found.numbers["update_norm"] == 50
@@ -28,14 +28,14 @@ def test_a_norm_far_from_the_others() -> None:
     assert _named(_cohort(1, 1.2, 0.9, 0.001)) == []  # a small update does no harm
 
 
-def test_few_others_prove_little() -> None:
+def test_fewer_other_clients_require_a_larger_norm_for_an_alarm() -> None:
     assert _named(_cohort(1, 900)) == []
     assert _named(_cohort(1, 1, 900)) == []
     assert _named(_cohort(1, 1001)) == ["c1"]
     assert _named(_cohort(1)) == []
 
 
-def test_more_images_allow_a_longer_way() -> None:
+def test_a_client_with_more_images_may_have_a_larger_norm() -> None:
     numbers = _cohort(1, 1, 1, 200)
     assert _named(numbers) == ["c3"]
     numbers["c3"]["num_examples"] = 5000  # 50 times as many images, and steps
@@ -46,7 +46,7 @@ def test_a_wide_honest_spread_raises_no_alarm() -> None:
     assert _named(_cohort(0.001, 0.1, 10, 1000, 30, 0.03)) == []
 
 
-def test_a_number_of_images_far_from_the_others_and_from_its_own() -> None:
+def test_a_number_of_images_far_above_the_others_or_its_own_earlier_one_raises_an_alarm() -> None:
     numbers = _cohort(1, 1, 1, 1)
     numbers["c0"]["num_examples"] = 10**9
     (found,) = find_unusual(numbers, {})
@@ -55,15 +55,15 @@ def test_a_number_of_images_far_from_the_others_and_from_its_own() -> None:
     assert _named(_cohort(1, 1, num_examples=199), {"c1": [{"num_examples": 100.0}]}) == []
 
 
-def test_a_norm_far_from_its_own_earlier_ones() -> None:
+def test_a_norm_far_above_its_own_earlier_ones_raises_an_alarm() -> None:
     steady = [{"update_norm": 1.0 + 0.01 * number} for number in range(5)]
     assert _named(_cohort(11, 11), {"c0": steady}) == ["c0"]
-    assert _named(_cohort(11, 11), {"c0": steady[:4]}) == []  # too few rounds to know it
+    assert _named(_cohort(11, 11), {"c0": steady[:4]}) == []  # too few earlier rounds to compare with
     assert _named(_cohort(0.01, 0.01), {"c0": steady}) == []
 
 
-def test_an_update_against_the_others() -> None:
-    """Four unit vectors, three with scalar products 0.5 to each other and the fourth turned round.
+def test_an_update_against_the_others_raises_an_alarm() -> None:
+    """Use four unit vectors, three with scalar products 0.5 to each other and the fourth reversed.
 
     The sum has length 2, and its products with the vectors are 1 + 0.5 + 0.5 - 0.5 = 1.5 and 1 - 1.5 = -0.5: cosines
     0.75 and -0.25 to the mean. To the sum of the others, of length sqrt(6), the fourth has -1.5 / sqrt(6) = -0.612, and
@@ -91,18 +91,18 @@ def test_a_slightly_negative_cosine_raises_no_alarm() -> None:
     assert _named(numbers, {"c1": [{"update_cosine": 0.5}] * 5}) == ["c1"]
 
 
-def test_the_honest_are_not_blamed_if_one_dominates_the_mean() -> None:
+def test_honest_clients_are_not_blamed_if_one_client_dominates_the_mean() -> None:
     numbers = _cohort(1, 1, 1, 1000, cosine=-0.4)
     numbers["c3"]["update_cosine"] = 1.0
     earlier = [{"update_cosine": 0.6, "update_norm": 1.0}] * 6
     assert _named(numbers, dict.fromkeys(numbers, earlier)) == ["c3"]
-    numbers["c3"]["update_norm"] = 5.0  # not far enough to be seen, and enough to turn the mean
+    numbers["c3"]["update_norm"] = 5.0  # not far enough to be detected, but enough to reverse the mean
     assert _named(numbers, dict.fromkeys(numbers, earlier)) == []
 
 
 @pytest.mark.parametrize("num_clients", [2, 3, 4, 10, 100])
 def test_honest_cohorts_of_unequal_sizes_raise_no_alarm(num_clients: int) -> None:
-    """Norms with a log-normal spread, sizes between 60 and 4000 as in the papers' partitions, 40 rounds."""
+    """Norms have a log-normal spread, sizes are between 60 and 4000 as in the papers' partitions, over 40 rounds."""
     draw = random.Random(num_clients)
     sizes = [draw.uniform(60, 4000) for _ in range(num_clients)]
     history: dict[str, list[dict[str, float]]] = {f"c{index}": [] for index in range(num_clients)}

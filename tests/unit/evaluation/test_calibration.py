@@ -1,4 +1,4 @@
-"""The scale of a classifier's probabilities, from sums: against hand-worked values and the whole computation."""
+"""The scale of a classifier's probabilities, computed from sums: hand-worked values and the whole computation."""
 
 import math
 
@@ -11,7 +11,7 @@ from fedssl.evaluation.calibration import LARGEST, NUM_SCALES, best_scale, cross
 SCALES = 10 ** np.linspace(-1, 3, NUM_SCALES)
 
 
-def test_two_images_by_hand() -> None:
+def test_the_sums_of_two_images_match_values_worked_out_by_hand() -> None:
     """At the scale 1: p = (2/3, 1/3) twice, the first image is of class 0 and the second of class 1."""
     scores = torch.tensor([[math.log(2.0), 0.0]] * 2, dtype=torch.float64)
     sums = cross_entropy_sums(scores, torch.tensor([0, 1]))
@@ -20,7 +20,7 @@ def test_two_images_by_hand() -> None:
     assert sums[1, one].item() == pytest.approx(2 * (math.log(3 / 2) + math.log(3)))
 
 
-def test_a_pair_of_labels_by_hand() -> None:
+def test_the_sums_of_two_labels_match_values_worked_out_by_hand() -> None:
     """At the scale 1: p = 1 / (1 + e^-0.5) for the label that the image has, and 1 - p for the other."""
     sums = cross_entropy_sums(torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[1, 0]]))
     one, p = SCALES.tolist().index(1.0), 1 / (1 + math.exp(-0.5))
@@ -61,7 +61,7 @@ def test_the_sites_sums_give_the_scale_of_all_images(*, multi_label: bool) -> No
 
 
 def test_a_site_that_invents_sums_cannot_choose_the_scale() -> None:
-    """It claims 5 of 100 images, and sums that are enormous at all scales but one; the bound is worked out by hand."""
+    """The site claims 5 of 100 images, and enormous sums at all scales but one; the bound is worked out by hand."""
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 3, 95)
     scores = torch.from_numpy(np.eye(3)[labels] * 0.5 + rng.normal(0.2, 0.3, (95, 3)))

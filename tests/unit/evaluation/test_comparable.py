@@ -1,4 +1,4 @@
-"""Evaluations with different settings, or of other images under the same name, are told apart."""
+"""Evaluations with different settings, or of other images under the same name, are shown separately."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ def client_of(*rows: EvaluationView) -> Any:
     return SimpleNamespace(evaluations=lambda run_id: rows, metrics=lambda run_id: [])
 
 
-def test_what_differs_between_the_settings_of_a_data_set_follows_its_name() -> None:
+def test_settings_that_differ_within_a_data_set_follow_its_name() -> None:
     rows = [
         evaluation(1, 0.5),
         evaluation(1, 0.5, settings="ssd"),
@@ -45,13 +45,13 @@ def test_what_differs_between_the_settings_of_a_data_set_follows_its_name() -> N
     ]
 
 
-def test_a_stored_config_and_its_view_are_one_setting() -> None:
+def test_a_stored_config_and_its_view_have_the_same_setting() -> None:
     row = evaluation(1, 0.5, max_train=None)
     stored = {**row.config.model_dump(mode="json"), "of_a_newer_version": 1}
     assert setting_of(row) == setting_of(SimpleNamespace(dataset="held-out", dataset_digest="a" * 64, config=stored))
 
 
-def test_the_card_names_the_settings_of_scores() -> None:
+def test_the_card_names_the_settings_of_its_scores() -> None:
     text = _scores([evaluation(1, 0.5), evaluation(1, 0.75, settings="ssd"), evaluation(1, 0.25, dataset="other")])
     assert [line.split(" | ")[0].strip("| ") for line in text.splitlines()[4:]] == [
         "held-out settings fast",

@@ -1,4 +1,4 @@
-"""The directions of representations of any length."""
+"""The directions of representations, whatever their length."""
 
 import pytest
 import torch
@@ -17,19 +17,19 @@ def test_ordinary_rows_have_the_bits_of_normalize(scale: float, dtype: torch.dty
 
 
 @pytest.mark.parametrize("scale", [1e-43, 1e-36, 1e-20, 1e-13, 1e20, 1e37])
-def test_short_and_long_rows_have_a_direction(scale: float) -> None:
+def test_very_short_and_very_long_rows_have_a_direction(scale: float) -> None:
     h_NH = torch.tensor([[3.0, 4.0], [-4.0, 3.0], [0.0, 0.0], [-2.0, 0.0]])
     expected = torch.tensor([[0.6, 0.8], [-0.8, 0.6], [0.0, 0.0], [-1.0, 0.0]])
     torch.testing.assert_close(directions(scale * h_NH), expected, rtol=0, atol=0.02 if scale < 1e-38 else 1e-6)
 
 
-def test_rows_that_are_not_finite_are_as_with_normalize() -> None:
+def test_rows_that_are_not_finite_are_treated_as_normalize_does() -> None:
     h_NH = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0]])
     torch.testing.assert_close(directions(h_NH), F.normalize(h_NH, dim=1), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e20])
-def test_the_length_of_representations_changes_no_measure(scale: float) -> None:
+def test_the_length_of_representations_does_not_change_measures(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(400) % 4
     h_NH = torch.randn(4, 16, generator=generator)[labels] + 0.3 * torch.randn(400, 16, generator=generator)

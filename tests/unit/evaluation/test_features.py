@@ -1,4 +1,4 @@
-"""Feature extraction: eval mode, normalised, in order, and leaving the encoder as it was."""
+"""Feature extraction: in eval mode, normalised and in order, without changing the encoder."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_features_do_not_depend_on_the_batches() -> None:
         assert torch.allclose(whole, encoder.eval()(x), atol=1e-5)
 
 
-def test_encoder_is_left_as_it_was() -> None:
+def test_extraction_leaves_the_encoder_unchanged() -> None:
     encoder = _encoder()
     next(encoder.children()).eval()
     flags = [module.training for module in encoder.modules()]
@@ -48,7 +48,7 @@ def test_encoder_is_left_as_it_was() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
 
 
-def test_memory_mapped_images(tmp_path: Path) -> None:
+def test_memory_mapped_images_have_the_same_features(tmp_path: Path) -> None:
     path = tmp_path / "images.npy"
     np.save(path, IMAGES)
     mapped = ImageData(np.load(path, mmap_mode="r"))
@@ -57,14 +57,14 @@ def test_memory_mapped_images(tmp_path: Path) -> None:
     assert torch.equal(extract_features(encoder, mapped, CONFIG), expected)
 
 
-def test_wrong_shape_and_no_images() -> None:
+def test_images_of_a_wrong_shape_are_refused_and_no_images_give_no_features() -> None:
     with pytest.raises(DataError, match="conform"):
         extract_features(_encoder(), ImageData(IMAGES), DataConfig(channels=1, image_size=16))
     assert len(extract_features(_encoder(), ImageData(IMAGES[:0]), CONFIG)) == 0
 
 
 class _Watching(torch.nn.Module):
-    """Record whether cuDNN may round to TF32, and take only normalised images."""
+    """Records whether cuDNN may round to TF32, and accepts only normalised images."""
 
     def __init__(self, seen: list[bool]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Watching(torch.nn.Module):
 
 
 @pytest.mark.parametrize("what", ["features", "probe", "fine_tuning"])
-def test_no_encoder_is_judged_in_tf32(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_encoder_is_evaluated_in_tf32(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_on_a_gpu(device: object) -> AbstractContextManager[None]:
         return exact_float32("cuda")
 
