@@ -1,4 +1,4 @@
-"""Fine-tuning on digits: it learns, only from its arguments, and leaves the encoder as it was."""
+"""Fine-tuning on digits: it learns, depends only on its arguments, and leaves the encoder unchanged."""
 
 import dataclasses
 import math
@@ -45,14 +45,14 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, to
         ("fedrlc", ("adam", 1e-3, 1e-3, 0.9, 0, 4096, 128, 100, None, "stratified")),
     ],
 )
-def test_the_papers_settings(name: str, expected: tuple[object, ...]) -> None:
+def test_the_settings_are_those_of_the_papers(name: str, expected: tuple[object, ...]) -> None:
     s = FINE_TUNINGS[name]
     rates = (s.optimizer, s.encoder_learning_rate, s.head_learning_rate, s.momentum, s.weight_decay)
     assert (*rates, s.hidden_dim, s.batch_size, s.epochs, s.batch_norm_epochs, s.selection) == expected
     assert s.schedule == "constant"
 
 
-def test_ssd_s_views_and_tests() -> None:
+def test_ssd_has_its_views_and_is_tested_every_50_epochs() -> None:
     settings = FINE_TUNINGS["ssd"]
     views = settings.augmentation
     assert views is not None
@@ -63,7 +63,7 @@ def test_ssd_s_views_and_tests() -> None:
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", FINE_TUNINGS)
-def test_learns_leaves_the_encoder_and_repeats_itself(name: str) -> None:
+def test_fine_tuning_learns_is_reproducible_and_leaves_the_encoder_unchanged(name: str) -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert train.labels is not None
     few = train.subset(labelled_share(train.labels, 0.2, seed=0))
@@ -89,7 +89,7 @@ def test_learns_leaves_the_encoder_and_repeats_itself(name: str) -> None:
     assert fine_tune(encoder, few, test, CONFIG, settings=settings) == result
 
 
-def test_the_best_epoch_is_named_beside_the_last() -> None:
+def test_the_best_epoch_is_reported_next_to_the_last() -> None:
     train, test = load_dataset("digits", "train").subset(np.arange(100)), load_dataset("digits", "test")
     settings = FineTuneSettings(encoder_learning_rate=0.5, head_learning_rate=2.0, epochs=12, evaluate_every=1)
     shares: list[float] = []
@@ -100,7 +100,7 @@ def test_the_best_epoch_is_named_beside_the_last() -> None:
     assert shares == pytest.approx([epoch / 12 for epoch in range(1, 13)])
 
 
-def test_frozen_encoder_keeps_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_encoder_keeps_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _recorded(monkeypatch)
     train = load_dataset("digits", "train").subset(np.arange(64))
     encoder = _encoder()
@@ -111,7 +111,7 @@ def test_frozen_encoder_keeps_its_weights(monkeypatch: pytest.MonkeyPatch) -> No
     assert changed == {name for name, _ in encoder.named_buffers()}, "only BatchNorm's statistics follow the images"
 
 
-def test_batch_norm_follows_the_images_in_its_epochs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_follows_the_images_only_in_its_first_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in EasyFL's code, the first test leaves the network in eval mode: only the 4 batches before it count."""
     found = _recorded(monkeypatch)
     train = load_dataset("digits", "train").subset(np.arange(64))
@@ -126,7 +126,7 @@ def test_batch_norm_follows_the_images_in_its_epochs_alone(monkeypatch: pytest.M
     assert counts == [4, 4, 4]
 
 
-def test_cosine_takes_the_learning_rates_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cosine_schedule_reduces_the_learning_rates_towards_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[list[float]] = []
     step = optimizers.SGD.step
 
@@ -142,7 +142,7 @@ def test_cosine_takes_the_learning_rates_to_zero(monkeypatch: pytest.MonkeyPatch
     assert np.allclose(rates, [[0.3 * share, 0.01 * share] for share in shares])
 
 
-def test_labelled_share() -> None:
+def test_labelled_shares_are_stratified_seeded_or_the_first_images() -> None:
     labels = np.repeat(np.arange(3), [100, 50, 2])
     chosen = labelled_share(labels, 0.1, seed=0)
     assert np.bincount(labels[chosen]).tolist() == [10, 5, 1]
@@ -154,7 +154,7 @@ def test_labelled_share() -> None:
 
 
 @pytest.mark.parametrize("rule", ["stratified", "first"])
-def test_semi_supervised_tunes_on_its_share(rule: str) -> None:
+def test_semi_supervised_tunes_on_the_labelled_share(rule: str) -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert train.labels is not None
     settings = FineTuneSettings(selection="first" if rule == "first" else "stratified", epochs=2, seed=3)

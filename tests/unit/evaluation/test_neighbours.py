@@ -1,4 +1,4 @@
-"""Weighted kNN against a plain loop in float64."""
+"""Weighted kNN compared with a plain loop in float64."""
 
 import math
 
@@ -20,7 +20,7 @@ def _reference(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: n
     return right / len(test)
 
 
-def test_against_a_plain_loop() -> None:
+def test_knn_accuracy_equals_that_of_a_plain_loop() -> None:
     rng = np.random.default_rng(0)
     train, test = rng.normal(size=(120, 6)) + 1, rng.normal(size=(70, 6)) + 1
     labels, truth = rng.integers(0, 3, 120), rng.integers(0, 3, 70)
@@ -30,7 +30,7 @@ def test_against_a_plain_loop() -> None:
         assert knn_accuracy(a, b, c, d, k=k, temperature=temperature) == expected
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_the_scale_of_features_do_not_change_the_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     train, test = torch.randn(300, 8, generator=generator), torch.randn(100, 8, generator=generator)
     labels, truth = torch.arange(300) % 5, torch.arange(100) % 5
@@ -40,13 +40,13 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert knn_accuracy(10 * train, labels, 0.1 * test, truth, k=20) == expected
 
 
-def test_neighbours_of_ones_own_class() -> None:
+def test_neighbours_of_the_same_class_give_an_accuracy_of_one() -> None:
     features, labels = torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4)
     assert knn_accuracy(features, labels, features, labels, k=4) == 1
     assert knn_accuracy(features, labels, features, (labels + 1) % 3, k=4) == 0
 
 
-def test_weights_by_hand() -> None:
+def test_neighbours_are_weighted_as_worked_out_by_hand() -> None:
     # One neighbour of class 0 weighs e^10, two of class 1 weigh 2 e^(10 cosine): 0.74 e^10 at 0.9, 1.21 e^10 at 0.95.
     def accuracy(cosine: float) -> float:
         side = math.sqrt(1 - cosine**2)
@@ -58,7 +58,7 @@ def test_weights_by_hand() -> None:
     assert accuracy(0.95) == 0
 
 
-def test_many_training_images_take_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_training_images_are_compared_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     train, test = torch.randn(300, 8, generator=generator), torch.randn(100, 8, generator=generator)
     labels, truth = torch.arange(300) % 5, torch.arange(100) % 5

@@ -1,4 +1,4 @@
-"""The picture of a run: a real PNG, the same every time, whatever is missing."""
+"""The picture of a run: a valid PNG, the same every time, even if data are missing."""
 
 import subprocess
 import sys
@@ -21,7 +21,9 @@ ACCURACIES = {"linear probe": (0.82, 0.874), "kNN": (0.8, 0.79)}
 @pytest.mark.parametrize(
     ("losses", "accuracies"), [(LOSSES, ACCURACIES), (MANY, {}), ({}, ACCURACIES), ({}, {}), ({"a": [(1, 1.0)]}, {})]
 )
-def test_writes_a_picture(tmp_path: Path, losses: Losses, accuracies: dict[str, tuple[float, float]]) -> None:
+def test_a_picture_is_written_even_if_data_are_missing(
+    tmp_path: Path, losses: Losses, accuracies: dict[str, tuple[float, float]]
+) -> None:
     path = tmp_path / "deep" / "curves.png"
     plot_curves(path, losses, accuracies)
     with Image.open(path) as image:
@@ -32,13 +34,13 @@ def test_writes_a_picture(tmp_path: Path, losses: Losses, accuracies: dict[str, 
         assert shown.std() > 5, "something is drawn"
 
 
-def test_same_data_same_bytes(tmp_path: Path) -> None:
+def test_equal_data_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("1.png", "2.png"):
         plot_curves(tmp_path / name, LOSSES, ACCURACIES)
     assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()
 
 
-def test_mean_is_over_the_clients_of_the_round() -> None:
+def test_the_mean_is_over_the_clients_of_each_round() -> None:
     assert mean_curve(LOSSES) == [(1, 2.0), (2, 2.0), (3, 0.5)]
 
 

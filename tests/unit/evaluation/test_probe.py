@@ -1,4 +1,4 @@
-"""The linear probe against scikit-learn, on problems with a known answer, and in the papers' settings."""
+"""The linear probe compared with scikit-learn, on problems with a known answer, and in the papers' settings."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def _clusters(num: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Te
         ("orchestra", ("sgd", 30, 0, 256, 50, True)),
     ],
 )
-def test_the_papers_settings(name: str, expected: tuple[object, ...]) -> None:
+def test_the_settings_are_those_of_the_papers(name: str, expected: tuple[object, ...]) -> None:
     s = PROBES[name]
     assert (s.optimizer, s.learning_rate, s.weight_decay, s.batch_size, s.epochs, s.shuffle) == expected
     assert not s.standardise
@@ -45,7 +45,7 @@ def test_the_papers_settings(name: str, expected: tuple[object, ...]) -> None:
         assert s.momentum == 0.9
 
 
-def test_flesd_s_schedule_and_views() -> None:
+def test_flesd_has_its_schedule_and_views() -> None:
     settings = PROBES["flesd"]
     rates = [0.03 * _decay(epoch, settings) for epoch in (0, 29, 30, 49, 50, 59)]
     assert rates == pytest.approx([0.03, 0.03, 0.003, 0.003, 0.0003, 0.0003])
@@ -78,7 +78,7 @@ def test_fast_solves_the_problem_that_scikit_learn_solves() -> None:
     assert result.num_epochs < settings.max_iterations, "it converged"
 
 
-def test_the_solver_finds_the_minimum_of_its_objective_where_features_go_together() -> None:
+def test_the_solver_finds_the_minimum_of_its_objective_for_correlated_features() -> None:
     features, labels = _clusters(500, 3.0, 1)
     mixing = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(5))
     mixed = features @ mixing * torch.logspace(0, 2, WIDTH)
@@ -91,7 +91,7 @@ def test_the_solver_finds_the_minimum_of_its_objective_where_features_go_togethe
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     error = (probabilities - np.eye(NUM_CLASSES)[labels.numpy()]) / len(x)
     gradient = error.T @ x + settings.l2 / len(x) * w
-    # In units of what the gradient is at zero weights, where the search began.
+    # In units of the gradient at zero weights, where the search began.
     start = (np.full_like(probabilities, 1 / NUM_CLASSES) - np.eye(NUM_CLASSES)[labels.numpy()]).T @ x / len(x)
     assert np.abs(gradient).max() < 2e-3 * np.abs(start).max()
 
@@ -107,7 +107,7 @@ def test_fast_is_invariant_to_scale_shift_and_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["fast", "ssd"])
-def test_depends_on_its_arguments_alone(name: str) -> None:
+def test_a_probe_depends_only_on_its_arguments(name: str) -> None:
     train, test = _clusters(300, 4.0, 1), _clusters(300, 4.0, 2)
     state = torch.random.get_rng_state()
     first = linear_probe(*train, *test, settings=PROBES[name])
@@ -116,7 +116,7 @@ def test_depends_on_its_arguments_alone(name: str) -> None:
     assert linear_probe(*train, *test, settings=PROBES[name]) == first
 
 
-def test_the_best_epoch_is_named_beside_the_last() -> None:
+def test_the_best_epoch_is_reported_next_to_the_last() -> None:
     train, test = _clusters(200, 6.0, 1), _clusters(200, 6.0, 2)
     shares: list[float] = []
     settings = dataclasses.replace(PROBES["fedrlc"], batch_size=32, epochs=40)
@@ -131,7 +131,7 @@ def test_the_best_epoch_is_named_beside_the_last() -> None:
     assert linear_probe(*train, *test).chosen == "the last is the best"
 
 
-def test_dead_features_do_no_harm() -> None:
+def test_constant_features_do_not_change_the_accuracy() -> None:
     train, test = _clusters(300, 1.0, 1), _clusters(300, 1.0, 2)
 
     def with_dead(x: torch.Tensor) -> torch.Tensor:
@@ -143,14 +143,14 @@ def test_dead_features_do_no_harm() -> None:
     assert constant.accuracy == pytest.approx(float((test[1] == train[1].mode().values).float().mean()))
 
 
-def test_a_class_that_only_the_test_set_has() -> None:
+def test_classes_that_only_the_test_set_has_count_as_errors() -> None:
     train, test = _clusters(300, 0.1, 1), _clusters(300, 0.1, 2)
     seen = train[1] < 2
     result = linear_probe(train[0][seen], train[1][seen], *test)
     assert result.accuracy == pytest.approx(float((test[1] < 2).float().mean()))
 
 
-def test_what_it_cannot_use_is_refused() -> None:
+def test_infinite_features_and_settings_with_views_are_refused() -> None:
     train, test = _clusters(30, 1.0, 1), _clusters(30, 1.0, 2)
     with pytest.raises(ValueError, match="finite"):
         linear_probe(train[0] * torch.inf, train[1], *test)
@@ -158,7 +158,7 @@ def test_what_it_cannot_use_is_refused() -> None:
         linear_probe(*train, *test, settings=PROBES["flesd"])
 
 
-def test_schedules() -> None:
+def test_step_and_cosine_schedules_decay_the_learning_rate() -> None:
     steps = ProbeSettings(schedule="steps", milestones=(30, 50), epochs=60)
     assert [_decay(epoch, steps) for epoch in (0, 29, 30, 50)] == pytest.approx([1, 1, 0.1, 0.01])
     cosine = ProbeSettings(schedule="cosine", epochs=50)
@@ -169,11 +169,12 @@ def _digits_encoder() -> torch.nn.Module:
     return initialised(lambda: build_encoder(EncoderConfig(widths=(16, 32)), 1), 0)
 
 
-def test_an_encoder_s_probe_is_that_of_its_features() -> None:
+def test_the_probe_of_an_encoder_is_that_of_its_features() -> None:
     encoder, train, test = _digits_encoder(), load_dataset("digits", "train"), load_dataset("digits", "test")
     sides = [side for x in (train, test) for side in (extract_features(encoder, x, DIGITS), labels_of(x))]
     assert probe_encoder(encoder, train, test, DIGITS) == linear_probe(*sides)
-    # Views that are the images themselves: the same training, once through the features and once through the encoder.
+    # If the views are the images themselves, the training is the same, once through the features and once through the
+    # encoder.
     still = AugmentationConfig(crop="none", flip=0, jitter=0, greyscale=0)
     settings = ProbeSettings(optimizer="sgd", standardise=False, learning_rate=1.0, epochs=3, batch_size=64)
     plain = linear_probe(*sides, settings=settings)
@@ -181,7 +182,7 @@ def test_an_encoder_s_probe_is_that_of_its_features() -> None:
     assert viewed.accuracy == pytest.approx(plain.accuracy, abs=0.006)
 
 
-def test_augmented_views_leave_the_encoder_as_it_was_and_repeat_themselves() -> None:
+def test_probing_with_augmented_views_is_reproducible_and_leaves_the_encoder_unchanged() -> None:
     encoder, train, test = _digits_encoder(), load_dataset("digits", "train"), load_dataset("digits", "test")
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     views = AugmentationConfig(min_scale=0.8, flip=0, jitter=0, greyscale=0)

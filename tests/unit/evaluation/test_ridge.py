@@ -1,4 +1,4 @@
-"""The federated probe's mathematics: sums of any sites give the central solution."""
+"""The mathematics of the federated probe: the sums of any partition into sites give the central solution."""
 
 import math
 
@@ -12,7 +12,7 @@ from fedssl.evaluation import require_sums, ridge_path, ridge_solution, ridge_su
 
 NUM, WIDTH, CLASSES = 3000, 48, 10
 RNG = np.random.default_rng(0)
-# Like representations: float32, not negative, correlated, with a mean far from 0.
+# Like representations: float32, not negative, correlated, and with a mean far from 0.
 H = torch.from_numpy(np.maximum(RNG.normal(size=(NUM, 12)) @ RNG.normal(size=(12, WIDTH)) + 2, 0).astype(np.float32))
 LABELS = torch.from_numpy((H.numpy() @ RNG.normal(size=(WIDTH, CLASSES))).argmax(axis=1))
 
@@ -61,7 +61,7 @@ def test_sums_of_sites_give_the_central_solution(num_sites: int) -> None:
         assert np.abs(found - expected).max() <= 1e-8 * max(1, np.abs(expected).max())
 
 
-def test_several_labels_per_image() -> None:
+def test_several_labels_per_image_give_the_central_solution() -> None:
     several = torch.from_numpy(RNG.integers(0, 2, (NUM, 4)).astype(bool))
     gram, moment = ridge_sums(H, several, 4)
     ridge = ridge_path(gram)[4]
@@ -69,7 +69,7 @@ def test_several_labels_per_image() -> None:
     assert np.abs(ridge_solution(gram, moment, ridge).numpy() - expected).max() <= 1e-8
 
 
-def test_an_example_worked_by_hand() -> None:
+def test_the_solution_matches_an_example_worked_by_hand() -> None:
     """h = 0, 2, 4 with classes 0, 1, 1: the means are 2 and 2/3, so w = sum((h - 2) y) / (sum((h - 2)^2) + ridge)."""
     gram, moment = ridge_sums(torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([0, 1, 1]), 2)
     assert gram.tolist() == [[20, 6], [6, 3]]
@@ -90,7 +90,7 @@ def test_the_intercept_is_not_penalised() -> None:
     assert torch.allclose(moved[:-1], ridge_solution(gram, moment, ridge)[:-1], atol=1e-6)
 
 
-def test_sums_are_float64_symmetric_and_those_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_float64_and_symmetric_and_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     gram, moment = ridge_sums(H, LABELS, CLASSES)
     assert gram.dtype == moment.dtype == torch.float64
     assert torch.equal(gram, gram.T)
@@ -102,7 +102,7 @@ def test_sums_are_float64_symmetric_and_those_of_the_parts(monkeypatch: pytest.M
     assert torch.allclose(in_parts[1], moment, rtol=1e-13)
 
 
-def test_a_site_without_images_adds_nothing() -> None:
+def test_the_sums_of_a_site_without_images_are_zero() -> None:
     gram, moment = ridge_sums(H[:0], LABELS[:0], CLASSES)
     assert not gram.any()
     assert not moment.any()
@@ -129,12 +129,12 @@ def test_representations_that_are_not_finite_are_refused(value: float) -> None:
         torch.full((3, 10), math.nan),
     ],
 )
-def test_labels_that_are_not_those_of_the_classes_are_refused(labels: torch.Tensor) -> None:
+def test_labels_that_do_not_fit_the_images_or_classes_are_refused(labels: torch.Tensor) -> None:
     with pytest.raises(DataError, match="labels"):
         ridge_sums(H[:3], labels, CLASSES)
 
 
-def test_images_of_one_class_are_refused() -> None:
+def test_images_of_fewer_than_two_classes_are_refused() -> None:
     for count in (0, 50):
         gram, moment = ridge_sums(H[:count], torch.full((count,), 3), CLASSES)
         with pytest.raises(DataError, match="two classes"):
@@ -147,7 +147,7 @@ def changed(gram: torch.Tensor, row: int, column: int, value: float) -> torch.Te
     return gram
 
 
-def test_sums_that_cannot_be_sums_are_refused() -> None:
+def test_impossible_sums_are_refused() -> None:
     gram, moment = ridge_sums(H, LABELS, CLASSES)
     bad: list[tuple[torch.Tensor, torch.Tensor, type[Exception], str]] = [
         (changed(gram, 2, 3, math.nan), moment, NotFinite, "NaN"),
@@ -168,7 +168,7 @@ def test_sums_that_cannot_be_sums_are_refused() -> None:
     require_sums(gram, moment, num_images=NUM)
 
 
-def test_invalid_penalties_and_sums_that_do_not_determine_the_weights() -> None:
+def test_invalid_penalties_and_singular_sums_are_refused() -> None:
     gram, moment = ridge_sums(H, LABELS, CLASSES)
     for ridge in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="not negative"):

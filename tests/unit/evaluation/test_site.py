@@ -1,4 +1,4 @@
-"""Evaluation at one site: equal to the evaluation of the same images in one place, and nothing about small classes."""
+"""Evaluation at one site: it equals a central evaluation of its images, and reveals nothing about small classes."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def _spec(sites=None, **changes):
 
 
 class _Encoder(torch.nn.Module):
-    """The mean of each row and of each column."""
+    """Returns the mean of each row and of each column."""
 
     def forward(self, x_BCHW):
         return torch.cat([x_BCHW.mean(dim=(1, 2)), x_BCHW.mean(dim=(1, 3))], dim=1)
@@ -44,7 +44,7 @@ def _labels(numbers, **more):
     return SiteLabels(np.asarray(numbers), CLASSES, ("", "", ""), **more)
 
 
-def test_counts_give_the_accuracies_of_the_same_images_in_one_place():
+def test_counts_give_the_accuracies_of_a_central_evaluation():
     numbers = np.arange(300) % 3
     images, labels, spec = _images(numbers), _labels(numbers), _spec()
     counts = evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a").counts
@@ -75,7 +75,7 @@ def test_statistics_are_recalibrated_on_the_sites_training_images_only_if_the_ru
         assert float(encoder[0].running_mean) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_images_of_small_classes_are_counted_nowhere():
+def test_images_of_small_classes_are_not_counted():
     numbers = np.array([0] * 50 + [1] * 50 + [2] * 12 + [UNLABELLED] * 9)
     labels = _labels(numbers)
     counts = evaluate_at_site(_Encoder(), _images(numbers % 3).subset, labels, _spec(), "x").counts
@@ -83,7 +83,7 @@ def test_images_of_small_classes_are_counted_nowhere():
     assert all(len(own.confusion) == 2 for own in counts.measures.values())
 
 
-def test_the_site_may_demand_more_images_per_class_than_the_run():
+def test_the_site_may_require_more_images_per_class_than_the_run():
     numbers = np.array([0] * 50 + [1] * 50 + [2] * 20)
     counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=5).counts
     assert (counts.classes, counts.min_count) == ((0, 1), 5)
@@ -91,13 +91,13 @@ def test_the_site_may_demand_more_images_per_class_than_the_run():
         evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=11)
 
 
-def test_one_class_is_not_enough():
+def test_a_site_with_one_class_is_refused():
     numbers = np.zeros(100, np.int64)
     with pytest.raises(DataError, match=r"1 of the run's 3 classes have at least 3 .* a classifier needs 2"):
         evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x")
 
 
-def test_several_labels_are_each_judged_by_themselves():
+def test_several_labels_are_evaluated_separately():
     rng = np.random.default_rng(2)
     rows = rng.integers(0, 2, (200, 3))
     rows[:, 2] = 0
@@ -123,7 +123,7 @@ def test_a_diverged_encoder_gives_no_measures():
     assert counts.measures == {}
 
 
-def test_limits_of_the_spec_choose_images():
+def test_the_limits_of_the_spec_apply_to_the_sites_images():
     numbers = np.arange(300) % 3
     spec = _spec(max_train=90, max_test=30)
     counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), spec, "x").counts
@@ -144,7 +144,7 @@ def test_probabilities_of_several_labels_agree_with_scikit_learn():
         assert np.abs(found[:, label].numpy() - expected).max() < 2e-3
 
 
-def test_a_sites_probe_is_sent_as_weights_of_raw_representations():
+def test_a_sites_probe_is_sent_as_weights_for_raw_representations():
     torch.manual_seed(3)
     train, test = torch.randn(90, 6) * 5 + 3, torch.randn(40, 6) * 5 + 3
     probe = fit_probe(train, torch.arange(90) % 3)
@@ -154,8 +154,8 @@ def test_a_sites_probe_is_sent_as_weights_of_raw_representations():
     assert torch.equal(probe.scores(test), probe_scores(train, torch.arange(90) % 3, test))
 
 
-def test_another_sites_classifier_is_counted_on_this_sites_test_images():
-    """At its own site it gives its own counts; a class that it does not have is never right."""
+def test_another_sites_classifier_is_evaluated_on_this_sites_test_images():
+    """At its own site it gives its own counts; images of a class that it does not have are never right."""
     numbers = np.arange(300) % 3
     images, labels, spec = _images(numbers), _labels(numbers), _spec({"cross_site": "probe"})
     counts, head, _ = evaluate_at_site(_Encoder(), images.subset, labels, spec, "a")
@@ -196,7 +196,7 @@ def test_another_sites_classifier_that_cannot_be_used_is_refused(rows, classes, 
         ({"weights": "AAAAAAAAAAAAAAAA"}, "weights have 3 numbers, which are not 2 rows"),
     ],
 )
-def test_a_classifier_that_is_not_one_is_refused_as_it_arrives(changes, message):
+def test_an_invalid_classifier_is_refused_on_arrival(changes, message):
     whole = packed(torch.zeros(2, 3), (0, 1)).model_dump()
     with pytest.raises(ValueError, match=message):
         SiteHead.model_validate(whole | changes)

@@ -1,4 +1,4 @@
-"""Accuracies from counts: hand-worked constants, scikit-learn's numbers, pooling, and what cannot be counts."""
+"""Accuracies from counts: hand-worked constants, scikit-learn's numbers, pooling, and impossible counts."""
 
 import math
 
@@ -33,7 +33,7 @@ FIRST = _site([[3, 1], [1, 1]], [[1, 3], [1, 1]], [[1, 1], [3, 1]], num_test=6)
 SECOND = _site([[0, 3], [0, 3]], [[3, 0], [0, 3]], [[3, 0], [3, 0]], classes=(1, 2), num_test=6)
 
 
-def test_results_are_those_worked_out_by_hand():
+def test_results_match_values_worked_out_by_hand():
     found = measure_results(FIRST.measures["knn"], CONFIG)
     assert found["accuracy"] == 4 / 6
     assert found["balanced_accuracy"] == (3 / 4 + 1 / 2) / 2
@@ -42,7 +42,7 @@ def test_results_are_those_worked_out_by_hand():
     assert found["auroc"] == (5 / 8 + 5 / 8) / 2
 
 
-def test_the_pooled_results_are_those_of_the_sums():
+def test_pooled_results_are_computed_from_the_summed_counts():
     pooled = pooled_counts([FIRST, SECOND], CONFIG, ["knn"])
     assert pooled.measures["knn"].confusion == ((3, 1, 0), (1, 1, 3), (0, 0, 3))
     assert pooled.measures["knn"].positives == ((1, 3), (4, 1), (0, 3))
@@ -53,7 +53,7 @@ def test_the_pooled_results_are_those_of_the_sums():
     assert summary == summarise_sites({"y": SECOND, "x": FIRST}, CONFIG, ["knn"])
 
 
-def test_a_diverged_site_is_the_worst_and_adds_nothing():
+def test_a_diverged_site_is_the_worst_and_does_not_change_the_pooled_results():
     diverged = SiteCounts(classes=(0, 1), min_count=1, num_train=9, num_test=6, measures={})
     summary = summarise_sites({"x": FIRST, "z": diverged}, CONFIG, ["knn"])
     assert summary.pooled["knn/accuracy"] == 4 / 6
@@ -65,7 +65,7 @@ def test_a_diverged_site_is_the_worst_and_adds_nothing():
 def test_results_agree_with_scikit_learn():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 500)
-    # Scores in the middle of a bin, so that binning changes no order and no tie.
+    # The scores lie in the middle of a bin, so that binning changes neither their order nor their ties.
     scores = (rng.integers(0, 50, (500, 3)) + 0.5) / 50
     config = SitesConfig(classes=("a", "b", "c"), score_bins=50)
     found = measure_results(count_predictions(torch.tensor(scores), torch.tensor(labels), config), config)
@@ -77,7 +77,7 @@ def test_results_agree_with_scikit_learn():
     assert found["auroc"] == pytest.approx(np.mean(each))
 
 
-def test_several_labels_agree_with_scikit_learn():
+def test_results_for_several_labels_agree_with_scikit_learn():
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 2, (400, 3))
     scores = (rng.integers(0, 20, (400, 3)) + 0.5) / 20
@@ -92,7 +92,7 @@ def test_several_labels_agree_with_scikit_learn():
     assert set(found) == set(METRICS)
 
 
-def test_a_label_that_no_site_has_evaluated_is_left_out_of_the_pooled_results():
+def test_a_label_that_no_site_evaluated_is_left_out_of_the_pooled_results():
     config = CONFIG.model_copy(update={"multi_label": True})
     site = _site([[2, 1, 1, 2], [3, 0, 0, 3]], [[1, 2], [0, 3]], [[2, 1], [3, 0]], num_test=6)
     summary = summarise_sites({"x": site}, config, ["knn"])
@@ -116,11 +116,11 @@ def test_counts_of_this_run_are_usable():
         (FIRST.model_copy(update={"num_test": 99}), CONFIG, "do not count the same 99 images"),
     ],
 )
-def test_what_cannot_be_the_counts_of_a_run_is_refused(site, config, message):
+def test_counts_that_do_not_fit_the_run_are_refused(site, config, message):
     assert message in unusable_counts(site, config, ["knn"])
 
 
-def test_other_measures_than_the_runs_are_refused():
+def test_measures_other_than_the_runs_are_refused():
     assert "the measures are knn, and the run's are probe" in unusable_counts(FIRST, CONFIG, ["probe"])
 
 
@@ -133,6 +133,6 @@ def test_other_measures_than_the_runs_are_refused():
         ({"classes": (0, 100)}, "less than 100"),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(changes, message):
+def test_inconsistent_tables_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         SiteCounts.model_validate({**FIRST.model_dump(), **changes})

@@ -1,4 +1,4 @@
-"""`fedssl.evaluation.suite`: the numbers are the protocols', the same every time, and nothing else changes."""
+"""`fedssl.evaluation.suite`: its numbers are those of the protocols and reproducible, and nothing else changes."""
 
 import math
 from pathlib import Path
@@ -49,7 +49,7 @@ def labelled() -> Labelled:
     return load_labelled("digits", DATA, max_train=400, max_test=None, seed=0)
 
 
-def test_the_results_are_those_of_the_protocols(labelled: Labelled) -> None:
+def test_the_results_are_those_of_the_protocols_and_are_reproducible(labelled: Labelled) -> None:
     encoder = _encoder()
     sides = [s for x in (labelled.train, labelled.test) for s in (extract_features(encoder, x, DATA), labels_of(x))]
     views = [
@@ -78,7 +78,7 @@ def test_the_results_are_those_of_the_protocols(labelled: Labelled) -> None:
     assert evaluate_encoder(_encoder(), labelled, CONFIG, DATA) == found
 
 
-def test_each_measure_is_told_once_it_is_done(labelled: Labelled) -> None:
+def test_each_measure_is_reported_as_soon_as_it_is_done(labelled: Labelled) -> None:
     told: list[dict[str, float]] = []
     found = evaluate_encoder(_encoder(), labelled, CONFIG, DATA, on_results=told.append)
     assert [tuple(results) for results in told] == list(RESULTS.values())
@@ -88,12 +88,12 @@ def test_each_measure_is_told_once_it_is_done(labelled: Labelled) -> None:
 
 
 @pytest.mark.parametrize("measure", RESULTS)
-def test_only_what_is_asked_for(labelled: Labelled, measure: str) -> None:
+def test_only_the_requested_measure_is_computed(labelled: Labelled, measure: str) -> None:
     config = CONFIG.model_copy(update={"measures": (measure,)})
     assert tuple(evaluate_encoder(_encoder(), labelled, config, DATA)) == RESULTS[measure]  # type: ignore[index]
 
 
-def test_a_paper_s_settings_with_views_of_the_training_images(labelled: Labelled) -> None:
+def test_a_papers_settings_may_use_augmented_training_images(labelled: Labelled) -> None:
     few = Labelled(labelled.train.subset(np.arange(64)), labelled.test.subset(np.arange(64)))
     config = EvaluationConfig(dataset="digits", measures=("probe",), settings="flesd")
     found = detailed_evaluation(_encoder(), few, config, DATA)
@@ -102,7 +102,7 @@ def test_a_paper_s_settings_with_views_of_the_training_images(labelled: Labelled
     assert found.results == {"probe": found.probe.accuracy}
 
 
-def test_a_diverged_encoder_gives_no_numbers(labelled: Labelled) -> None:
+def test_a_diverged_encoder_gives_nan_for_every_result(labelled: Labelled) -> None:
     encoder = _encoder()
     with torch.no_grad():
         next(encoder.parameters()).fill_(math.nan)
@@ -112,7 +112,7 @@ def test_a_diverged_encoder_gives_no_numbers(labelled: Labelled) -> None:
     assert found.probe is None
 
 
-def test_images_are_chosen_by_the_seed_and_brought_to_the_shape() -> None:
+def test_images_are_chosen_by_the_seed_and_conformed_to_the_encoders_shape() -> None:
     data = DataConfig(channels=3, image_size=24)
     first, second = (load_labelled("digits", data, max_train=50, max_test=20, seed=seed) for seed in (0, 1))
     assert first.train.images.shape == (50, 3, 24, 24)
@@ -134,7 +134,7 @@ def test_images_without_labels_or_with_too_many_classes_are_refused(tmp_path: Pa
         load_labelled(str(tmp_path / "many.npz"), DATA, max_train=None, max_test=None, seed=0)
 
 
-def test_models_in_tensors() -> None:
+def test_models_are_loaded_from_tensors_or_refused_with_the_missing_part() -> None:
     spec = RunSpec.model_validate(
         {"model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [8], "out_dim": 4}},
          "data": {"channels": 1, "image_size": 16}}

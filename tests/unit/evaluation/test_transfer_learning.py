@@ -1,4 +1,4 @@
-"""Transfer: images of another shape are brought to the encoder's, probed, and tuned on."""
+"""Transfer: images of another shape are conformed to the encoder's, probed, and used for fine-tuning."""
 
 import dataclasses
 
@@ -15,17 +15,17 @@ CONFIG = DataConfig(channels=3, image_size=24)
 
 
 def _other_shape(split: str) -> ImageData:
-    """Digits of 16 x 16 pixels and one channel, for an encoder of 24 x 24 and three."""
+    """Return digits of 16 x 16 pixels and one channel, for an encoder of 24 x 24 pixels and three channels."""
     return load_dataset("digits", "train" if split == "train" else "test").subset(np.arange(300))
 
 
-def test_fedu_s_settings() -> None:
+def test_fedus_transfer_tunes_all_weights_for_100_epochs() -> None:
     settings = TRANSFERS["fedu"]
     assert settings.epochs == 100
     assert settings.encoder_learning_rate is not None, "all is tuned"
 
 
-def test_probe_and_fine_tuning_are_those_of_the_conformed_images() -> None:
+def test_probe_and_fine_tuning_equal_those_of_the_conformed_images() -> None:
     encoder = initialised(lambda: build_encoder(EncoderConfig(widths=(8, 16)), 3), 0)
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     train, test = _other_shape("train"), _other_shape("test")
