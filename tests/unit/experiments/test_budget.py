@@ -1,4 +1,4 @@
-"""A budget is kept within a quarter, because the first rounds of the real runs are measured before it is planned."""
+"""A time budget is kept within a quarter: the first rounds of the real runs are measured before the plan is made."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +56,7 @@ class Machine:
         return self.now
 
     def run(self, cell: TableCell, spec: RunSpec, num_rounds: int | None = None) -> Pilot:
-        """Let the time of a run pass, or of its first rounds."""
+        """Let the time of a run or of its first rounds pass."""
         images = trained_images(spec, cell.public_client)
         assert images is not None
         per_round = images / spec.num_rounds * self.slower / RATES[spec.model.encoder.feature_dim]
@@ -103,7 +103,7 @@ def test_the_promised_time_is_kept_within_a_quarter(name: str, what: str) -> Non
     assert found.seconds + found.calibration.measuring == pytest.approx(promised, rel=0.25)
 
 
-def test_the_first_estimate_does_not_keep_it() -> None:
+def test_the_estimate_without_a_pilot_does_not_keep_the_budget() -> None:
     machine, [cell] = Machine(slower=3.0), select("fedx-1:FedSimCLR@cifar10")
     machine.run(cell, scaled(cell, fit([cell], 300, (0,), Estimated()).scale))
 
@@ -117,14 +117,14 @@ def test_a_budget_that_the_real_work_exceeds_is_refused() -> None:
         calibrated_fit(cells, 90, (0,), Estimated(), machine.pilot, clock=machine.clock)
 
 
-def test_a_plan_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_a_stored_plan_is_reused_with_its_calibration(tmp_path: Path) -> None:
     made = Fit(Scale(images=0.5), (0,), 10.0, Calibration(60.0, 5.0, 1, 1.2, 0.9, 0.5))
 
     assert kept_fit(tmp_path / "plan.json", lambda: made) == made
     assert kept_fit(tmp_path / "plan.json", lambda: pytest.fail("it was kept")) == made
 
 
-def test_a_pilot_measures_real_rounds_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pilot_measures_real_rounds_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     evaluation = {"dataset": "digits", "every": 1, "max_train": 100, "measures": ["knn"]}
@@ -138,7 +138,7 @@ def test_a_pilot_measures_real_rounds_and_keeps_nothing(tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("fedssl-pilot-*"))
 
 
-def test_a_scale_at_which_little_is_learnt_is_named() -> None:
+def test_cells_that_learn_little_at_a_scale_are_listed() -> None:
     cells = select("fedrlc-1:FedBYOL@cifar10-class")
     twenty_rounds = Scale(rounds=0.2, epochs=0.01)
 

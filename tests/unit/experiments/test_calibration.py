@@ -1,4 +1,4 @@
-"""The measurement of a machine's speed: steps like a run's, without the preparation before them."""
+"""The measurement of a machine's speed: steps like those of a run, without the preparation before them."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from support.methods import method_spec
 
 
 def _measured(times: list[tuple[float, int]], num_warm: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Return the speed that is measured if progress is reported at these times, each a second and a step.
+    """Return the measured speed if progress is reported at these pairs of a second and a step.
 
     The clock starts at 0, and the last report must end the measurement.
     """
@@ -28,22 +28,22 @@ def _measured(times: list[tuple[float, int]], num_warm: int, monkeypatch: pytest
     return watch.speed
 
 
-def test_a_gpus_first_steps_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_steps_on_a_gpu_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [(60.0, 1), (60.5, 40), (61.0, 90), (62.0, 190)]
     assert _measured(looks, 10, monkeypatch) == pytest.approx(32 * 100)
 
 
-def test_a_cpus_first_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_steps_on_a_cpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _measured([(1.0, 2), (2.0, 4)], 0, monkeypatch) == pytest.approx(64)
     assert _measured([(5.0, 1)], 0, monkeypatch) == pytest.approx(6.4)  # one step lasts longer than the measurement
 
 
-def test_nothing_is_compiled_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_for_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     spec = method_spec("fedsimclr")
     quick, algorithm = _quick(spec, "cuda"), METHODS["fedsimclr"].bind(spec).client
     assert not wants_compiling(algorithm, quick, COMPILE_FROM)
 
 
-def test_a_speed_is_measured() -> None:
+def test_the_training_speed_is_positive() -> None:
     assert training_speed(method_spec("fedsimclr"), seconds=0.1) > 0

@@ -1,4 +1,4 @@
-"""Every cell of a paper's tables has the settings that the paper states, and a note for each that differs."""
+"""Every cell of a paper's tables has the settings that the paper states, and a note for each difference."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -63,7 +63,7 @@ def test_no_setting_of_a_layer_is_lost_because_a_later_layer_names_a_method(pape
     assert lost == []
 
 
-def test_views_pass_separately_in_ssd_s_tables_and_together_in_fedx_s_rows() -> None:
+def test_views_are_embedded_separately_in_ssds_rows_and_jointly_in_fedxs_rows() -> None:
     for cell in of_paper("ssd"):
         assert getattr(cell.spec.method, "views", "joint") == ("joint" if cell.row == "FedX" else "separate"), cell.name
 
@@ -196,13 +196,13 @@ def test_flesd_sections_3_and_5_1_hold_for_every_cell() -> None:
             assert (reducer.temperature, reducer.momentum, reducer.student_temperature) == (0.1, 0.999, None)
 
 
-def test_images_are_as_large_and_normalised_as_the_papers_say() -> None:
+def test_images_have_the_sizes_and_normalisations_of_the_papers() -> None:
     sizes = {"fashion-mnist": 28, "tiny-imagenet": 64, "imagenet-100": 224}
     for cell in ALL:
         assert cell.spec.partition is not None
         expected = sizes.get(cell.spec.partition.dataset, 32)
         if cell.table.startswith(("ssd-", "fedu-")):
-            expected = 32  # as in notes, Tiny-ImageNet and Mini-ImageNet too
+            expected = 32  # as in notes, for Tiny-ImageNet and Mini-ImageNet too
             assert (cell.spec.data.mean, cell.spec.data.std) == (None, None)
         assert cell.spec.data.image_size == expected, cell.name
     mean, std = NORMALIZATIONS["fedx-cifar10"]
@@ -257,7 +257,7 @@ UNTRUE = {
 
 
 @pytest.mark.parametrize("name", STATED)
-def test_a_note_reports_each_difference_to_the_paper(name: str) -> None:
+def test_each_difference_from_the_paper_has_a_note(name: str) -> None:
     notes = one(name).notes
 
     for words in STATED[name]:

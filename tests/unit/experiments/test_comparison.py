@@ -27,7 +27,7 @@ JUDGED = overlay(
 )
 
 
-def test_a_method_keeps_its_defaults_and_the_spec_s_own_its_parameters() -> None:
+def test_a_method_has_its_defaults_and_the_specs_own_method_keeps_its_parameters() -> None:
     own = values_of(BASE, Variant("a", "fedsimclr"), 0)
     other = values_of(BASE, Variant("b", "fedmoco"), 0)
 
@@ -36,7 +36,7 @@ def test_a_method_keeps_its_defaults_and_the_spec_s_own_its_parameters() -> None
     assert own["training"] == other["training"] == BASE["training"]
 
 
-def test_keys_lead_to_add_ons_sections_and_parameters() -> None:
+def test_changes_may_set_add_ons_sections_and_parameters() -> None:
     changes = {
         "dsr": {"alpha": 5.0},
         "uniformity_weight": 2.0,
@@ -55,14 +55,14 @@ def test_keys_lead_to_add_ons_sections_and_parameters() -> None:
     assert spec.training.local_epochs == BASE["training"]["local_epochs"]
 
 
-def test_an_encoder_without_a_trained_batch_norm_is_not_compared() -> None:
+def test_an_encoder_without_a_trained_batch_norm_cannot_be_compared() -> None:
     variant = Variant("local", "fedsimclr", changes={"model": {"batch_norm": "local", "encoder": {"norm": "batch"}}})
 
     with pytest.raises(SpecError, match=r"a comparison evaluates the coordinator's encoder.*batch_norm = \"local\""):
         build_spec(values_of(BASE, variant, 0))
 
 
-def test_every_method_gets_the_same_clients_at_a_seed_and_others_at_another(tmp_path: Path) -> None:
+def test_all_methods_share_the_clients_of_a_seed_and_seeds_differ(tmp_path: Path) -> None:
     entries = plan(BASE, [Variant("a", "fedsimclr"), Variant("b", "fedbyol")], [0, 1], tmp_path)
 
     assert [(entry.variant, entry.seed) for entry in entries] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
@@ -77,7 +77,7 @@ def test_every_method_gets_the_same_clients_at_a_seed_and_others_at_another(tmp_
     assert sizes[0] == sizes[1] != sizes[2] == sizes[3]
 
 
-def test_a_spec_without_evaluation_gets_one(tmp_path: Path) -> None:
+def test_a_spec_without_evaluation_gets_a_default_one(tmp_path: Path) -> None:
     entry = plan(overlay(BASE, {"num_rounds": 40}), [Variant("a", "fedsimclr")], [0], tmp_path)[0]
 
     assert entry.spec is not None
@@ -111,7 +111,7 @@ def test_unknown_names_are_refused_with_a_suggestion() -> None:
         Variant("../a", "fedsimclr")
 
 
-def test_settings_of_one_s_own_are_told(tmp_path: Path) -> None:
+def test_settings_that_differ_from_the_base_are_reported(tmp_path: Path) -> None:
     variants = [Variant("a", "fedsimclr"), Variant("b", "fedx", changes={"training": {"batch_size": 16}})]
 
     assert settings_apart(plan(BASE, variants, [0, 1], tmp_path)) == {"b": {"training.batch_size": 16}}
@@ -119,7 +119,7 @@ def test_settings_of_one_s_own_are_told(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """Two methods that run, one that cannot, and one that diverges, at two seeds."""
+    """Run two methods that work, one that is impossible, and one that diverges, at two seeds."""
     folder = tmp_path_factory.mktemp("compared")
     hot = {"training": {"optimizer": {"learning_rate": 100.0, "weight_decay": 1.0}, "local_epochs": 20}}
     variants = [
@@ -133,7 +133,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     return folder, entries, run_all(entries, machine=ComputeSettings())
 
 
-def test_a_failed_method_is_shown_with_its_reason_and_ends_no_other(compared: tuple[Path, Any, Any]) -> None:
+def test_a_failed_method_is_shown_with_its_reason_and_does_not_stop_the_others(compared: tuple[Path, Any, Any]) -> None:
     _, entries, outcomes = compared
     plain, ssd, flesd, hot = summarise(entries, outcomes)
 
@@ -143,7 +143,7 @@ def test_a_failed_method_is_shown_with_its_reason_and_ends_no_other(compared: tu
     assert ["not a finite number" in reason for reason in hot.failures.values()] == [True, True]
 
 
-def test_the_table_s_numbers_are_those_of_the_runs(compared: tuple[Path, Any, Any]) -> None:
+def test_the_tables_numbers_are_those_of_the_runs(compared: tuple[Path, Any, Any]) -> None:
     _, entries, outcomes = compared
     line = summarise(entries, outcomes)[0]
     runs: list[FinishedRun] = [outcomes["plain", 0], outcomes["plain", 1]]
@@ -162,7 +162,7 @@ def test_the_table_s_numbers_are_those_of_the_runs(compared: tuple[Path, Any, An
     assert not [column for column in line.values if "gigabyte" in column]
 
 
-def test_baselines_are_the_same_method_without_a_federation() -> None:
+def test_baselines_run_the_same_method_without_a_federation() -> None:
     alone, together = (build_spec(values_of(JUDGED, variant, 5)) for variant in baselines_of(Variant("a", "fedsimclr")))
 
     assert (alone.method.merge.name, alone.method.reducer.name) == ("local", "none")
@@ -172,7 +172,7 @@ def test_baselines_are_the_same_method_without_a_federation() -> None:
     assert alone.method.temperature == together.method.temperature == 0.3
 
 
-def test_json_and_csv_hold_every_run(compared: tuple[Path, Any, Any]) -> None:
+def test_json_and_csv_contain_every_run(compared: tuple[Path, Any, Any]) -> None:
     _, entries, outcomes = compared
     lines = summarise(entries, outcomes)
 
@@ -187,7 +187,7 @@ def test_json_and_csv_hold_every_run(compared: tuple[Path, Any, Any]) -> None:
     assert "finite" in rows[-1]["failure"]
 
 
-def test_what_is_finished_is_not_run_again_and_more_can_be_added(compared: tuple[Path, Any, Any]) -> None:
+def test_finished_runs_are_not_repeated_and_variants_can_be_added(compared: tuple[Path, Any, Any]) -> None:
     folder, _, outcomes = compared
     base = overlay(JUDGED, {"model": {"projector": {"out_dim": 16}}})
     entries = plan(base, [Variant("plain", "fedsimclr"), Variant("more", "fedbyol")], [0, 1], folder)
@@ -208,7 +208,7 @@ def test_what_is_finished_is_not_run_again_and_more_can_be_added(compared: tuple
 
 
 @pytest.mark.full
-def test_processes_give_the_same_bits(compared: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_parallel_processes_give_the_same_bits(compared: tuple[Path, Any, Any], tmp_path: Path) -> None:
     _, _, outcomes = compared
     base = overlay(JUDGED, {"model": {"projector": {"out_dim": 16}}})
     entries = plan(base, [Variant("plain", "fedsimclr"), Variant("lost", "fedsimclr")], [0], tmp_path)
@@ -238,7 +238,7 @@ def run_with(accuracies: dict[int, float]) -> FinishedRun:
     )  # fmt: skip
 
 
-def test_curves_are_of_the_rounds_that_every_seed_was_judged_in() -> None:
+def test_a_curve_has_the_rounds_in_which_every_seed_was_evaluated() -> None:
     curve = curve_of([run_with({0: 0.1, 1: 0.2, 2: 0.4}), run_with({0: 0.3, 2: 0.6})], "probe")
 
     assert curve.rounds == [0, 2]
@@ -247,7 +247,7 @@ def test_curves_are_of_the_rounds_that_every_seed_was_judged_in() -> None:
     assert curve.megabytes == [0.0, 10.0]
 
 
-def test_a_seed_that_diverged_is_no_part_of_a_curve(tmp_path: Path) -> None:
+def test_a_seed_that_diverged_is_left_out_of_a_curve(tmp_path: Path) -> None:
     diverged = run_with({0: 0.1, 1: math.nan, 2: math.nan})
     assert curve_of([run_with({0: 0.1, 1: 0.2, 2: 0.4}), diverged], "probe").rounds == [0]
     assert curve_of([run_with({1: 0.2}), run_with({1: math.nan})], "probe").rounds == []
@@ -255,8 +255,8 @@ def test_a_seed_that_diverged_is_no_part_of_a_curve(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size
 
 
-def test_a_run_on_all_images_in_one_place_has_no_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in the table, in CSV, in JSON or in the picture, which has accuracy by traffic on its right."""
+def test_a_centralised_run_has_no_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for the table, CSV, JSON and the picture, which shows accuracy by traffic on its right."""
     variants = [Variant("plain", "fedsimclr"), *baselines_of(Variant("plain", "fedsimclr"))]
     entries = plan(JUDGED, variants, [0], tmp_path)
     finished = run_with({0: 0.1, 2: 0.4})
@@ -269,7 +269,7 @@ def test_a_run_on_all_images_in_one_place_has_no_traffic(tmp_path: Path, monkeyp
     assert drawn == ["plain", "plain", "local-only", "local-only", "centralised"]
 
 
-def test_the_picture_depends_on_its_data_alone(tmp_path: Path) -> None:
+def test_the_picture_depends_only_on_its_data(tmp_path: Path) -> None:
     runs = {"a": [run_with({0: 0.1, 2: 0.4})], "b": [run_with({0: 0.1, 2: 0.5}), run_with({0: 0.2, 2: 0.3})]}
     for name in ("first", "again"):
         plot_comparison(tmp_path / f"{name}.png", runs)
@@ -286,7 +286,7 @@ def test_an_encoder_that_diverged_has_no_best_round_and_no_mean() -> None:
     assert math.isnan(summary.spread([0.5, math.nan]).mean)  # type: ignore[union-attr]
 
 
-def test_best_is_a_trained_round_and_the_earliest_of_equals() -> None:
+def test_the_best_round_is_the_earliest_best_round_after_training_began() -> None:
     assert run_with({0: 0.9, 1: 0.4, 2: 0.4}).best("probe") == (1, 0.4)
     assert run_with({0: 0.9}).best("probe") is None
     assert "probe_best" not in summary.figures(run_with({0: 0.9}))

@@ -1,4 +1,4 @@
-"""The papers' figures as tables: their settings, and only those numbers that a paper writes out."""
+"""The papers' figures as tables: their settings, and only the numbers that a paper prints."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def numbers(cell: TableCell) -> dict[str, float]:
     return {name: value for name, value in cell.published.items() if value is not None}
 
 
-def test_the_figures_are_here() -> None:
+def test_all_figures_are_listed() -> None:
     assert list(dict.fromkeys(cell.table for cell in FIGURES)) == [
         "fedx-fig5", "fedx-fig6", "ssd-fig4", "ssd-fig6a", "ssd-fig6b",
         "fedu-fig5a", "fedu-fig5b", "fedu-fig6a", "fedu-fig6b",
@@ -49,11 +49,11 @@ def test_the_figures_are_here() -> None:
 
 
 def run_of(cell: TableCell) -> dict[str, Any]:
-    """Return what is trained: a spec without its name and without what is measured on it."""
+    """Return what is trained: a spec without its name and without the measures of its evaluation."""
     return cell.spec.model_dump(exclude={"name": True, "evaluation": {"measures"}})
 
 
-def test_a_figure_s_numbers_are_those_of_the_text_or_of_a_table_s_same_run() -> None:
+def test_a_figures_numbers_come_from_the_text_or_from_the_same_run_in_a_table() -> None:
     found = {}
     for cell in FIGURES:
         same = [table for table in TABLES if table.table[:4] == cell.table[:4] and run_of(table) == run_of(cell)]
@@ -68,7 +68,7 @@ def test_a_figure_s_numbers_are_those_of_the_text_or_of_a_table_s_same_run() -> 
     [("localKD+globalKD", (1, 1, 1, 1)), ("localKD", (1, 1, 0, 0)), ("globalKD", (0, 0, 1, 1)),
      ("without Lr", (1, 0, 1, 0)), ("without Lc", (0, 1, 0, 1))],
 )  # fmt: skip
-def test_fedx_figure_5_leaves_out_one_part_per_row(row: str, weights: tuple[float, ...]) -> None:
+def test_each_row_of_fedx_figure_5_leaves_out_one_part(row: str, weights: tuple[float, ...]) -> None:
     spec = one(f"fedx-fig5:{row}@cifar10").spec
     (fedx,) = method_of(one(f"fedx-fig5:{row}@cifar10")).add_ons
 
@@ -87,7 +87,7 @@ def test_ssd_figure_6a_changes_only_alpha() -> None:
     assert run_of(one("ssd-fig6a:SSD@alpha10")) == run_of(one("ssd-1:SSD@cifar10-k10"))
 
 
-def test_ssd_figure_6b_separates_softly_and_in_both_hard_ways() -> None:
+def test_ssd_figure_6b_compares_soft_separation_with_both_hard_variants() -> None:
     soft = one("ssd-fig6b:SSD")
 
     assert run_of(soft) == run_of(one("ssd-3:+DSR+PD"))
@@ -99,7 +99,7 @@ def test_ssd_figure_6b_separates_softly_and_in_both_hard_ways() -> None:
         assert run_of(cell) | {"method": None} == run_of(soft) | {"method": None}
 
 
-def test_fedu_s_figures_change_one_setting_each() -> None:
+def test_each_of_fedus_figures_changes_one_setting() -> None:
     figures = [cell for cell in FIGURES if cell.table.startswith("fedu-")]
     merges = {cell.name: method_of(cell).merge for cell in figures}
     lengths = {cell.name: (cell.spec.num_rounds, cell.spec.training.local_epochs) for cell in figures}
@@ -135,7 +135,7 @@ def test_flesd_figure_4_is_a_grid_of_rounds_and_epochs() -> None:
         assert (cell.public_client is None) == (cell.row == "FedAvg")
 
 
-def test_fedx_figure_6_measures_the_runs_of_table_1_with_their_clients(tmp_path: Path) -> None:
+def test_fedx_figure_6_uses_the_runs_of_table_1_but_keeps_their_clients(tmp_path: Path) -> None:
     for row in ("FedSimCLR", "FedSimCLR+FedX"):
         figure, table = one(f"fedx-fig6:{row}"), one(f"fedx-1:{row}@cifar10")
         assert figure.spec == table.spec
@@ -144,7 +144,7 @@ def test_fedx_figure_6_measures_the_runs_of_table_1_with_their_clients(tmp_path:
         assert places[0] == f"{places[1]}-clients", "a run of the table did not keep the clients' models"
 
 
-def test_ssd_figure_4_measures_the_runs_of_table_3() -> None:
+def test_ssd_figure_4_uses_the_runs_of_table_3() -> None:
     for cell in select("ssd-fig4"):
         assert cell.spec == one(f"ssd-3:{cell.row}").spec
         assert ("DSR loss" in cell.measures) == ("DSR" in cell.row)

@@ -13,7 +13,7 @@ def line(name: str, **probes: float) -> Line:
     return Line(name, seeds, {"probe_last": tuple(probes.values())}, {})
 
 
-def test_an_interval_is_student_s() -> None:
+def test_an_interval_uses_students_t() -> None:
     found = interval([1.0, 2.0, 3.0])  # deviation 1, and t = 4.302653 with 2 degrees of freedom
 
     assert found.mean == 2.0
@@ -21,7 +21,7 @@ def test_an_interval_is_student_s() -> None:
     assert interval([0.5]).half_width is None
 
 
-def test_shares_and_steps_are_those_of_equal_seeds() -> None:
+def test_shares_and_steps_compare_equal_seeds() -> None:
     first, second = gaps(
         [
             line("a", s0=0.50, s1=0.60, s2=0.70),
@@ -41,7 +41,7 @@ def test_shares_and_steps_are_those_of_equal_seeds() -> None:
     assert second.share.mean == pytest.approx((0.6 + 0.3) / 2)
 
 
-def test_without_both_bounds_there_is_no_share() -> None:
+def test_there_is_no_share_without_both_bounds() -> None:
     (found,) = gaps([line("a", s0=0.5), line("local-only", s0=0.4)])
 
     assert found.share is None
@@ -63,7 +63,7 @@ def test_there_is_no_share_if_one_seed_has_no_gap(high: float) -> None:
     assert found.accuracy.mean == pytest.approx(0.475)
 
 
-def test_an_encoder_that_diverged_leaves_no_number() -> None:
+def test_an_encoder_that_diverged_makes_the_results_nan() -> None:
     (found,) = gaps(
         [
             line("a", s0=0.5, s1=math.nan, s2=0.7),

@@ -1,4 +1,4 @@
-"""`simulate --keep-clients`: the models of the last round's clients, as they were before they were averaged."""
+"""`simulate --keep-clients`: the models of the last round's clients, as they were before averaging."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedssl.run_files import CLIENTS, HISTORY, MODEL
 from support.methods import method_spec
 
 
-def test_the_global_model_is_the_mean_of_the_kept_ones(tmp_path: Path) -> None:
+def test_the_global_model_is_the_mean_of_the_kept_models(tmp_path: Path) -> None:
     spec = method_spec("fedsimclr", cohort={"fraction": 0.67})
 
     run_in_folder(spec, tmp_path, keep_clients=True)
@@ -33,7 +33,7 @@ def test_the_global_model_is_the_mean_of_the_kept_ones(tmp_path: Path) -> None:
     assert not torch.equal(first["encoder.blocks.0.conv.weight"], second["encoder.blocks.0.conv.weight"])
 
 
-def test_a_client_that_sends_nothing_is_kept_too(tmp_path: Path) -> None:
+def test_the_model_of_a_client_that_sends_nothing_is_also_kept(tmp_path: Path) -> None:
     run_in_folder(method_spec("single", num_rounds=1), tmp_path, keep_clients=True)
 
     for path in client_models(tmp_path):
@@ -44,7 +44,7 @@ def test_a_client_that_sends_nothing_is_kept_too(tmp_path: Path) -> None:
     assert len(client_models(tmp_path)) == len(list(tmp_path.glob("encoder-*.safetensors"))) > 1
 
 
-def test_a_run_that_ended_without_them_has_to_start_again(tmp_path: Path) -> None:
+def test_a_finished_run_without_kept_clients_must_be_restarted(tmp_path: Path) -> None:
     spec = method_spec("fedsimclr", num_rounds=1)
     run_in_folder(spec, tmp_path)
     assert not (tmp_path / CLIENTS).exists()

@@ -12,7 +12,7 @@ from fedssl.experiments.ladders import Ladder, Rung, read_ladder
 from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, build_spec, values_of
 
 
-def test_every_setting_can_be_run_with_every_rung() -> None:
+def test_every_rung_can_be_run_in_every_setting() -> None:
     ladder = read_ladder("best")
 
     for setting in ladder.settings:
@@ -30,7 +30,7 @@ def test_every_setting_can_be_run_with_every_rung() -> None:
         assert pooled.pooled
 
 
-def test_the_last_rung_of_best_is_its_example() -> None:
+def test_the_last_rung_of_the_best_ladder_equals_its_example() -> None:
     ladder = read_ladder("best")
     setting = ladder.setting("cifar10-class")
     recipe = build_spec(values_of(setting, ladder.variants(setting)[len(ladder.rungs) - 1], 0))
@@ -39,7 +39,7 @@ def test_the_last_rung_of_best_is_its_example() -> None:
         assert getattr(example, section) == getattr(recipe, section)
 
 
-def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
+def test_a_rung_without_a_method_adds_to_the_previous_rung() -> None:
     ladder = Ladder.model_validate(
         {
             "title": "t",
@@ -79,12 +79,12 @@ def test_a_rung_without_a_method_adds_to_the_one_before() -> None:
         ladder.variants({**ladder.setting(None), "num_rounds": 3})
 
 
-def test_rounds_belong_to_a_rung_with_a_method() -> None:
+def test_only_a_rung_with_a_method_may_change_the_rounds() -> None:
     with pytest.raises(ValidationError, match="rung e: one_epoch, rounds_per_epoch and clients_per_round belong"):
         Rung(name="e", clients_per_round=2)
 
 
-def test_unknown_names_are_refused_with_the_known_ones() -> None:
+def test_unknown_names_are_refused_with_a_suggestion_or_the_known_ones() -> None:
     with pytest.raises(SpecError, match="there is no ladder 'bset'; did you mean best"):
         read_ladder("bset")
     with pytest.raises(SpecError, match=r"there is no setting 'cifar'; .*cifar10-class"):
@@ -99,13 +99,13 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         ({"training": {"local_epochs": 2.5}}, r"training\.local_epochs"),
     ],
 )
-def test_a_setting_that_no_run_can_have_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], reason: str) -> None:
     ladder = read_ladder("best")
     with pytest.raises(SpecError, match=reason):
         ladder.variants({**ladder.setting(None), **changes})
 
 
-def test_a_setting_may_leave_keys_to_their_defaults() -> None:
+def test_keys_left_out_of_a_setting_have_defaults() -> None:
     ladder = read_ladder("best")
     base = {**ladder.setting(None), "evaluation": {"dataset": "digits"}, "partition": {"dataset": "digits"}}
     assert len(ladder.variants(base)) == len(ladder.rungs) + 2

@@ -1,4 +1,4 @@
-"""The labelled images of a semi-supervised measure: exactly those that no client had, if the run held images out."""
+"""The labelled images of a semi-supervised measure: if the run held images out, they are those that no client had."""
 
 from pathlib import Path
 from typing import Any
@@ -64,5 +64,7 @@ def test_a_limit_of_training_images_limits_the_labelled_ones_in_proportion(root:
 
 
 @pytest.mark.parametrize("changes", [{}, {"hold_out": 0.05}, {"hold_out": 0.1, "dataset": "digits"}])
-def test_without_a_hold_out_of_that_share_all_images_are_drawn_from(root: Path, changes: dict[str, Any]) -> None:
+def test_labelled_images_are_drawn_from_all_images_unless_that_share_was_held_out(
+    root: Path, changes: dict[str, Any]
+) -> None:
     assert _held_out(spec(**changes), 0.1, ComputeSettings(data_root=root)) is None

@@ -1,4 +1,4 @@
-"""Measures of figures on a finished run: angles, lengths, classifiers and metrics, against direct computations."""
+"""Measures of figures on a finished run: angles, norms, classifiers and metrics, compared with direct computations."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def degrees(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
 
 
-def test_angles_between_classes(folder: Path, images: ImageData) -> None:
+def test_angles_between_classes_match_a_direct_computation(folder: Path, images: ImageData) -> None:
     z, labels = embeddings(load_tensors(folder / MODEL), images), labels_of(images).numpy()
     means = [z[labels == label].mean(axis=0) for label in np.unique(labels)]
     expected = np.mean([degrees(a, b) for at, a in enumerate(means) for b in means[at + 1 :]])
@@ -63,7 +63,9 @@ def test_angles_between_classes(folder: Path, images: ImageData) -> None:
 
 
 @pytest.mark.parametrize("label", [None, 3])
-def test_angles_between_clients_and_the_global_model(folder: Path, images: ImageData, label: int | None) -> None:
+def test_angles_between_clients_and_the_global_model_match_a_direct_computation(
+    folder: Path, images: ImageData, label: int | None
+) -> None:
     rows = np.arange(60) if label is None else np.flatnonzero(labels_of(images).numpy() == label)
     z = embeddings(load_tensors(folder / MODEL), images)[rows]
     local = [embeddings(load_tensors(path), images)[rows] for path in client_models(folder)]
@@ -77,7 +79,7 @@ def test_angles_between_clients_and_the_global_model(folder: Path, images: Image
     assert same == pytest.approx(0, abs=1e-3)
 
 
-def test_lengths_of_representations_and_embeddings(folder: Path, images: ImageData) -> None:
+def test_mean_norms_match_a_direct_computation(folder: Path, images: ImageData) -> None:
     for projected in (False, True):
         expected = np.linalg.norm(embeddings(load_tensors(folder / MODEL), images, projected=projected), axis=1)
 
@@ -86,8 +88,8 @@ def test_lengths_of_representations_and_embeddings(folder: Path, images: ImageDa
         assert found == pytest.approx(expected.mean(), rel=1e-4)
 
 
-def test_classifiers_are_the_mean_of_their_accuracies(tmp_path: Path, images: ImageData) -> None:
-    """A classifier of only a bias answers one class: its accuracy is that class's share of the test images."""
+def test_the_accuracy_of_classifiers_is_their_mean(tmp_path: Path, images: ImageData) -> None:
+    """A classifier with only a bias always predicts one class, whose share of the test images is its accuracy."""
     encoder = load_tensors(_trained(tmp_path) / MODEL)
     labels = labels_of(images)
     paths = []
@@ -108,7 +110,7 @@ def _trained(folder: Path) -> Path:
     return folder
 
 
-def test_metrics_of_the_last_round(tmp_path: Path) -> None:
+def test_metrics_are_those_of_the_last_round(tmp_path: Path) -> None:
     rounds = [
         {"clients": {"a": {"loss": 9.0}}, "num_examples": {"a": 1}, "server": {"distillation_loss": 7.0}},
         {
@@ -127,7 +129,7 @@ def test_metrics_of_the_last_round(tmp_path: Path) -> None:
         measures.last_server_metric(tmp_path, "loss")
 
 
-def test_the_cells_of_figures_are_measured_with_their_names(folder: Path) -> None:
+def test_the_cells_of_figures_are_measured_under_their_names(folder: Path) -> None:
     finished = find_finished(SPEC, folder)
     assert finished is not None
     lengths, angles = select("ssd-fig4:+DSR+PD")[0], select("fedx-fig6:FedSimCLR+FedX")[0]
@@ -144,7 +146,7 @@ def test_the_cells_of_figures_are_measured_with_their_names(folder: Path) -> Non
     assert 0 < by_class["inter-class angle"] < 180
 
 
-def test_a_measure_that_is_not_a_finite_number_is_read_again(tmp_path: Path) -> None:
+def test_a_measure_that_is_not_finite_is_not_an_error_when_read_again(tmp_path: Path) -> None:
     rounds = [{"clients": {"a": {"loss": math.nan}}, "num_examples": {"a": 1}, "server": {}}]
     (tmp_path / "history.json").write_text(json.dumps(rounds))
     finished = FinishedRun(1, 1, 0, 0, 1.0, {}, {}, [])

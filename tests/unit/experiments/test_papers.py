@@ -1,4 +1,4 @@
-"""The papers' tables: every cell is a valid run, with the paper's settings and numbers."""
+"""The papers' tables: every cell is a valid run with the paper's settings and numbers."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ALL = [cell for table in tables() for cell in select(table)]
 PAPERS = sorted({table.partition("-")[0] for table in tables()})
 
 
-def test_all_tables_of_the_five_papers_are_here() -> None:
+def test_all_tables_of_the_five_papers_are_listed() -> None:
     assert [name for name in tables() if "-fig" not in name] == [
         "fedx-1", "fedx-2", "fedx-3a", "fedx-3b", "fedx-3c", "fedx-4",
         "ssd-1", "ssd-2", "ssd-3", "ssd-4", "ssd-5",
@@ -30,7 +30,7 @@ def test_all_tables_of_the_five_papers_are_here() -> None:
     assert all(table["source"] and table["title"] for table in published().values())
 
 
-def test_every_row_builds_a_run_that_its_method_can_plan() -> None:
+def test_every_cell_is_a_run_that_its_method_can_plan() -> None:
     distinct = {(c.spec.method.model_dump_json(), c.spec.model, c.spec.data.channels): c.spec for c in ALL}
     for spec in distinct.values():
         assert METHODS[spec.method.name].bind(spec).plan.broadcast
@@ -43,7 +43,7 @@ def test_every_row_builds_a_run_that_its_method_can_plan() -> None:
             assert part.dataset in KNOWN
 
 
-def test_no_settings_are_left_unused() -> None:
+def test_every_layer_of_settings_applies_to_a_cell() -> None:
     for paper in PAPERS:
         for number, layer in enumerate(papers.settings(paper).layers):
             used = [c for c in ALL if c.table.startswith(f"{paper}-") and layer.matches(c.table, c.row, c.column)]
@@ -121,7 +121,7 @@ FLESD = {"K": 6, "batch": 1024, "lr": 1e-3, "wd": 1e-6, "optimizer": "adam", "sc
         ("flesd-1:Min-Local@cifar10-a0.01", {**FLESD, "R": 1, "E": 200, "alpha": 0.01}),
     ],
 )
-def test_settings_are_the_paper_s(name: str, expected: dict[str, Any]) -> None:
+def test_settings_are_those_of_the_paper(name: str, expected: dict[str, Any]) -> None:
     found = values(name)
 
     assert {key: found[key] for key in expected} == expected
@@ -163,7 +163,7 @@ def at(config: Any, path: str) -> Any:
         ("flesd-1:Min-Local@cifar10-a1", {"merge.name": "local", "reducer.name": "none"}),
     ],
 )
-def test_methods_are_the_paper_s(name: str, expected: dict[str, Any]) -> None:
+def test_methods_have_the_parameters_of_the_paper(name: str, expected: dict[str, Any]) -> None:
     method = one(name).spec.method
 
     found = {path: len(at(method, path[:-8])) if path.endswith(".__len__") else at(method, path) for path in expected}
@@ -182,14 +182,14 @@ def test_methods_are_the_paper_s(name: str, expected: dict[str, Any]) -> None:
         ("flesd-1:FLESD@imagenet-100-a1", 2048, 128, False),
     ],
 )
-def test_projectors_are_the_paper_s(name: str, hidden: int, width: int, *, batch_norm: bool) -> None:
+def test_projectors_are_those_of_the_paper(name: str, hidden: int, width: int, *, batch_norm: bool) -> None:
     projector = one(name).spec.model.projector
 
     assert projector is not None
     assert (projector.hidden_dims, projector.out_dim, projector.batch_norm) == ((hidden,), width, batch_norm)
 
 
-def test_data_are_the_paper_s() -> None:
+def test_data_settings_are_those_of_the_paper() -> None:
     strong, weak = one("ssd-1:SSD@cifar10-k10").spec.data, one("fedx-1:SimCLR@cifar10").spec.data
     fashion, tiny = one("fedx-1:SimCLR@fashion-mnist").spec.data, one("flesd-1:FLESD@tiny-imagenet-a1").spec.data
 
@@ -205,7 +205,7 @@ def test_data_are_the_paper_s() -> None:
     assert {cell.spec.data.cache_size for cell in select("flesd-1") if "imagenet-100" not in cell.column} == {None}
 
 
-def test_partitions_judging_and_what_everybody_holds_are_the_paper_s() -> None:
+def test_partitions_evaluation_and_public_images_are_those_of_the_paper() -> None:
     share, ood, k50 = one("fedx-3a:SimCLR@10%"), one("ssd-2:SSD@cifar100-to-cifar10"), one("ssd-1:SSD@cifar10-k50")
     flesd, central, fedx = (
         one("flesd-1:FLESD@cifar10-a1"),
@@ -239,11 +239,11 @@ def test_partitions_judging_and_what_everybody_holds_are_the_paper_s() -> None:
         ("flesd-1:FLESD@cifar10-a1", {"probe": 76.2}),
     ],
 )
-def test_numbers_are_the_paper_s(name: str, expected: dict[str, float]) -> None:
+def test_published_numbers_are_those_of_the_paper(name: str, expected: dict[str, float]) -> None:
     assert one(name).published == expected
 
 
-def test_a_selection_needs_no_exact_spelling() -> None:
+def test_a_selection_ignores_case_and_may_be_partial() -> None:
     assert one("FedX-1:simclr + fedx@CIFAR10").name == "fedx-1:FedSimCLR+FedX@cifar10"
     assert len(select("fedx-1")) == 30
     assert {cell.row for cell in select("fedx-1@svhn")} == set(published()["fedx-1"]["rows"])
@@ -259,17 +259,17 @@ def test_a_selection_needs_no_exact_spelling() -> None:
         ("", "no table called ''"),
     ],
 )
-def test_a_wrong_selection_says_what_there_is(text: str, said: str) -> None:
+def test_an_unknown_selection_is_refused_with_a_suggestion(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         select(text)
 
 
-def test_labelled_images_of_a_semi_supervised_table_belong_to_no_client() -> None:
+def test_the_labelled_images_of_a_semi_supervised_table_belong_to_no_client() -> None:
     """FedU, 4.3: "We first obtain the representations using FedU and other methods without the labeled data"."""
     for cell in (*select("fedu-2"), *select("fedrlc-3"), *select("fedrlc-4")):
         partition, (name,) = cell.spec.partition, cell.published
         assert partition is not None
-        if name == "accuracy":  # supervised: its clients train on the labelled images, and on nothing else
+        if name == "accuracy":  # supervised: its clients train only on the labelled images
             assert (partition.hold_out, partition.max_images) == (0, 500 if cell.column.endswith("-1%") else 5000)
             continue
         assert partition.hold_out == cell.measures[name].share == {"1%": 0.01, "10%": 0.1}[name]
@@ -280,7 +280,7 @@ def test_labelled_images_of_a_semi_supervised_table_belong_to_no_client() -> Non
     assert all(cell.spec.partition is not None and cell.spec.partition.hold_out == 0 for cell in others)
 
 
-def test_cells_start_from_the_weights_of_their_paper_s_code() -> None:
+def test_cells_start_from_the_initialisation_of_their_papers_code() -> None:
     for cell in ALL:
         paper = cell.table.partition("-")[0]
         assert cell.spec.model.encoder.first_weights == (

@@ -1,4 +1,4 @@
-"""Cells that really run, at a tiny size: digits stand in for CIFAR-10, as an .npz file of its name."""
+"""Cells that are really run, at a tiny size: digits in an .npz file named after CIFAR-10 stand in for it."""
 
 import dataclasses
 import itertools
@@ -67,7 +67,7 @@ def run(
     return run_task(task, seeds, folder, machine=machine, device_name=device, display=silent)
 
 
-def test_published_and_measured_stand_side_by_side_with_what_differs(root: Path, tmp_path: Path) -> None:
+def test_published_and_measured_values_are_listed_with_the_differing_settings(root: Path, tmp_path: Path) -> None:
     task = tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3})
 
     result = run(task, root, tmp_path, (0, 1))
@@ -91,7 +91,7 @@ def test_a_run_that_is_only_read_keeps_the_device_that_trained_it(root: Path, tm
     assert run(task, root, tmp_path, (0, 1), device="another GPU").device == "a GPU, 1 CPU thread"
 
 
-def test_the_public_client_s_images_are_everybody_s_and_it_does_not_train(root: Path, tmp_path: Path) -> None:
+def test_the_public_clients_images_are_shared_and_it_does_not_train(root: Path, tmp_path: Path) -> None:
     reducer = {"num_epochs": 2, "num_anchors": 16, "batch_size": 8}
     task = tiny("flesd-1:FLESD@cifar10-a100", root, method={"reducer": reducer})
 
@@ -106,7 +106,7 @@ def test_the_public_client_s_images_are_everybody_s_and_it_does_not_train(root: 
 
 
 def test_crops_of_imagenet_100_come_from_whole_image_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The public client's are squares in memory, like all public images."""
+    """The images of the public client are squares in memory, like all public images."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     drawn = np.random.default_rng(0)
     for split, name, each in itertools.product(("train", "val"), ("a", "b"), range(30)):
@@ -140,7 +140,7 @@ def test_a_public_client_with_few_images_has_a_smaller_queue(root: Path, tmp_pat
     assert "and the queue 16 instead of 256" in result.notes[-1] or "and the queue 32 in" in result.notes[-1]
 
 
-def test_fine_tuning_is_measured_once_and_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuning_is_measured_once_and_stored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = dataclasses.replace(measures.FINE_TUNINGS["ssd"], epochs=2, evaluate_every=1)
     monkeypatch.setattr(measures, "FINE_TUNINGS", {"ssd": quick, "fedrlc": quick})
     task = tiny("ssd-1:SSD@cifar10-k10", root, partition={"num_clients": 3})
@@ -192,14 +192,14 @@ def test_a_semi_supervised_cell_is_tuned_on_images_that_no_client_had(
     assert set(sizes) == {30}, "10 % of max_train"
 
 
-def test_a_supervised_run_s_own_classifier_is_tested(root: Path, tmp_path: Path) -> None:
+def test_the_classifier_of_a_supervised_run_is_tested(root: Path, tmp_path: Path) -> None:
     changes = {"training": {"local_epochs": 5, "optimizer": {"learning_rate": 0.1}}, "partition": {"max_images": 1200}}
     result = run(tiny("fedu-1:FedAvg supervised R50@cifar10-iid", root, **changes), root, tmp_path)
 
     assert 30 < result.measured["accuracy"][0] <= 100  # of ten classes
 
 
-def test_the_worst_client_is_min_local_s(root: Path, tmp_path: Path) -> None:
+def test_min_local_reports_its_worst_client(root: Path, tmp_path: Path) -> None:
     mean = run(tiny("fedrlc-1:Single@cifar10-class", root), root, tmp_path)
     worst = run(tiny("flesd-1:Min-Local@cifar10-a100", root), root, tmp_path)
 
@@ -209,7 +209,7 @@ def test_the_worst_client_is_min_local_s(root: Path, tmp_path: Path) -> None:
     assert '"probe_min"' in (folder / "result.json").read_text()
 
 
-def test_a_figure_of_clients_keeps_their_models_and_measures_them(root: Path, tmp_path: Path) -> None:
+def test_a_figure_about_clients_keeps_and_measures_their_models(root: Path, tmp_path: Path) -> None:
     supervised = run(tiny("flesd-fig2:Supervised@cifar10-a100", root), root, tmp_path)
     angles = run(tiny("fedx-fig6:FedSimCLR", root), root, tmp_path)
 
@@ -221,7 +221,7 @@ def test_a_figure_of_clients_keeps_their_models_and_measures_them(root: Path, tm
     assert "| local-global angle | drawn |" in render([angles])
 
 
-def test_missing_data_are_named_with_where_to_get_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_sets_are_named_with_where_to_get_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     tasks = [Task(cell, cell.spec) for name in ("fedx-1:SimCLR", "ssd-2:SSD") for cell in select(name)]
 
@@ -235,7 +235,7 @@ def test_missing_data_are_named_with_where_to_get_them(root: Path, monkeypatch: 
     assert "CIFAR-10" in said.partition("Found here: ")[2]
 
 
-def test_a_folder_of_images_will_do_and_is_told(root: Path) -> None:
+def test_an_npz_file_of_the_data_sets_name_is_used_and_reported_as_a_difference(root: Path) -> None:
     task = tiny("fedx-1:SimCLR@cifar10", root)
 
     assert task.spec.partition is not None
@@ -258,8 +258,8 @@ def test_the_report_is_a_table_with_its_settings_below() -> None:
     text = render([made(first, 80.0, 82.0), made(second, 77.0)])
 
     assert "## ssd-4: with and without a projector" in text
-    # 81.05 published; 80 and 82 have the mean 81 and the sample deviation of the root of 2.
-    # Its settings are the second: only it has a note about the projector.
+    # 81.05 is published; 80 and 82 have the mean 81 and a sample deviation of the root of 2. This row has the second
+    # settings: only it has a note about the projector.
     assert "| proj +DSR | cifar10-k10 | probe | 81.05 | 81.00 ± 1.41 | -0.05 | 2 | 2 min | 2 |" in text
     assert text.count("the paper calls it linear") == 1
     assert text.index("noproj +DSR") < text.index("| proj +DSR"), "rows are in the paper's order"
@@ -267,7 +267,7 @@ def test_the_report_is_a_table_with_its_settings_below() -> None:
     assert render([]) == "There are no results yet.\n"
 
 
-def test_the_report_names_files_but_not_their_folders(root: Path, tmp_path: Path) -> None:
+def test_the_report_names_files_without_their_folders(root: Path, tmp_path: Path) -> None:
     run(tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3}), root, tmp_path)
 
     text = render(read_results(tmp_path))
@@ -276,7 +276,7 @@ def test_the_report_names_files_but_not_their_folders(root: Path, tmp_path: Path
     assert str(root) not in text
 
 
-def test_a_result_does_not_replace_other_seeds_that_were_written_meanwhile(tmp_path: Path) -> None:
+def test_a_result_does_not_replace_seeds_that_were_written_meanwhile(tmp_path: Path) -> None:
     cell = select("fedx-1:SimCLR@cifar10")[0]
     path = write_result(made(cell, 50.0, 51.0), cell.spec, tmp_path)
     before = path.read_bytes()
@@ -287,7 +287,7 @@ def test_a_result_does_not_replace_other_seeds_that_were_written_meanwhile(tmp_p
     write_result(made(cell, 50.0, 51.0, 52.0), cell.spec, tmp_path)
 
 
-def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+def test_a_damaged_result_is_reported(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "a.json").write_text("{}")
 

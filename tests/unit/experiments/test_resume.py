@@ -1,4 +1,4 @@
-"""A simulation that is killed resumes, and ends with the bits of an undisturbed one."""
+"""A killed simulation resumes, and ends with the bits of an uninterrupted one."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def die() -> None:
 
 
 def killed(work: Callable[[], object]) -> None:
-    """Do the work in a process of its own, which must end by SIGKILL."""
+    """Do the work in a separate process, which must end by SIGKILL."""
     child = os.fork()
     if child == 0:
         work()
@@ -53,7 +53,7 @@ def outcome(folder: Path, finished: FinishedRun) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_killed_in_the_middle_of_a_round(name: str, tmp_path: Path) -> None:
+def test_a_run_killed_in_the_middle_of_a_round_resumes_with_the_same_result(name: str, tmp_path: Path) -> None:
     spec = spec_of(name)
     undisturbed = run_in_folder(spec, tmp_path / "whole")
 
@@ -73,7 +73,9 @@ def test_killed_in_the_middle_of_a_round(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["_write_durably", "write_atomically", "FolderCheckpoint._remove_others"])
-def test_killed_while_a_checkpoint_is_written(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_while_a_checkpoint_is_written_resumes_with_the_same_result(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the manifest of round three is written, the state is that of two rounds, and afterwards of three."""
     spec = spec_of("fedbyol")
     undisturbed = run_in_folder(spec, tmp_path / "whole")
@@ -96,7 +98,7 @@ def test_killed_while_a_checkpoint_is_written(at: str, tmp_path: Path, monkeypat
     assert outcome(tmp_path / "killed", finished) == outcome(tmp_path / "whole", undisturbed)
 
 
-def test_killed_while_the_encoder_is_judged(tmp_path: Path) -> None:
+def test_a_run_killed_during_an_evaluation_repeats_only_the_evaluation(tmp_path: Path) -> None:
     """The round is not trained again, and its measures are taken once."""
     spec = spec_of("fedsimclr")
     undisturbed = run_in_folder(spec, tmp_path / "whole")
@@ -116,7 +118,7 @@ def test_killed_while_the_encoder_is_judged(tmp_path: Path) -> None:
     assert finished.evaluations == undisturbed.evaluations
 
 
-def test_resumes_cold_after_a_lost_state_restarted_all_clients(tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_same_result_after_all_client_states_were_lost(tmp_path: Path) -> None:
     spec, lost = spec_of("scaffold"), {2: ["client-0", "client-1", "client-2"]}
     clients = shards(spec)
     whole = simulate(spec, clients, lost_states=lost)
@@ -132,7 +134,7 @@ def test_resumes_cold_after_a_lost_state_restarted_all_clients(tmp_path: Path) -
     assert resumed.client_states.keys() == whole.client_states.keys()
 
 
-def test_a_round_writes_only_what_it_changed_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_a_checkpoint_writes_only_what_changed_and_removes_old_files(tmp_path: Path) -> None:
     spec = spec_of("fedbyol")
     seen: list[set[str]] = []
     folder = tmp_path / "run" / "checkpoint"
@@ -147,7 +149,7 @@ def test_a_round_writes_only_what_it_changed_and_leaves_nothing_else(tmp_path: P
     assert any(not name.endswith(".4.safetensors") for name in clients), "one client sat out the last round"
 
 
-def test_another_spec_s_folder_is_refused(tmp_path: Path) -> None:
+def test_the_folder_of_another_spec_is_refused(tmp_path: Path) -> None:
     spec = spec_of("fedbyol")
     killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
 
@@ -162,7 +164,9 @@ def test_another_spec_s_folder_is_refused(tmp_path: Path) -> None:
         run_in_folder(spec, tmp_path)
 
 
-def test_other_code_s_checkpoint_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_version_is_refused_with_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = spec_of("fedsimclr")
     killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
     monkeypatch.setattr(checkpoints, "version", lambda name: "99.0")
@@ -183,7 +187,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         run_in_folder(spec, tmp_path)
 
 
-def test_a_paused_run_goes_on_under_other_thresholds(tmp_path: Path) -> None:
+def test_a_paused_run_resumes_with_other_thresholds(tmp_path: Path) -> None:
     watched = {"min_effective_rank": 1000.0, "first_round": 1, "action": "pause"}
     with pytest.raises(Paused, match=r"after round 1: client-[0-2]: effective_rank"):
         run_in_folder(spec_of("fedsimclr", watch=watched), tmp_path)

@@ -1,4 +1,4 @@
-"""Costs, what a smaller run keeps and changes, and what fits into a time."""
+"""Costs of runs, what a smaller run keeps and changes, and what fits into a time budget."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ def one(name: str) -> TableCell:
         ("supervised", (1, 0)),
     ],
 )
-def test_passes_of_a_step(method: str, expected: tuple[int, int]) -> None:
+def test_the_passes_of_a_step_are_counted_for_each_method(method: str, expected: tuple[int, int]) -> None:
     config = METHOD_CONFIGS[method]()
 
     found = costs.passes(config)  # type: ignore[arg-type]
@@ -55,9 +55,9 @@ def test_passes_of_a_step(method: str, expected: tuple[int, int]) -> None:
     assert (found.with_gradients, found.without) == expected
 
 
-def test_fedx_s_passes_are_those_of_the_terms_that_count() -> None:
+def test_fedxs_passes_count_only_its_active_terms() -> None:
     local = FedXConfig(global_contrastive=0, global_relational=0)
-    contrast = FedXConfig(local_relational=0, global_relational=0)  # whose teacher embeds only the second views
+    contrast = FedXConfig(local_relational=0, global_relational=0)  # its teacher embeds only the second views
     host = METHOD_CONFIGS["fedmoco"]
 
     assert costs.passes(host(add_ons=(local,))).units == 3 * 3 + 2  # type: ignore[arg-type,call-arg]
@@ -73,7 +73,9 @@ def test_fedx_s_passes_are_those_of_the_terms_that_count() -> None:
         ("resnet50", 3, 32, 1.30e9),
     ],
 )
-def test_multiply_adds_of_the_papers_encoders(encoder: str, channels: int, size: int, expected: float) -> None:
+def test_the_multiply_adds_of_the_papers_encoders_are_known(
+    encoder: str, channels: int, size: int, expected: float
+) -> None:
     config = EncoderConfig(name=encoder, stem="cifar")  # type: ignore[arg-type]
 
     assert costs.multiply_adds(config, channels, size) == pytest.approx(expected, rel=0.01)
@@ -88,18 +90,18 @@ def test_multiply_adds_of_the_papers_encoders(encoder: str, channels: int, size:
         ("fedrlc-1:FedBYOL@cifar10-iid", 2.2e17),
         ("flesd-1:FLESD@cifar10-a1", 7.0e16),
         ("flesd-1:FedAvg@cifar10-a1", 6.7e16),
-        # 6.7e16 with the teacher's third pass, which FedX's code makes and does not use
+        # 6.7e16 with the teacher's third pass, which FedX's code makes but does not use
         ("fedx-3a:FedSimCLR+FedX@10%", 6.1e16),
     ],
 )
-def test_work_of_whole_runs(name: str, expected: float) -> None:
+def test_the_work_of_whole_runs_is_estimated(name: str, expected: float) -> None:
     cell = one(name)
 
     assert costs.flops(cell.spec, cell.public_client) == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("encoder", ["convnet", "vit-tiny"])
-def test_local_crops_are_passes_of_smaller_images(encoder: str) -> None:
+def test_local_crops_count_as_passes_of_smaller_images(encoder: str) -> None:
     values = {
         "name": "crops",
         "num_rounds": 2,
@@ -124,7 +126,7 @@ SCALES = [Scale(encoder=encoder, rounds=0.2, epochs=0.1, images=0.05) for encode
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize("scale", SCALES, ids=lambda scale: str(scale.encoder and scale.encoder.widths))
-def test_every_cell_can_be_smaller_and_keeps_what_it_is_about(scale: Scale) -> None:
+def test_every_cell_can_be_scaled_down_without_changing_its_subject(scale: Scale) -> None:
     planned = set()
     for cell in ALL:
         spec, paper = scaled(cell, scale), cell.spec
@@ -142,17 +144,17 @@ def test_every_cell_can_be_smaller_and_keeps_what_it_is_about(scale: Scale) -> N
         assert [part.name for part in spec.method.add_ons] == [part.name for part in paper.method.add_ons]
 
 
-def test_heads_shrink_with_the_encoder_and_batches_leave_some_steps() -> None:
+def test_heads_shrink_with_the_encoder_and_small_batches_leave_several_steps() -> None:
     spec = scaled(one("ssd-1:SSD@cifar10-k10"), Scale(encoder=NARROWER[1], rounds=0.2, images=0.1))
 
     assert spec.model.projector is not None
-    assert spec.model.projector.out_dim == spec.model.encoder.feature_dim == 128  # which PD needs
+    assert spec.model.projector.out_dim == spec.model.encoder.feature_dim == 128  # as PD requires
     assert spec.model.projector.hidden_dims == (512,)
     # 5,000 images of 10 clients are 500 each: eight steps of 62, so 32.
     assert spec.training.batch_size == 32
 
 
-def test_moving_averages_can_follow_in_few_steps() -> None:
+def test_target_momentum_is_lowered_for_few_steps() -> None:
     cell = one("fedrlc-1:FedBYOL@cifar10-class")
     spec = scaled(cell, Scale(encoder=NARROWER[-1], rounds=0.2, epochs=0.2, images=0.05))
 
@@ -163,7 +165,7 @@ def test_moving_averages_can_follow_in_few_steps() -> None:
     assert scaled(cell, Scale()).method.target_momentum == 0.99  # type: ignore[union-attr]
 
 
-def test_a_longer_table_keeps_the_order_of_its_rounds() -> None:
+def test_a_scaled_table_keeps_the_order_of_its_round_numbers() -> None:
     rounds = [scaled(cell, Scale(rounds=0.4)).num_rounds for cell in select("fedx-3c:FedSimCLR")]
 
     assert rounds == [20, 20, 40, 80]
@@ -171,7 +173,7 @@ def test_a_longer_table_keeps_the_order_of_its_rounds() -> None:
 
 @dataclass(slots=True)
 class Steady(Speeds):
-    """A machine of known speeds: images a second by the encoder's last width."""
+    """A machine of known speeds: images per second by the encoder's last width."""
 
     rates: tuple[tuple[int, float], ...] = ((64, 8000.0), (128, 2000.0), (256, 500.0), (512, 10.0), (2048, 4.0))
 
@@ -206,7 +208,7 @@ def test_images_shrink_first_then_the_encoder_then_epochs_then_seeds() -> None:
         assert found.seconds <= budget
 
 
-def test_where_everything_fits_the_paper_s_own_run_is_left() -> None:
+def test_the_papers_own_run_is_unchanged_if_everything_fits() -> None:
     cell = one("fedx-1:FedSimCLR@cifar10")
     found = fit([cell], 1e9, (0,), Steady())
 
@@ -217,7 +219,7 @@ def test_where_everything_fits_the_paper_s_own_run_is_left() -> None:
     )  # fmt: skip
 
 
-def test_cells_shrink_alike_and_fit_together() -> None:
+def test_cells_of_a_table_share_one_scale_and_fit_together() -> None:
     cells = select("fedx-1@cifar10")
     found = fit(cells, 3600, (0,), Steady())
 
@@ -233,7 +235,7 @@ def test_a_budget_that_nothing_fits_into_is_refused() -> None:
         fit(select("fedx-1"), 5, (0,), Steady())
 
 
-def test_a_plan_is_kept(tmp_path: Path) -> None:
+def test_a_stored_plan_is_reused(tmp_path: Path) -> None:
     path = tmp_path / "plans" / "a.json"
     made = Fit(Scale(encoder=NARROWER[0], images=0.25), (0, 1), 12.5)
 
