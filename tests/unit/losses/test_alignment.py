@@ -1,4 +1,4 @@
-"""Alignment and uniformity against hand calculations and plain loops."""
+"""Alignment and uniformity compared with hand calculations and plain loops."""
 
 import math
 
@@ -9,13 +9,13 @@ import torch
 from fedssl.losses import alignment, byol_regression, uniformity
 
 
-def test_alignment_by_hand() -> None:
+def test_alignment_matches_a_hand_calculation() -> None:
     # Unit vectors (1, 0) and (0.7071, 0.7071): 0.2929^2 + 0.7071^2 = 0.5858; the second pair is equal: 0.
     z1, z2 = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 2.0], [0.0, 9.0]])
     assert float(alignment(z1, z2)) == pytest.approx(0.5857864376269049 / 2, rel=1e-6)
 
 
-def test_uniformity_by_hand() -> None:
+def test_uniformity_matches_a_hand_calculation() -> None:
     # Squared distances 2, 2 and 4 at t = 2: log[(e^-4 + e^-4 + e^-8) / 3].
     z = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])
     assert float(uniformity(z)) == pytest.approx(-4.396348967229015, rel=1e-6)
@@ -24,7 +24,7 @@ def test_uniformity_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_its_equation(seed: int) -> None:
+def test_alignment_and_uniformity_equal_their_equations(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     z1, z2 = torch.randn(2, 6, 5, generator=generator, dtype=torch.float64)
     u1, u2 = ([row / np.linalg.norm(row) for row in z.numpy()] for z in (z1, z2))
@@ -34,25 +34,26 @@ def test_equals_its_equation(seed: int) -> None:
     assert float(uniformity(z1, t=1.5)) == pytest.approx(np.log(np.mean(pairs)), rel=1e-12)
 
 
-def test_alignment_is_byol_without_the_stop_and_zero_for_equal_views() -> None:
+def test_alignment_is_byols_loss_with_gradients_on_both_sides_and_zero_for_equal_views() -> None:
     z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert float(alignment(z1, z2)) == pytest.approx(float(byol_regression(z1, z2)), rel=1e-12)
     assert float(alignment(z1, 3 * z1)) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_collapsed_batch_is_the_worst_and_a_uniform_one_approaches_its_limit() -> None:
+def test_a_collapsed_batch_has_the_largest_uniformity_and_a_uniform_one_approaches_its_limit() -> None:
     collapsed = torch.ones(8, 5, requires_grad=True)
     value = uniformity(collapsed)
     value.backward()
     assert float(value.detach()) == pytest.approx(0, abs=1e-6)
     assert collapsed.grad is not None
     assert collapsed.grad.isfinite().all()
-    # Points uniform on a sphere of many dimensions are nearly orthogonal: about -2 * 2; in 512 dimensions it is -3.98.
+    # Points that are uniform on a sphere of many dimensions are nearly orthogonal: about -2 * 2; in 512 dimensions it
+    # is -3.98.
     spread = torch.randn(512, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert float(uniformity(spread)) == pytest.approx(-3.98, abs=0.01)
 
 
-def test_coinciding_rows_push_nobody_but_those_elsewhere() -> None:
+def test_coinciding_rows_repel_only_rows_in_other_places() -> None:
     z = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(uniformity(z), z)
     # Potentials 1, e^-4, e^-4: each orthogonal pair has weight e^-4 / (1 + 2 e^-4); -2 d^2 has slope 4 along the other.
@@ -61,7 +62,7 @@ def test_coinciding_rows_push_nobody_but_those_elsewhere() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
-def test_uniformity_needs_a_pair() -> None:
+def test_uniformity_requires_two_samples_and_a_positive_t() -> None:
     with pytest.raises(ValueError, match="fewer than 2 samples"):
         uniformity(torch.ones(1, 3))
     with pytest.raises(ValueError, match="t must be positive"):

@@ -1,4 +1,4 @@
-"""Losses over soft assignments against hand calculations and plain loops."""
+"""Losses over soft assignments compared with hand calculations and plain loops."""
 
 import math
 
@@ -29,7 +29,7 @@ def loop_target(q: np.ndarray) -> np.ndarray:
     return np.array([row / sum(row) for row in weights])
 
 
-def test_student_t_by_hand() -> None:
+def test_student_t_matches_a_hand_calculation() -> None:
     z, centers = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 3.0**0.5]])
     # 1 + d^2 is 1, 3, 4: to the power -1/2 that is 1, 0.5774, 0.5, in all 2.0774; to the power -1: 12, 4, 3 of 19.
     expected = torch.tensor([[1.0, 3**-0.5, 0.5]]) / 2.0773502691896257
@@ -53,12 +53,12 @@ def test_student_t_ignores_the_origin_and_orders_centers_alike_for_every_exponen
     torch.testing.assert_close(student_t_assignment(z + 100, centers + 100), q)
     torch.testing.assert_close(student_t_assignment(z, centers.flip(0)), q.flip(1))
     assert torch.equal(student_t_assignment(z, centers, -1.0).argsort(dim=1), q.argsort(dim=1))
-    # Single precision far from the origin: distances must not drown in the lengths.
+    # Single precision far from the origin: the distances must not be lost in rounding errors of the lengths.
     far = student_t_assignment((z + 1000).float(), (centers + 1000).float())
     torch.testing.assert_close(far.double(), q, rtol=1e-3, atol=0)
 
 
-def test_student_t_on_a_center_has_a_gradient_of_zero_there() -> None:
+def test_student_t_has_a_zero_gradient_on_a_center_and_refuses_a_positive_exponent() -> None:
     z = torch.zeros(2, 3, requires_grad=True)
     centers = torch.zeros(2, 3, requires_grad=True)
     student_t_assignment(z, centers).square().sum().backward()
@@ -70,7 +70,7 @@ def test_student_t_on_a_center_has_a_gradient_of_zero_there() -> None:
         student_t_assignment(z, centers, 0.5)
 
 
-def test_target_distribution_by_hand() -> None:
+def test_target_distribution_matches_a_hand_calculation() -> None:
     # Columns sum to 0.8, 1.2. Row 1: 0.36/0.8 = 0.45 to 0.16/1.2 = 0.1333; row 2: 0.04/0.8 = 0.05 to 0.64/1.2 = 0.5333.
     q = torch.tensor([[0.6, 0.4], [0.2, 0.8]])
     expected = torch.tensor([[0.7714285714, 0.2285714286], [0.0857142857, 0.9142857143]])
@@ -92,7 +92,7 @@ def test_target_distribution_keeps_uniform_and_hard_rows_and_has_no_gradient() -
     assert not target_distribution(soft(3, 2, 0).requires_grad_()).requires_grad
 
 
-def test_assignment_divergence_by_hand() -> None:
+def test_assignment_divergence_matches_a_hand_calculation() -> None:
     p, q = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     assert float(assignment_divergence(p, q)) == pytest.approx(math.log(2) / 2, rel=1e-6)
 
@@ -105,7 +105,7 @@ def test_assignment_divergence_equals_its_equation(seed: int) -> None:
     assert float(assignment_divergence(p, p)) == 0.0
 
 
-def test_zeros_make_neither_values_nor_gradients_nan() -> None:
+def test_zeros_give_finite_values_and_gradients() -> None:
     p, q = torch.eye(2, requires_grad=True), torch.eye(2).flip(0).requires_grad_()
     value = assignment_divergence(p, q)
     value.backward()
@@ -116,11 +116,11 @@ def test_zeros_make_neither_values_nor_gradients_nan() -> None:
     assert q.grad.isfinite().all()
 
 
-def test_crossed_kl_by_hand() -> None:
+def test_crossed_kl_matches_a_hand_calculation() -> None:
     online_a, target_b = torch.tensor([[0.75, 0.25], [0.25, 0.75]]), torch.tensor([[0.6, 0.4], [0.6, 0.4]])
-    # Row 2 disagrees (1 against 0) and counts as 0. Equal rows keep their distribution: pT = 0.36/1.2 to 0.16/0.8
-    # = 0.3 to 0.2 = (0.6, 0.4). KL = 0.6 log(0.6/0.75) + 0.4 log(0.4/0.25) = -0.1339 + 0.1880 = 0.0541, over 2 rows.
-    # The other direction: a tie counts as 0, the target is 1, so nothing is kept.
+    # Row 2 disagrees (1 against 0) and counts as 0. Equal rows keep their distribution: pT = 0.36/1.2 to 0.16/0.8 = 0.3
+    # to 0.2 = (0.6, 0.4). KL = 0.6 log(0.6/0.75) + 0.4 log(0.4/0.25) = -0.1339 + 0.1880 = 0.0541, over 2 rows. In the
+    # other direction a tie counts as 0, but the target is 1, so nothing is kept.
     online_b, target_a = torch.full((2, 2), 0.5), torch.tensor([[0.4, 0.6], [0.4, 0.6]])
     value = crossed_kl(online_a, online_b, target_a, target_b)
     assert float(value) == pytest.approx(0.027057660454884225, rel=1e-5)
@@ -141,7 +141,7 @@ def test_crossed_kl_equals_its_equation(seed: int) -> None:
     assert float(crossed_kl(*q)) == pytest.approx(total / 8, rel=1e-12)
 
 
-def test_crossed_kl_is_symmetric_in_the_views_and_sees_both() -> None:
+def test_crossed_kl_is_symmetric_in_the_views_and_trains_both() -> None:
     a, b, c, d = (soft(8, 3, seed) for seed in range(4))
     torch.testing.assert_close(crossed_kl(a, b, c, d), crossed_kl(b, a, d, c), rtol=1e-12, atol=0)
     online_a, online_b = a.clone().requires_grad_(), b.clone().requires_grad_()
@@ -153,7 +153,7 @@ def test_crossed_kl_is_symmetric_in_the_views_and_sees_both() -> None:
     assert torch.equal(online_a.grad.abs().sum(dim=1) > 0, agree)
 
 
-def test_crossed_kl_carries_its_gradient_into_the_centers() -> None:
+def test_crossed_kl_has_a_gradient_for_the_centers() -> None:
     z, centers = normal(8, 4, seed=0), normal(3, 4, seed=1).requires_grad_()
     online = student_t_assignment(z, centers)
     target = student_t_assignment(z, centers.detach() * 1.1)
@@ -161,7 +161,7 @@ def test_crossed_kl_carries_its_gradient_into_the_centers() -> None:
     assert gradient.abs().max() > 0
 
 
-def test_cluster_assignment_by_hand() -> None:
+def test_cluster_assignment_matches_a_hand_calculation() -> None:
     online, target = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])
     # Target (0.2689, 0.7311), log prediction (-0.3133, -1.3133): 0.2689 * 0.3133 + 0.7311 * 1.3133 = 0.0842 + 0.9601.
     assert float(cluster_assignment(online, target, torch.eye(2), 1.0)) == pytest.approx(1.0443202661482278, rel=1e-6)
@@ -186,7 +186,7 @@ def test_the_order_of_centroids_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_target_distribution_is_in_single_precision_at_least(dtype: torch.dtype) -> None:
+def test_target_distribution_is_computed_in_at_least_single_precision(dtype: torch.dtype) -> None:
     q = soft(6, 4, 0).to(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         p = target_distribution(q)

@@ -1,4 +1,4 @@
-"""NT-Xent and its relatives against hand calculations and plain loops."""
+"""NT-Xent and related losses compared with hand calculations and plain loops."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / (np.sqrt(a @ a) * np.sqrt(b @ b)))
 
 
-def test_nt_xent_by_hand() -> None:
+def test_nt_xent_matches_hand_calculations() -> None:
     # Every anchor: its positive at cosine 1, two others at 0. -log[e / (e + 1 + 1)] = log(1 + 2/e).
     assert float(nt_xent(AXES, AXES, 1.0)) == pytest.approx(0.5514447139320511, rel=1e-6)
     # Views swapped: the positive at cosine 0, of the others one at 1 and one at 0. -log[1 / (1 + e + 1)] = log(2 + e).
@@ -23,12 +23,12 @@ def test_nt_xent_by_hand() -> None:
     assert float(nt_xent(AXES, AXES, 0.5)) == pytest.approx(0.23954476622188453, rel=1e-6)
 
 
-def test_multi_crop_nt_xent_by_hand() -> None:
+def test_multi_crop_nt_xent_matches_hand_calculations() -> None:
     # Three equal crops of two samples: each positive at cosine 1 against three rows of the other sample at 0.
     assert float(multi_crop_nt_xent([AXES] * 3, 1.0)) == pytest.approx(0.7436683806285502, rel=1e-6)
-    # One sample at (1, 0) in all crops, the other one at (0, 1), (0, 1), (1, 0). Anchors of the first: positives at 1
-    # against e + 2, twice each. Anchors (0, 1) of the second: one positive at 1, one at 0, against 3 rows at 0. Anchor
-    # (1, 0): two positives at 0 against 3 rows at 1.
+    # One sample is at (1, 0) in all crops, the other one at (0, 1), (0, 1), (1, 0). Anchors of the first: positives at
+    # 1 against e + 2, twice each. Anchors (0, 1) of the second: one positive at 1, one at 0, against 3 rows at 0.
+    # Anchor (1, 0): two positives at 0 against 3 rows at 1.
     second = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
     crops = [torch.stack([AXES[0], row]) for row in second]
     e = np.e
@@ -52,7 +52,7 @@ def test_multi_crop_nt_xent_equals_its_equation(seed: int, temperature: float) -
     assert float(multi_crop_nt_xent([z[0], z[1]], temperature)) == pytest.approx(two_views, rel=1e-12)
 
 
-def test_multi_crop_nt_xent_needs_two_views_and_has_no_negatives_in_a_batch_of_one() -> None:
+def test_multi_crop_nt_xent_needs_two_views_and_is_zero_for_a_batch_of_one() -> None:
     z = normal(3, 1, 5, seed=0).requires_grad_()
     multi_crop_nt_xent([*z], 0.1).backward()  # type: ignore[no-untyped-call]
     assert float(multi_crop_nt_xent([*z.detach()], 0.1)) == 0.0
@@ -62,19 +62,19 @@ def test_multi_crop_nt_xent_needs_two_views_and_has_no_negatives_in_a_batch_of_o
         multi_crop_nt_xent([AXES], 0.1)
 
 
-def test_info_nce_by_hand() -> None:
+def test_info_nce_matches_a_hand_calculation() -> None:
     query, queue = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0], [-1.0, 0.0]])
     # Logits 1 (its key), 0 and -1: log(1 + e^-1 + e^-2).
     assert float(info_nce(query, query, queue, 1.0)) == pytest.approx(0.4076059644443804, rel=1e-6)
 
 
-def test_cross_view_info_nce_by_hand() -> None:
+def test_cross_view_info_nce_matches_hand_calculations() -> None:
     # Logits 1 for the positive and 0 for the one negative: log(1 + 1/e); swapped: log(1 + e).
     assert float(cross_view_info_nce(AXES, AXES, 1.0)) == pytest.approx(0.3132616875182228, rel=1e-6)
     assert float(cross_view_info_nce(AXES, AXES.flip(0), 1.0)) == pytest.approx(1.3132616875182228, rel=1e-6)
 
 
-def test_cross_model_contrast_by_hand() -> None:
+def test_cross_model_contrast_matches_hand_calculations() -> None:
     # Positive at cosine 1; the other sample's prediction and teacher at 0: log(1 + 1) - 1.
     assert float(cross_model_contrast(AXES, AXES, 1.0)) == pytest.approx(-0.3068528194400547, rel=1e-6)
     # Teacher swapped: positive at 0, the other prediction at 0, the other teacher at 1: log(1 + e).
@@ -101,7 +101,7 @@ def test_cross_model_contrast_equals_its_equation(seed: int, temperature: float)
     assert float(cross_model_contrast(local, other, temperature)) == pytest.approx(total / 5, rel=1e-12)
 
 
-def test_cross_model_contrast_has_only_local_anchors() -> None:
+def test_cross_model_contrast_uses_only_local_anchors() -> None:
     local, other = normal(5, 4, seed=1), normal(5, 4, seed=2)
     assert abs(float(cross_model_contrast(local, other, 0.1) - cross_model_contrast(other, local, 0.1))) > 1e-3
 
@@ -139,20 +139,20 @@ def test_cross_view_info_nce_equals_its_equation(seed: int) -> None:
     assert float(cross_view_info_nce(z1, z2, 0.4)) == pytest.approx(total / 5, rel=1e-12)
 
 
-def test_views_may_be_swapped_in_nt_xent_but_not_in_its_one_way_relative() -> None:
+def test_nt_xent_is_symmetric_in_the_views_and_cross_view_info_nce_is_not() -> None:
     z1, z2 = normal(6, 4, seed=0), normal(6, 4, seed=1)
     assert float(nt_xent(z1, z2, 0.1)) == pytest.approx(float(nt_xent(z2, z1, 0.1)), rel=1e-12)
     assert abs(float(cross_view_info_nce(z1, z2, 0.1)) - float(cross_view_info_nce(z2, z1, 0.1))) > 1e-3
 
 
-def test_equal_views_are_the_best_views() -> None:
+def test_equal_views_have_a_smaller_loss_than_different_ones() -> None:
     z = normal(6, 4, seed=0)
     for loss in (nt_xent, cross_view_info_nce):
         assert float(loss(z, z, 0.1)) < float(loss(z, z + 0.5 * normal(6, 4, seed=1), 0.1))
 
 
 @pytest.mark.parametrize("loss", [nt_xent, cross_view_info_nce, cross_model_contrast])
-def test_a_batch_of_one_has_no_negatives(loss) -> None:
+def test_a_batch_of_one_has_neither_loss_nor_gradient(loss) -> None:
     z1, z2 = normal(1, 4, seed=0).requires_grad_(), normal(1, 4, seed=1).requires_grad_()
     value = loss(z1, z2, 0.1)
     value.backward()
@@ -161,7 +161,7 @@ def test_a_batch_of_one_has_no_negatives(loss) -> None:
     assert z1.grad.abs().max() == 0
 
 
-def test_the_order_of_the_queue_does_not_matter() -> None:
+def test_info_nce_ignores_the_order_of_the_queue() -> None:
     query, key, queue = normal(5, 4, seed=0), normal(5, 4, seed=1), normal(7, 4, seed=2)
     assert float(info_nce(query, key, queue, 0.1)) == pytest.approx(float(info_nce(query, key, queue.flip(0), 0.1)))
 

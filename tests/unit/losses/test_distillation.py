@@ -1,4 +1,4 @@
-"""Projector and similarity distillation against hand calculations and plain loops."""
+"""Projector and similarity distillation compared with hand calculations and plain loops."""
 
 import math
 
@@ -18,7 +18,7 @@ def softmax(row: np.ndarray) -> np.ndarray:
     return np.exp(row) / np.sum(np.exp(row))
 
 
-def test_projector_distillation_by_hand() -> None:
+def test_projector_distillation_matches_hand_calculations() -> None:
     h, z = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
     # softmax(z/0.5) = (0.8808, 0.1192), softmax(h/0.5) = (1/2, 1/2): log 2 less the entropy 0.3653.
     assert float(projector_distillation(h, z)) == pytest.approx(0.3278133254727379, rel=1e-6)
@@ -44,14 +44,14 @@ def test_projector_distillation_equals_its_equations(seed: int) -> None:
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
-def test_a_constant_added_to_a_row_changes_nothing_but_a_scale_does(variant: str) -> None:
+def test_adding_a_constant_to_a_row_changes_nothing_but_scaling_does(variant: str) -> None:
     h, z = pair(0)
     value = float(projector_distillation(h, z, variant=variant))
     assert float(projector_distillation(h + 3, z - 2, variant=variant)) == pytest.approx(value, rel=1e-10)
     assert abs(float(projector_distillation(2 * h, z, variant=variant)) - value) > 1e-3
 
 
-def test_only_the_reference_variant_has_a_temperature_and_the_paper_reverses_it_at_one() -> None:
+def test_only_the_reference_variant_uses_the_temperature_and_at_one_the_paper_reverses_it() -> None:
     h, z = pair(0)
     for variant in ("paper", "mse"):
         assert torch.equal(projector_distillation(h, z, 0.1, variant), projector_distillation(h, z, 7.0, variant))
@@ -59,7 +59,7 @@ def test_only_the_reference_variant_has_a_temperature_and_the_paper_reverses_it_
     assert float(projector_distillation(h, z, variant="paper")) == pytest.approx(reversed_at_one, rel=1e-12)
 
 
-def test_projector_distillation_is_zero_for_equal_inputs_and_needs_one_width() -> None:
+def test_projector_distillation_is_zero_for_equal_inputs_and_refuses_different_widths() -> None:
     h, _ = pair(0)
     for variant in ("reference", "paper", "mse"):
         assert float(projector_distillation(h, h, variant=variant)) == pytest.approx(0, abs=1e-15)
@@ -69,7 +69,7 @@ def test_projector_distillation_is_zero_for_equal_inputs_and_needs_one_width() -
         projector_distillation(h, h, variant="kl")  # type: ignore[arg-type]
 
 
-def test_similarity_distillation_by_hand() -> None:
+def test_similarity_distillation_matches_a_hand_calculation() -> None:
     student, keys, target = torch.tensor([[2.0, 0.0]]), torch.eye(2), torch.tensor([[0.5, 0.5]])
     # -[log 0.7311 + log 0.2689]/2 = (0.3133 + 1.3133)/2; less the target's entropy log 2 it is the divergence.
     assert float(similarity_distillation(student, keys, target, 1.0)) == pytest.approx(0.8132616875182228, rel=1e-6)
@@ -94,7 +94,7 @@ def test_similarity_distillation_equals_its_equations(seed: int) -> None:
     assert float(similarity_distillation(student, keys, target, variant="paper")) == pytest.approx(divergence, rel=1e-9)
 
 
-def test_both_variants_of_similarity_distillation_teach_the_same() -> None:
+def test_both_variants_of_similarity_distillation_have_the_same_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     student = torch.randn(4, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     keys, target = torch.randn(7, 5, generator=generator, dtype=torch.float64), torch.full((4, 7), 1 / 7)
@@ -105,7 +105,7 @@ def test_both_variants_of_similarity_distillation_teach_the_same() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_a_target_with_zeros_is_no_trouble_and_one_of_another_shape_is_refused() -> None:
+def test_targets_with_zeros_give_finite_losses_and_targets_of_another_shape_are_refused() -> None:
     student, keys = torch.eye(2, requires_grad=True), torch.eye(2)
     for variant in ("reference", "paper"):
         value = similarity_distillation(student, keys, torch.eye(2), variant=variant)

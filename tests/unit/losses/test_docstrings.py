@@ -1,4 +1,4 @@
-"""Every public function of the losses and the aggregation has a docstring, and its examples run."""
+"""Every public function of the losses and the aggregation has a complete docstring, and its examples run."""
 
 import doctest
 import importlib
@@ -14,7 +14,7 @@ PUBLIC = [(package, name) for package in (losses, aggregation) for name in packa
 
 
 @pytest.mark.parametrize(("package", "name"), PUBLIC, ids=[f"{p.__name__}.{n}" for p, n in PUBLIC])
-def test_examples_run(package: ModuleType, name: str) -> None:
+def test_examples_of_docstrings_run(package: ModuleType, name: str) -> None:
     member = getattr(package, name)
     if inspect.isclass(member) and issubclass(member, Exception):
         assert member.__doc__
@@ -30,7 +30,7 @@ def test_examples_run(package: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize(("package", "name"), PUBLIC, ids=[f"{p.__name__}.{n}" for p, n in PUBLIC])
-def test_docstrings_have_their_parts(package: ModuleType, name: str) -> None:
+def test_docstrings_have_all_their_sections(package: ModuleType, name: str) -> None:
     member = getattr(package, name)
     if inspect.isclass(member) or name == "is_batch_norm_buffer":
         return
@@ -45,7 +45,7 @@ def test_docstrings_have_their_parts(package: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize("package", [losses, aggregation])
-def test_exported_names_are_sorted_and_all_there_is(package: ModuleType) -> None:
+def test_all_lists_exactly_the_public_names_in_order(package: ModuleType) -> None:
     assert package.__all__ == sorted(package.__all__)
     found = {
         name

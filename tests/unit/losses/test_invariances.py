@@ -1,4 +1,4 @@
-"""The properties of every loss: precision, scale, order, which input gets a gradient, and none of them a NaN."""
+"""Properties of every loss: precision, scale, order, which inputs get a gradient, and finite values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ B, D, M = 6, 4, 3
 
 @dataclass(frozen=True)
 class Case:
-    """A loss and which of its inputs (by position) are what."""
+    """A loss and the roles of its inputs (by position)."""
 
     name: str
     loss: Callable[..., Tensor]
@@ -148,7 +148,7 @@ CASES = [
     Case("proximal", _proximal, (Z, Z), (0,), (0, 1)),
     Case("dino", _dino, (Z, Z, Z, Z, Z, (D,)), (0, 1, 2), (0, 1, 2, 3, 4)),
     *(
-        # Its gradient grows with the cube of the embeddings: at 1000 the true one exceeds float16.
+        # Its gradient grows with the cube of the embeddings: at 1000 the true gradient exceeds float16.
         Case(f"vicreg-{v}", partial(vicreg, variant=v), (Z, Z), (0, 1), (0, 1), huge=10)
         for v in ("reference", "paper")
     ),
@@ -181,7 +181,7 @@ def test_every_loss_has_a_case() -> None:
 
 
 @each_case
-def test_it_is_a_finite_scalar(case: Case) -> None:
+def test_every_loss_is_a_finite_scalar(case: Case) -> None:
     value = case.loss(*case.arguments())
     assert value.shape == ()
     assert value.isfinite()
@@ -189,26 +189,26 @@ def test_it_is_a_finite_scalar(case: Case) -> None:
 
 @each_case
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_it_computes_in_single_precision_at_least(case: Case, dtype: torch.dtype) -> None:
+def test_losses_are_computed_in_at_least_single_precision(case: Case, dtype: torch.dtype) -> None:
     arguments = case.arguments(dtype)
     value = case.loss(*arguments)
     exact = case.loss(*(argument.double() for argument in arguments))
     assert value.dtype == torch.promote_types(dtype, torch.float32)
-    if case.name != "flexible_uniform_regularizer":  # whose draws depend on the dtype
+    if case.name != "flexible_uniform_regularizer":  # its random numbers depend on the dtype
         torch.testing.assert_close(value.double(), exact, rtol=2e-5, atol=2e-6)
 
 
 @each_case
-def test_autocast_changes_nothing(case: Case) -> None:
+def test_autocast_does_not_change_the_value(case: Case) -> None:
     arguments = case.arguments(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = case.loss(*arguments)
     assert torch.equal(value, case.loss(*arguments))
 
 
-@each_case_but("flexible_uniform_regularizer")  # draws from a real generator; tangent_sliced_wasserstein does the rest
-def test_it_never_asks_the_device_for_a_value(case: Case) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):  # raises where Python would need a tensor's value
+@each_case_but("flexible_uniform_regularizer")  # draws from a real generator; see tangent_sliced_wasserstein
+def test_losses_do_not_synchronise_with_the_device(case: Case) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):  # raises if Python needs a tensor's value
         value = case.loss(*(torch.empty(shape, dtype=torch.float32) for shape in case.inputs))
     assert value.shape == ()
 
@@ -222,7 +222,7 @@ def test_the_order_of_the_batch_does_not_matter(case: Case) -> None:
 
 
 @each_case
-def test_lengths_do_not_matter_where_it_normalises(case: Case) -> None:
+def test_losses_that_normalise_ignore_the_lengths_of_rows(case: Case) -> None:
     arguments = case.arguments()
     value = case.loss(*arguments)
     for i in case.scale_free:
@@ -232,7 +232,7 @@ def test_lengths_do_not_matter_where_it_normalises(case: Case) -> None:
 
 
 @each_case
-def test_the_gradient_stops_where_it_says(case: Case) -> None:
+def test_only_the_declared_inputs_get_a_gradient(case: Case) -> None:
     arguments = [x.requires_grad_() for x in case.arguments()]
     gradients = torch.autograd.grad(case.loss(*arguments), arguments, allow_unused=True)
     for i, gradient in enumerate(gradients):
@@ -254,7 +254,7 @@ def test_the_gradient_is_that_of_the_value(case: Case) -> None:
 @each_case
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", ["zero", "equal", "mixed", "huge"])
-def test_degenerate_rows_give_no_nan(case: Case, dtype: torch.dtype, rows: str) -> None:
+def test_degenerate_rows_give_finite_values_and_gradients(case: Case, dtype: torch.dtype, rows: str) -> None:
     arguments = []
     for i, x in enumerate(case.arguments(dtype)):
         if i in case.soft or x.ndim != 2:
@@ -271,7 +271,7 @@ def test_degenerate_rows_give_no_nan(case: Case, dtype: torch.dtype, rows: str) 
 
 
 @each_case
-def test_a_row_of_zeros_gets_no_gradient_where_it_is_normalised(case: Case) -> None:
+def test_a_row_of_zeros_that_is_normalised_gets_no_gradient(case: Case) -> None:
     arguments = case.arguments(torch.float32)
     for i in set(case.live) & set(case.scale_free):
         zeroed = [x.clone() for x in arguments]

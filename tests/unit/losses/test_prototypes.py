@@ -1,4 +1,4 @@
-"""ProtoCL's losses against hand calculations and plain loops."""
+"""ProtoCL's losses compared with hand calculations and plain loops."""
 
 import math
 
@@ -10,7 +10,7 @@ from fedssl.losses import info_nce, prototype_concentrations, prototype_contrast
 from support.tensors import normal
 
 
-def test_contrast_by_hand() -> None:
+def test_prototype_contrast_matches_hand_calculations() -> None:
     prototypes, concentrations = torch.eye(2), torch.tensor([1.0, 0.5])
     # Logits 1/1 and 0/0.5: log(1 + e^-1).
     value = prototype_contrast(torch.tensor([[3.0, 0.0]]), prototypes, torch.tensor([0]), concentrations)
@@ -21,7 +21,7 @@ def test_contrast_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_contrast_equals_its_equation(seed: int) -> None:
+def test_prototype_contrast_equals_its_equation(seed: int) -> None:
     query, prototypes = normal(5, 4, seed=seed), normal(6, 4, seed=seed + 10)
     phi = normal(6, seed=seed + 20).abs() + 0.05
     clusters = [0, 3, 5, 3, 1]
@@ -33,7 +33,7 @@ def test_contrast_equals_its_equation(seed: int) -> None:
     assert float(value) == pytest.approx(total / 5, rel=1e-10)
 
 
-def test_with_equal_concentrations_it_is_info_nce_over_the_other_prototypes() -> None:
+def test_prototype_contrast_with_equal_concentrations_is_info_nce() -> None:
     query, prototypes = normal(1, 4, seed=0), normal(6, 4, seed=1)
     contrast = prototype_contrast(query, prototypes, torch.tensor([2]), torch.full((6,), 0.1))
     others = prototypes[[0, 1, 3, 4, 5]]
@@ -48,10 +48,10 @@ def test_the_order_of_prototypes_does_not_matter() -> None:
     torch.testing.assert_close(value, flipped, rtol=1e-12, atol=0)
 
 
-def test_concentrations_by_hand() -> None:
-    # Unit embeddings; prototypes given. Cluster 0: distances 0 and sqrt(2), mean 0.7071, over log 12 = 2.4849: 0.28456.
-    # Cluster 1: distances 0 and 0: 0. Cluster 2 has a single member: the largest, 0.28456. Percentiles of (0, x, x) by
-    # linear interpolation: 10% is 0.2x, 90% is x. So (x, 0.2x, x), of mean 2.2x/3, scaled to a mean of 0.1.
+def test_concentrations_match_a_hand_calculation() -> None:
+    # Unit embeddings and given prototypes. Cluster 0: distances 0 and sqrt(2), mean 0.7071, over log 12 = 2.4849:
+    # 0.28456. Cluster 1: distances 0 and 0: 0. Cluster 2 has a single member: the largest, 0.28456. Percentiles of (0,
+    # x, x) by linear interpolation: 10% is 0.2x, 90% is x. So (x, 0.2x, x), of mean 2.2x/3, scaled to a mean of 0.1.
     z = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [-3.0, 0.0], [0.0, -1.0]])
     prototypes = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     phi = prototype_concentrations(z, prototypes, torch.tensor([0, 0, 1, 1, 2]), 0.1)
@@ -78,7 +78,7 @@ def test_concentrations_equal_their_equation(seed: int) -> None:
     assert float(phi.mean()) == pytest.approx(0.2, rel=1e-12)
 
 
-def test_clusters_of_coinciding_members_keep_a_usable_temperature() -> None:
+def test_clusters_of_coinciding_members_keep_a_positive_concentration() -> None:
     z, prototypes = torch.eye(4), torch.eye(4)
     # Every distance is 0: no cluster is tighter than another.
     same = prototype_concentrations(z, prototypes, torch.arange(4), 0.1)
@@ -105,7 +105,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_concentrations_are_in_single_precision_at_least_and_have_no_gradient(dtype: torch.dtype) -> None:
+def test_concentrations_are_in_at_least_single_precision_and_have_no_gradient(dtype: torch.dtype) -> None:
     z, prototypes, clusters = normal(9, 4, seed=0).to(dtype), normal(3, 4, seed=1).to(dtype), torch.arange(9) % 3
     phi = prototype_concentrations(z.requires_grad_(), prototypes, clusters, 0.1)
     assert phi.dtype == torch.promote_types(dtype, torch.float32)

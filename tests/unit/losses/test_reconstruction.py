@@ -1,4 +1,4 @@
-"""MAE's reconstruction loss against hand calculations, plain loops in float64, and its symmetries."""
+"""MAE's reconstruction loss compared with hand calculations and plain loops in float64, and its symmetries."""
 
 import math
 
@@ -16,7 +16,7 @@ def arguments(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return prediction, patches, torch.tensor([[1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, 0]])
 
 
-def test_masked_reconstruction_by_hand() -> None:
+def test_masked_reconstruction_matches_a_hand_calculation() -> None:
     # Patch (1, 3) has mean 2 and unbiased variance 2. Its standardised pixels are -+1/sqrt 2: 1/2 each from 0.
     # Patch (4, 4) standardised is (0, 0); (2, 0) is off by 2 on average. The visible patch does not count.
     patches = torch.tensor([[[1.0, 3.0], [4.0, 4.0], [9.0, -9.0]]])
@@ -43,7 +43,7 @@ def test_masked_reconstruction_equals_its_equation(seed: int, normalize: bool) -
     assert float(value) == pytest.approx(sum(errors) / 6, rel=1e-12)
 
 
-def test_visible_patches_change_nothing_and_get_no_gradient() -> None:
+def test_visible_patches_do_not_change_the_loss_and_get_no_gradient() -> None:
     prediction, patches, mask = arguments()
     value = masked_reconstruction(prediction, patches, mask)
     visible = (mask == 0)[..., None]
@@ -55,7 +55,7 @@ def test_visible_patches_change_nothing_and_get_no_gradient() -> None:
     assert bool((gradient[mask == 1] != 0).all())
 
 
-def test_brightness_and_contrast_of_a_patch_and_the_order_of_patches_do_not_matter() -> None:
+def test_brightness_and_contrast_of_patches_and_their_order_do_not_matter() -> None:
     prediction, patches, mask = arguments()
     value = masked_reconstruction(prediction, patches, mask)
     lit = patches * torch.linspace(50, 200, N, dtype=torch.float64)[:, None] + 100
@@ -65,7 +65,7 @@ def test_brightness_and_contrast_of_a_patch_and_the_order_of_patches_do_not_matt
     torch.testing.assert_close(moved, value)
 
 
-def test_nothing_masked_costs_nothing() -> None:
+def test_without_masked_patches_loss_and_gradient_are_zero() -> None:
     prediction, patches, mask = arguments()
     prediction.requires_grad_()
     value = masked_reconstruction(prediction, patches, torch.zeros_like(mask))

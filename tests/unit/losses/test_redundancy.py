@@ -1,4 +1,4 @@
-"""VICReg and Barlow Twins against hand calculations, plain loops in float64, and their symmetries."""
+"""VICReg and Barlow Twins compared with hand calculations and plain loops in float64, and their symmetries."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def _loop_spread(z: Matrix) -> tuple[float, float]:
     return sum(hinges) / width, sum(pairs) / width
 
 
-def test_vicreg_by_hand() -> None:
+def test_vicreg_matches_hand_calculations() -> None:
     # View 1 has columns (1, -1) and (2, -2): variances 2 and 8, no hinge, covariance 4, so c1 = (16 + 16)/2.
     # View 2 has columns (0, 0) and (2, -2): variances 0 and 8, hinge 1 - 0.01, covariance 0, so v2 = 0.99/2.
     # They differ by 1 in both rows of the first column: squared distances of 1, or 1/2 per entry.
@@ -60,13 +60,13 @@ def test_vicreg_is_symmetric_and_ignores_shifts_and_the_order_of_features(varian
     torch.testing.assert_close(vicreg((z1 + shift)[:, order], (z2 + shift)[:, order], variant=variant), value)
 
 
-def test_equal_decorrelated_views_of_deviation_one_cost_nothing() -> None:
+def test_equal_decorrelated_views_of_deviation_one_have_no_loss() -> None:
     z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     assert float(vicreg(z, z)) == 0.0
     assert float(barlow_twins(z, z)) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_barlow_twins_by_hand() -> None:
+def test_barlow_twins_matches_hand_calculations() -> None:
     # Standardised, the columns are (1, -1), (1, -1) and (1, -1), (-1, 1): C is [[1, -1], [1, -1]].
     z1, z2 = torch.tensor([[1.0, 5.0], [-1.0, 1.0]]), torch.tensor([[300.0, 0.0], [-300.0, 400.0]])
     assert float(barlow_twins(z1, z2, 0.5)) == pytest.approx(4 + 0.5 * 2, rel=1e-4)
@@ -87,7 +87,7 @@ def test_barlow_twins_equals_its_equations(seed: int) -> None:
     assert float(barlow_twins(z1, z2, 0.02)) == pytest.approx(total, rel=1e-12)
 
 
-def test_barlow_twins_ignores_scale_and_shift_of_each_feature_and_the_order() -> None:
+def test_barlow_twins_ignores_the_scale_shift_and_order_of_features() -> None:
     z1, z2 = views(batch=64)
     value, order = barlow_twins(z1, z2), [4, 2, 0, 1, 3]
     changed = z1 * torch.tensor([100.0, 2.0, 5.0, 50.0, 3.0]) + torch.arange(5.0)
@@ -96,13 +96,13 @@ def test_barlow_twins_ignores_scale_and_shift_of_each_feature_and_the_order() ->
 
 
 @pytest.mark.parametrize("loss", [vicreg, barlow_twins])
-def test_one_sample_has_no_variance(loss: Any) -> None:
+def test_a_single_sample_is_refused(loss: Any) -> None:
     with pytest.raises(ValueError, match="undefined for fewer than 2 samples"):
         loss(torch.ones(1, 3), torch.ones(1, 3))
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
-def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
+def test_invalid_weights_and_variants_are_refused(weight: float) -> None:
     z = torch.ones(2, 3)
     with pytest.raises(ValueError, match="covariance must be finite"):
         vicreg(z, z, covariance=weight)

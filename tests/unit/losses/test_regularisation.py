@@ -1,4 +1,4 @@
-"""Decorrelation and proximity against hand calculations and plain loops."""
+"""Decorrelation and the proximal term compared with hand calculations and plain loops."""
 
 import math
 
@@ -13,7 +13,7 @@ def features(batch: int = 8, width: int = 5, seed: int = 0) -> torch.Tensor:
     return torch.randn(batch, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_decorrelation_by_hand() -> None:
+def test_decorrelation_matches_hand_calculations() -> None:
     # Columns (1, 0, -1) and (2, 0, -2) correlate by 1. With the unbiased variance x^T x is 2 off the diagonal: 2^2/3.
     z = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
     assert float(decorrelation(z)) == pytest.approx(4 / 3, rel=1e-6)
@@ -42,7 +42,7 @@ def test_the_reference_is_101_times_the_paper_on_random_features() -> None:
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
-def test_each_feature_may_be_scaled_shifted_and_moved(variant: str) -> None:
+def test_decorrelation_ignores_the_scale_shift_and_order_of_features(variant: str) -> None:
     z = features()
     value = decorrelation(z, variant)
     changed = (z * torch.tensor([1.0, 2.0, 5.0, 0.5, 3.0]) + torch.arange(5.0))[:, [4, 2, 0, 1, 3]]
@@ -50,7 +50,7 @@ def test_each_feature_may_be_scaled_shifted_and_moved(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
-def test_constant_features_and_a_batch_of_one_have_no_correlation(variant: str) -> None:
+def test_constant_features_and_a_batch_of_one_have_neither_loss_nor_gradient(variant: str) -> None:
     z = torch.ones(4, 3, requires_grad=True)
     value = decorrelation(z, variant)
     value.backward()
@@ -67,7 +67,7 @@ def test_constant_features_and_a_batch_of_one_have_no_correlation(variant: str) 
         decorrelation(torch.ones(4, 1), variant)
 
 
-def test_proximal_by_hand() -> None:
+def test_proximal_matches_a_hand_calculation() -> None:
     # (0.1/2) (3^2 + 4^2 + 2^2) = 0.05 * 29.
     live, reference = [torch.tensor([3.0, 4.0]), torch.tensor(1.0)], [torch.zeros(2), torch.tensor(-1.0)]
     assert float(proximal(live, reference, 0.1)) == pytest.approx(1.45, rel=1e-6)
@@ -100,7 +100,7 @@ def test_proximal_is_zero_at_the_start_and_positive_after_one_step() -> None:
     assert float(proximal(model.parameters(), reference, 0.01).detach()) > 0
 
 
-def test_proximal_pulls_the_parameters_and_leaves_the_reference() -> None:
+def test_proximal_has_a_gradient_for_the_parameters_but_not_for_the_reference() -> None:
     live, reference = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 0.0], requires_grad=True)
     proximal([live], [reference], 0.5).backward()
     assert live.grad is not None
@@ -109,13 +109,13 @@ def test_proximal_pulls_the_parameters_and_leaves_the_reference() -> None:
 
 
 @pytest.mark.parametrize("mu", [-0.1, math.nan, math.inf])
-def test_mu_must_be_a_strength(mu: float) -> None:
+def test_mu_must_be_finite_and_not_negative(mu: float) -> None:
     with pytest.raises(ValueError, match="mu must be"):
         proximal([torch.ones(1)], [torch.ones(1)], mu)
     assert float(proximal([torch.ones(1)], [torch.zeros(1)], 0.0)) == 0.0
 
 
-def test_weights_that_do_not_fit_are_refused() -> None:
+def test_weights_that_do_not_match_are_refused() -> None:
     one, two = torch.ones(1), torch.ones(2)
     for live, reference in [([], []), ([one], [two]), ([one], [one, one])]:
         with pytest.raises(ValueError, match="shapes differ"):

@@ -1,4 +1,4 @@
-"""FedX's relational loss against hand calculations and plain loops."""
+"""FedX's relational loss compared with hand calculations and plain loops."""
 
 import math
 
@@ -17,7 +17,7 @@ def views(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return a, b, torch.randn(7, 5, generator=generator, dtype=torch.float64)
 
 
-def test_by_hand() -> None:
+def test_relational_divergence_matches_hand_calculations() -> None:
     a, b, references = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]]), torch.eye(2)
     # r(a) = (e, 1)/(1+e) = (0.7311, 0.2689), r(b) the other way round, m = (1/2, 1/2).
     # KL(m || r) = [log(0.5/0.7311) + log(0.5/0.2689)]/2 = (-0.3799 + 0.6201)/2, the same for b.
@@ -29,7 +29,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_its_equation(seed: int, variant: str) -> None:
+def test_relational_divergence_equals_its_equation(seed: int, variant: str) -> None:
     a, b, references = views(seed)
 
     def relation(row: torch.Tensor) -> list[float]:
@@ -51,7 +51,7 @@ def test_equals_its_equation(seed: int, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_is_zero_where_the_views_coincide_and_positive_elsewhere(variant: str) -> None:
+def test_relational_divergence_is_zero_for_coinciding_views_and_positive_otherwise(variant: str) -> None:
     for seed in range(5):
         a, b, references = views(seed)
         assert float(relational_divergence(a, 2 * a, references, 0.1, variant)) == pytest.approx(0, abs=1e-12)
@@ -67,13 +67,13 @@ def test_neither_the_order_of_the_views_nor_that_of_the_references_matters(varia
 
 
 def test_the_paper_variant_is_bounded_by_log_2_and_the_reference_is_not() -> None:
-    # At a low temperature each view sees one reference only: disjoint distributions.
+    # At a low temperature each view is related to one reference only: disjoint distributions.
     a, b, references = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.eye(2)
     assert float(relational_divergence(a, b, references, 0.01, "paper")) == pytest.approx(math.log(2), rel=1e-6)
     assert float(relational_divergence(a, b, references, 0.01)) > 10
 
 
-def test_one_reference_relates_everything_alike() -> None:
+def test_a_single_reference_gives_no_divergence() -> None:
     a, b, references = views(0)
     assert float(relational_divergence(a, b, references[:1], 0.1)) == 0.0
 

@@ -1,4 +1,4 @@
-"""DINO's loss and center against hand calculations, plain loops in float64, and their symmetries."""
+"""DINO's loss and center compared with hand calculations and plain loops in float64, and their symmetries."""
 
 import math
 
@@ -23,7 +23,7 @@ def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
-def test_dino_by_hand() -> None:
+def test_dino_matches_a_hand_calculation() -> None:
     # The teacher's p is (3/4, 1/4) on view 1, the student's q on view 2 is (1/2, 1/2): log 2. On view 2 the centred
     # teacher is uniform, and the student's q on view 1 is (4/5, 1/5): -(log 4/5 + log 1/5)/2.
     student = [torch.tensor([[math.log(2), 0.0]]), torch.tensor([[1.0, 1.0]])]
@@ -57,7 +57,7 @@ def test_dino_ignores_an_offset_of_logits_and_the_order_of_prototypes_and_small_
     torch.testing.assert_close(dino([student[1], student[0], *student[2:]], teacher[::-1], center, 0.1, 0.04), value)
 
 
-def test_dino_s_center_is_the_mean_of_the_teacher_that_moves_slowly() -> None:
+def test_dinos_center_is_a_moving_average_of_the_teachers_mean() -> None:
     teacher = [torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[5.0, 2.0], [7.0, 2.0]])]
     assert dino_center(torch.tensor([10.0, 1.0]), teacher, 0.75).tolist() == [8.5, 1.0]  # means 4 and 1
     assert dino_center(torch.tensor([10.0, 1.0]), teacher, 1).tolist() == [10.0, 1.0]
@@ -65,7 +65,7 @@ def test_dino_s_center_is_the_mean_of_the_teacher_that_moves_slowly() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_center_equals_its_equation(seed: int) -> None:
+def test_dinos_center_equals_its_equation(seed: int) -> None:
     teacher, center = logits(2, seed), logits(1, seed + 10)[0][0]
     mean = np.mean([view[i].numpy() for view in teacher for i in range(B)], axis=0)
     found = dino_center(center, teacher, 0.9)
@@ -90,7 +90,7 @@ def test_views_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, math.nan, math.inf])
-def test_temperatures_must_be_positive_and_the_momentum_a_share(number: float) -> None:
+def test_invalid_temperatures_and_momenta_are_refused(number: float) -> None:
     two, center = logits(2), torch.zeros(P)
     with pytest.raises(ValueError, match="student_temperature must be positive"):
         dino(two, two, center, number, 0.04)

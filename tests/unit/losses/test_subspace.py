@@ -1,4 +1,4 @@
-"""Dimension-scaled regularisation against hand calculations, plain loops and the published ratios."""
+"""Dimension-scaled regularisation compared with hand calculations, plain loops and the published ratios."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def rotation(width: int = 5, seed: int = 9) -> torch.Tensor:
     return torch.linalg.qr(embeddings(width, width, seed)).Q
 
 
-def test_by_hand() -> None:
+def test_dimension_scaled_matches_hand_calculations() -> None:
     z, factors = torch.tensor([[3.0, 4.0]]), torch.tensor([2.0, 1.0])
     # u = (0.6, 0.8), stretched (1.2, 0.8), of length sqrt(2.08): cosine 1.36/1.4422 = 0.9430, distance sqrt(2 - 1.886).
     assert float(dimension_scaled(z, factors)) == pytest.approx(0.3376674885656316, rel=1e-6)
@@ -37,7 +37,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rotated", [False, True])
-def test_equals_its_equations(seed: int, rotated: bool) -> None:  # noqa: FBT001
+def test_dimension_scaled_equals_its_equations(seed: int, rotated: bool) -> None:  # noqa: FBT001
     z, d, q = embeddings(seed=seed), scale(), rotation() if rotated else None
     basis = np.eye(5) if q is None else q.numpy()
     stretch = sum(float(d[m]) * np.outer(basis[:, m], basis[:, m]) for m in range(5))
@@ -87,7 +87,7 @@ def test_the_gradient_stops_at_the_stretched_copy(variant: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_without_scaling_there_is_neither_loss_nor_gradient(dtype: torch.dtype) -> None:
+def test_a_scale_of_one_gives_neither_loss_nor_gradient(dtype: torch.dtype) -> None:
     z = embeddings(64, 128).to(dtype).requires_grad_()
     for q in (None, rotation(128).to(dtype)):
         value = dimension_scaled(z, torch.ones(128, dtype=dtype), q)
@@ -97,8 +97,9 @@ def test_without_scaling_there_is_neither_loss_nor_gradient(dtype: torch.dtype) 
 
 
 def test_gradients_relate_as_measured_on_random_unit_vectors() -> None:
-    # 128 unit vectors of 512 dimensions, 51 the client's own at alpha 10: the reference's gradient is 0.048 times
-    # that of the squared distance to the same target and, with respect to the unit vector, 0.016 times that of Eq. 7.
+    # 128 unit vectors of 512 dimensions, with 51 that are the client's own, at alpha 10: the reference's gradient is
+    # 0.048 times that of the squared distance to the same target and, with respect to the unit vector, 0.016 times that
+    # of Eq. 7.
     u = torch.nn.functional.normalize(embeddings(128, 512), dim=1).requires_grad_()
     d = scale(512, 51)
     target = torch.nn.functional.normalize((u * d).detach(), dim=1)

@@ -1,4 +1,4 @@
-"""FedU2's regulariser against hand calculations and plain loops over tangent points."""
+"""FedU2's regulariser compared with hand calculations and plain loops over tangent points."""
 
 import math
 
@@ -23,7 +23,7 @@ def log_map(t: np.ndarray, x: np.ndarray) -> np.ndarray:
     return math.acos(along) * sideways / np.linalg.norm(sideways)
 
 
-def test_by_hand() -> None:
+def test_tangent_sliced_wasserstein_matches_hand_calculations() -> None:
     pi = math.pi
     # In the tangent line at east a point at angle a has coordinate a. One point: (pi/3 - (-pi/6))^2 = (pi/2)^2.
     value = tangent_sliced_wasserstein(on_circle(pi / 3), on_circle(-pi / 6), EAST, NORTH)
@@ -37,7 +37,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_its_equation(seed: int) -> None:
+def test_tangent_sliced_wasserstein_equals_its_equation(seed: int) -> None:
     z, samples, tangents = normal(6, 4, seed=seed), normal(6, 4, seed=seed + 10), normal(3, 4, seed=seed + 20)
     projections = normal(3, 5, 4, seed=seed + 30)
     squares = []
@@ -51,13 +51,13 @@ def test_equals_its_equation(seed: int) -> None:
     assert float(value) == pytest.approx(np.mean(squares), rel=1e-10)
 
 
-def test_the_same_points_are_at_distance_zero_in_any_order() -> None:
+def test_equal_points_in_any_order_have_distance_zero() -> None:
     z, tangents, projections = normal(6, 4, seed=0), normal(3, 4, seed=1), normal(3, 5, 4, seed=2)
     assert float(tangent_sliced_wasserstein(z, 2 * z.flip(0), tangents, projections)) == pytest.approx(0, abs=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_points_on_the_tangent_point_and_at_its_antipode(dtype: torch.dtype) -> None:
+def test_tangent_points_and_their_antipodes_have_finite_values_and_gradients(dtype: torch.dtype) -> None:
     z = torch.cat([EAST, -EAST, on_circle(1e-4, 1e-9)]).to(dtype).requires_grad_()
     samples = on_circle(0.1, 0.2, 0.3, 0.4).to(dtype)
     value = tangent_sliced_wasserstein(z, samples, EAST.to(dtype), NORTH.to(dtype))
@@ -68,14 +68,14 @@ def test_points_on_the_tangent_point_and_at_its_antipode(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("angle", [1e-6, 1e-3, 0.04, 0.0447, 0.045, 0.1, 1.0, 3.0])
-def test_angles_are_right_on_both_sides_of_the_series(angle: float) -> None:
+def test_small_and_large_angles_are_exact(angle: float) -> None:
     value = tangent_sliced_wasserstein(on_circle(angle), EAST, EAST, NORTH)
     assert float(value) == pytest.approx(angle**2, rel=1e-10)
     single = tangent_sliced_wasserstein(on_circle(angle).float(), EAST.float(), EAST.float(), NORTH.float())
     assert float(single) == pytest.approx(angle**2, rel=1e-4)
 
 
-def test_the_regulariser_is_the_sum_over_as_many_tangent_points_as_samples() -> None:
+def test_the_regulariser_sums_over_as_many_tangent_points_as_samples() -> None:
     z = normal(6, 4, seed=0)
     generator = torch.Generator().manual_seed(5)
     tangents, samples = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -85,7 +85,7 @@ def test_the_regulariser_is_the_sum_over_as_many_tangent_points_as_samples() -> 
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
 
 
-def test_all_its_randomness_comes_from_the_generator() -> None:
+def test_all_randomness_comes_from_the_generator() -> None:
     z = normal(6, 4, seed=0)
     state = torch.get_rng_state()
     first, second = (flexible_uniform_regularizer(z, torch.Generator().manual_seed(5)) for _ in range(2))
