@@ -1,4 +1,4 @@
-"""A client's metrics of its encoder: against an independent float64 computation, and without leaving a trace."""
+"""A client's metrics of its encoder: compared with an independent float64 computation, and without side effects."""
 
 import math
 
@@ -14,7 +14,7 @@ from support.methods import ALL_METHODS, method_spec, methods_of_this_run
 
 
 class Flat(nn.Module):
-    """Pixels times a matrix (H, 64)."""
+    """Multiplies the pixels by a matrix of shape (H, 64)."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def _images(count: int) -> ClientData:
     )
 
 
-def test_the_numbers_against_an_independent_computation() -> None:
+def test_the_metrics_match_an_independent_computation() -> None:
     generator = torch.Generator().manual_seed(0)
     encoder, projector = (torch.randn(5, n, generator=generator) for n in (64, 5))
     received = {"encoder.weight": encoder - 0.25 * torch.randn(5, 64, generator=generator)}
@@ -69,19 +69,19 @@ def test_a_collapsed_encoder_has_no_spread() -> None:
     assert "divergence" not in observed
 
 
-def test_another_networks_weights_give_no_divergence() -> None:
+def test_weights_of_another_shape_give_no_divergence() -> None:
     modules = nn.ModuleDict({"encoder": Flat(torch.ones(5, 64))})
     assert "divergence" not in observe(modules, _images(4), {"encoder.weight": torch.ones(4, 64)}, _context())
 
 
-def test_one_image_has_no_rank_and_a_run_that_is_not_watched_no_numbers() -> None:
+def test_one_image_has_only_a_divergence_and_a_run_without_watching_has_no_metrics() -> None:
     modules = nn.ModuleDict({"encoder": Flat(torch.ones(5, 64))})
     received = {"encoder.weight": torch.full((5, 64), 2.0)}
     assert observe(modules, _images(1), received, _context()) == pytest.approx({"divergence": 0.5})
     assert observe(modules, _images(9), received, _context(watch={"num_images": 0})) == {}
 
 
-def test_few_images_say_nothing_of_the_rank() -> None:
+def test_few_images_give_no_effective_rank() -> None:
     """Three centred images have a rank of 2 at most, which is not a collapse."""
     modules = nn.ModuleDict({"encoder": Flat(torch.randn(5, 64))})
     assert "effective_rank" not in observe(modules, _images(7), {}, _context())
@@ -89,7 +89,7 @@ def test_few_images_say_nothing_of_the_rank() -> None:
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
-def test_every_method_is_watched_and_none_is_changed_by_it(name: str) -> None:
+def test_every_method_reports_diagnostics_that_do_not_change_its_result(name: str) -> None:
     weights = []
     for num_images in (0, 16):
         result = simulate(method_spec(name, num_rounds=1, watch={"num_images": num_images}))
@@ -99,7 +99,7 @@ def test_every_method_is_watched_and_none_is_changed_by_it(name: str) -> None:
     assert weights[0] == weights[1]
 
 
-def test_training_without_uniformity_is_seen_to_collapse() -> None:
+def test_training_without_uniformity_is_detected_as_a_collapse() -> None:
     spread = {}
     for weight in (0.0, 1.0):
         spec = method_spec(

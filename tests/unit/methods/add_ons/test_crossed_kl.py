@@ -1,4 +1,4 @@
-"""FedRLC: the objective against its equations, and what becomes of the centers on download."""
+"""FedRLC: the objective compared with its equations, and how a client updates its centers on download."""
 
 import copy
 from typing import Any
@@ -30,7 +30,7 @@ def _spec(crossed_kl: dict[str, Any] | None = None, merge: dict[str, Any] | None
 
 
 def _assigned(z: np.ndarray, centers: np.ndarray, exponent: float = -0.5) -> np.ndarray:
-    """FedRLC Eq. 4."""
+    """Compute the soft assignments of FedRLC Eq. 4."""
     kernel = (1 + ((z[:, None, :] - centers[None, :, :]) ** 2).sum(-1)) ** exponent
     return kernel / kernel.sum(1, keepdims=True)
 
@@ -40,7 +40,7 @@ def _kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _crossed(online: list[np.ndarray], target: list[np.ndarray]) -> float:
-    """FedRLC Eq. 6 and 8, sample by sample."""
+    """Compute the crossed divergence of FedRLC Eq. 6 and 8, sample by sample."""
     total = 0.0
     for q_online, q_target in ((online[0], target[1]), (online[1], target[0])):
         weight = q_target**2 / q_target.sum(0)
@@ -70,7 +70,7 @@ def test_the_objective_is_byols_plus_the_crossed_divergence(exponent: float) -> 
     assert crossed > 0
 
 
-def test_the_gradient_reaches_centers_and_online_network_but_not_the_target() -> None:
+def test_centers_and_online_network_get_a_gradient_but_not_the_target() -> None:
     state = training(_spec())
     losses, measurements = state.terms(state.batch())
     assert not measurements["centers_used"].requires_grad
@@ -81,7 +81,7 @@ def test_the_gradient_reaches_centers_and_online_network_but_not_the_target() ->
         assert all(p.grad is None for p in state.modules[name].parameters()), name
 
 
-def test_the_networks_run_once_a_view() -> None:
+def test_each_network_runs_once_per_view() -> None:
     """The predictor and the target network serve both losses."""
     state = training(_spec())
     calls: dict[str, int] = {}
@@ -91,7 +91,7 @@ def test_the_networks_run_once_a_view() -> None:
     assert calls == {"encoder": 2, "predictor": 2, "target_encoder": 2}
 
 
-def test_used_centers_are_counted_by_entropy() -> None:
+def test_the_number_of_used_centers_is_the_exponential_of_their_entropy() -> None:
     assert float(num_used(torch.eye(4))) == pytest.approx(4)
     assert float(num_used(torch.tensor([[0.6, 0.4], [0.9, 0.1]]))) == pytest.approx(1)
     shares = np.array([3 / 4, 1 / 4])
@@ -105,7 +105,7 @@ def test_the_number_of_used_centers_is_reported_and_not_minimised() -> None:
     assert metrics["loss"] == pytest.approx(metrics["loss/regression"] + metrics["loss/crossed_kl"], rel=1e-5)
 
 
-def test_centers_travel_as_centers_and_are_averaged_by_images() -> None:
+def test_centers_are_sent_as_centers_and_averaged_by_images() -> None:
     spec = _spec()
     plan = METHODS["fedrlc"].bind(spec).plan
     kinds = {tensor.name: tensor.kind for tensor in plan.update}
@@ -118,8 +118,8 @@ def test_centers_travel_as_centers_and_are_averaged_by_images() -> None:
 
 
 @pytest.mark.parametrize("reducer", [{"name": "ldawa", "num_plain_rounds": 0}, {"name": "eua"}, {"name": "mean"}])
-def test_whatever_becomes_of_the_weights_centers_have_a_rule_of_their_own(reducer: dict[str, Any]) -> None:
-    """L-DAWA would scale them, EUA take a direction; with equal weights they would not count by images."""
+def test_centers_are_averaged_by_images_whichever_reducer_combines_the_weights(reducer: dict[str, Any]) -> None:
+    """L-DAWA would scale them, and EUA would take a direction; with equal weights they would not count by images."""
     if reducer["name"] == "mean":
         reducer = {**reducer, "weighting": "uniform"}
     spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": [{"name": "crossed_kl"}], "reducer": reducer})
@@ -136,7 +136,7 @@ def test_whatever_becomes_of_the_weights_centers_have_a_rule_of_their_own(reduce
     torch.testing.assert_close(mean, 0.75 * moved[0]["centers.mu"] + 0.25 * moved[1]["centers.mu"])
 
 
-def test_centers_of_clients_who_train_alone_stay_with_them() -> None:
+def test_centers_of_clients_that_train_alone_are_not_sent() -> None:
     alone = {"merge": {"name": "local"}, "reducer": {"name": "none"}}
     spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": [{"name": "crossed_kl"}], **alone})
     result = simulate(spec, shards(spec))
@@ -162,8 +162,8 @@ def _download(spec: RunSpec, number: int = 2) -> tuple[Any, Tensors, Tensors]:
 
 
 @pytest.mark.parametrize("scale", ["raw", "unit"])
-def test_epsilon_is_the_divergence_of_the_global_assignments_from_the_local_ones(scale: str) -> None:
-    """With views that are the images, z is what the network in eval mode makes of an image."""
+def test_epsilon_is_the_divergence_of_the_global_from_the_local_assignments(scale: str) -> None:
+    """The views are the images themselves, so that z is the output of the network in eval mode."""
     spec = _spec({"scale": scale}, data=AS_THEY_ARE)
     received, broadcast, state = _download(spec)
     images = received.data.images.double() / 255
@@ -187,14 +187,14 @@ def test_epsilon_is_the_divergence_of_the_global_assignments_from_the_local_ones
     assert epsilon > 0
 
 
-def test_equal_networks_and_centers_do_not_diverge() -> None:
+def test_equal_networks_and_centers_have_an_epsilon_of_zero() -> None:
     spec = _spec()
     modules = METHODS["fedrlc"].bind(spec).client.build(context(spec, 0))
     data = client_data(spec, "client-0")
     assert float(center_divergence(modules, modules, data, context(spec, 2, "client-0"))) == 0
 
 
-def test_epsilon_changes_no_statistics_and_the_network_is_mixed_as_in_fedema() -> None:
+def test_computing_epsilon_changes_no_statistics_and_networks_are_mixed_as_in_fedema() -> None:
     received, broadcast, _ = _download(_spec())
     plain, *_ = _download(_spec(merge={"centers": "global"}))
     for name in ("encoder", "projector", "predictor", "target_encoder", "target_projector"):
@@ -207,7 +207,7 @@ def test_epsilon_changes_no_statistics_and_the_network_is_mixed_as_in_fedema() -
     assert received.modules["ema"].coefficient == torch.tensor(0.7)
 
 
-def test_in_a_clients_first_round_and_after_a_missed_one_everything_is_global() -> None:
+def test_a_clients_first_round_and_one_after_a_missed_round_take_the_global_weights() -> None:
     spec = _spec()
     for received, broadcast in ((_download(spec, number=3)[:2]), (training(spec), start(spec).broadcast)):
         assert torch.equal(received.modules["centers"].mu, broadcast["centers.mu"])
@@ -217,7 +217,7 @@ def test_in_a_clients_first_round_and_after_a_missed_one_everything_is_global() 
         assert float(received.modules["ema"].epsilon) == 0
 
 
-def test_a_client_that_joins_late_has_nothing_to_mix_even_if_stale_networks_are_mixed() -> None:
+def test_a_client_that_joins_late_takes_the_global_centers_even_if_stale_networks_are_mixed() -> None:
     spec = _spec(merge={"selective": False})
     _, later, _ = _download(spec)
     joined = training(spec, number=3, broadcast=later).modules
@@ -226,8 +226,8 @@ def test_a_client_that_joins_late_has_nothing_to_mix_even_if_stale_networks_are_
 
 
 @pytest.mark.parametrize("scale", ["raw", "unit"])
-def test_every_client_starts_from_the_centers_of_the_coordinator(scale: str) -> None:
-    """Algorithm 1, line 1. Centers with one index mean one cluster at all clients, so that their mean means it too."""
+def test_every_client_starts_from_the_coordinators_centers(scale: str) -> None:
+    """See algorithm 1, line 1. Centers with one index mean the same cluster at all clients, so their mean does, too."""
     spec = _spec({"scale": scale})
     sent = start(spec).broadcast["centers.mu"]
     for client in ("client-0", "client-1"):
@@ -238,7 +238,7 @@ def test_centers_at_unit_scale_start_with_unit_length() -> None:
     torch.testing.assert_close(start(_spec({"scale": "unit"})).broadcast["centers.mu"].norm(dim=1), torch.ones(5))
 
 
-def test_fedx_goes_onto_fedrlc() -> None:
+def test_fedx_can_be_added_to_fedrlc() -> None:
     add_ons = [{"name": "crossed_kl"}, {"name": "fedx"}]
     spec = method_spec("fedrlc", num_rounds=2, method={"name": "fedrlc", "add_ons": add_ons})
     result = simulate(spec, shards(spec))
@@ -248,7 +248,7 @@ def test_fedx_goes_onto_fedrlc() -> None:
 
 
 @pytest.mark.parametrize("host", ["fedbyol", "fedu", "fedema"])
-def test_the_crossed_divergence_goes_onto_the_byol_family(host: str) -> None:
+def test_the_crossed_divergence_can_be_added_to_the_byol_family(host: str) -> None:
     spec = method_spec(host, method={"name": host, "add_ons": [{"name": "crossed_kl", "num_centers": 3}]})
     result = simulate(spec, shards(spec))
     assert result.model["centers.mu"].shape == (3, 8)
@@ -266,6 +266,6 @@ def test_the_crossed_divergence_goes_onto_the_byol_family(host: str) -> None:
         ({"name": "fedbyol", "add_ons": [{"name": "crossed_kl", "exponent": 0.5}]}, "less than 0"),
     ],
 )
-def test_refused_with_the_reason(method: dict[str, Any], reason: str) -> None:
+def test_invalid_combinations_are_refused_with_the_reason(method: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         method_spec(method["name"], method=method)

@@ -1,4 +1,4 @@
-"""Decorrelation and FUR as add-ons: their values, and what their options change."""
+"""Decorrelation and FUR as add-ons: their values, and the effect of their options."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _spec(add_on: dict[str, Any], host: str = "fedalignuniform", **more: Any) ->
 
 
 def _decorrelation(x: Any) -> float:
-    """FedDecorr's code: unbiased standardisation, off-diagonal mean of the squares of x^T x, over N."""
+    """Compute the loss of FedDecorr's code: unbiased standardisation, off-diagonal mean of squares of x^T x, over N."""
     n, d = x.shape
     x = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0, ddof=1) + 1e-8)
     products = (x.T @ x) ** 2
@@ -26,7 +26,7 @@ def _decorrelation(x: Any) -> float:
 
 
 @pytest.mark.parametrize("on", ["z", "h"])
-def test_decorrelation_sums_over_the_views_of_what_it_is_on(on: str) -> None:
+def test_decorrelation_is_the_sum_over_the_views_of_the_chosen_outputs(on: str) -> None:
     client = training(_spec({"name": "decorrelation", "weight": 0.2, "on": on}))
     batch = client.batch()
     term = client.values(batch)["decorrelation"]
@@ -41,7 +41,7 @@ def test_decorrelations_paper_variant_is_the_norm_of_the_correlations() -> None:
     assert client.values(batch)["decorrelation"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_feddecorr_is_on_the_embeddings_with_a_tenth() -> None:
+def test_feddecorr_decorrelates_embeddings_with_a_weight_of_a_tenth() -> None:
     spec = method_spec("feddecorr")
     (add_on,) = spec.method.add_ons
     assert (add_on.name, add_on.on, add_on.weight, add_on.variant) == ("decorrelation", "z", 0.1, "reference")
@@ -55,7 +55,7 @@ def test_decorrelation_needs_two_features() -> None:
 
 
 def _fur(z: Any, samples: Any, tangents: Any, directions: Any, divisor: float) -> float:
-    """FUR in loops: log maps at every tangent point, sorted projections."""
+    """Compute FUR in loops: log maps at every tangent point, and sorted projections."""
     z, samples, tangents = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (z, samples, tangents))
 
     def log_map(t: Any, x: Any) -> Any:
@@ -83,7 +83,7 @@ def test_fur_is_the_sum_over_tangent_planes_of_a_sliced_distance() -> None:
     assert term == pytest.approx(expected, rel=1e-4)
 
 
-def test_fur_draws_anew_every_step_and_repeats_with_the_round() -> None:
+def test_fur_draws_new_numbers_in_every_step_that_depend_only_on_the_round() -> None:
     client, again = training(method_spec("fedu2")), training(method_spec("fedu2"))
     batch = client.batch()
     first, second = client.values(batch)["fur"], client.values(batch)["fur"]
@@ -93,7 +93,7 @@ def test_fur_draws_anew_every_step_and_repeats_with_the_round() -> None:
 
 
 @pytest.mark.parametrize("name", ["feddecorr", "fedu2"])
-def test_weight_0_is_the_host_alone(name: str) -> None:
+def test_a_weight_of_zero_leaves_only_the_hosts_losses(name: str) -> None:
     add_on = {"feddecorr": "decorrelation", "fedu2": "fur"}[name]
     spec = method_spec(name, method={"name": name, "add_ons": [{"name": add_on, "weight": 0}]})
     client, host = training(spec), training(method_spec("fedalignuniform"))
@@ -112,7 +112,7 @@ def test_weight_0_is_the_host_alone(name: str) -> None:
         ("fedbyol", {"name": "fur"}),
     ],
 )
-def test_go_onto_other_methods(host: str, add_on: dict[str, Any]) -> None:
+def test_both_add_ons_work_with_other_methods(host: str, add_on: dict[str, Any]) -> None:
     spec = _spec(add_on, host)
     result = simulate(spec, shards(spec))
     assert f"loss/{add_on['name']}" in result.history[-1].clients["client-0"]

@@ -1,4 +1,4 @@
-"""SSD: soft and hard separation, projector distillation."""
+"""SSD: soft and hard separation of dimensions, and projector distillation."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ def _unit(z: Any) -> Any:
 
 
 def _align_uniform(z1: Any, z2: Any) -> tuple[float, float]:
-    """Eq. 3 and the sign-corrected Eq. 4, in loops."""
+    """Compute Eq. 3 and the sign-corrected Eq. 4 in loops."""
     z1, z2 = _unit(z1), _unit(z2)
     uniform = 0.0
     for z in (z1, z2):
@@ -86,7 +86,7 @@ def test_the_objective_is_equation_10(dsr_variant: str, pd_variant: str) -> None
     )
 
 
-def test_the_default_is_the_reference_with_gamma_1_and_delta_a_tenth() -> None:
+def test_the_defaults_are_the_reference_variant_with_gamma_1_and_delta_a_tenth() -> None:
     named = _spec({"name": "dsr", "gamma": 1, "alpha": 10}, {"name": "pd", "delta": 0.1, "temperature": 0.5})
     preset = training(method_spec("ssd"))
     batch = preset.batch()
@@ -96,7 +96,7 @@ def test_the_default_is_the_reference_with_gamma_1_and_delta_a_tenth() -> None:
     assert method_spec("ssd").method.reducer.weighting == "batches"
 
 
-def test_the_rotation_is_orthonormal_and_everybodys() -> None:
+def test_the_rotation_is_orthonormal_and_the_same_for_all_clients() -> None:
     spec = method_spec("ssd")
     rotations = [training(spec, client, number).modules["dsr"].rotation for client, number in
                  (("client-0", 1), ("client-1", 1), ("client-2", 7))]  # fmt: skip
@@ -108,14 +108,14 @@ def test_the_rotation_is_orthonormal_and_everybodys() -> None:
     assert not torch.allclose(rotations[0], other)
 
 
-def test_rotations_are_not_always_on_one_side() -> None:
-    """Half of the uniformly drawn orthonormal matrices turn (det 1), half reflect, and an entry's mean is 0."""
+def test_random_rotations_include_reflections_and_have_mean_zero() -> None:
+    """Half of the uniformly drawn orthonormal matrices rotate (det 1), half reflect, and each entry has mean 0."""
     drawn = torch.stack([random_rotation(3, seed) for seed in range(200)])
     assert 60 < int((torch.linalg.det(drawn) > 0).sum()) < 140
     assert float(drawn.mean(dim=0).abs().max()) < 0.15
 
 
-def test_the_identity_as_rotation_is_scaling_of_coordinates() -> None:
+def test_the_identity_as_rotation_scales_the_clients_coordinates() -> None:
     client = training(_spec({"name": "dsr", "alpha": 4}))
     client.modules["dsr"].rotation.copy_(torch.eye(WIDTH))
     batch = client.batch()
@@ -130,8 +130,8 @@ def test_the_identity_as_rotation_is_scaling_of_coordinates() -> None:
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
-def test_dsr_pulls_into_the_clients_own_dimensions(variant: str) -> None:
-    """The gradient on z leaves the client's own (rotated) dimensions more of the length, and others less."""
+def test_dsr_pulls_embeddings_into_the_clients_own_dimensions(variant: str) -> None:
+    """A step against the gradient increases the share of the client's own (rotated) dimensions in the length of z."""
     client = training(_spec({"name": "dsr", "variant": variant}))
     part = client.algorithm.add_ons[0]
     z = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -148,13 +148,13 @@ def test_dsr_pulls_into_the_clients_own_dimensions(variant: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 10.0])
-def test_alpha_1_does_nothing(alpha: float) -> None:
+def test_dsr_has_no_effect_only_at_alpha_1(alpha: float) -> None:
     client = training(_spec({"name": "dsr", "alpha": alpha}))
     term = client.values(client.batch())["dsr"]
     assert (term == 0) == (alpha == 1)
 
 
-def test_the_clients_dimensions_differ_in_what_they_do() -> None:
+def test_clients_have_different_dimensions_and_therefore_different_terms() -> None:
     spec = method_spec("ssd")
     terms = []
     for client in ("client-0", "client-1"):
@@ -165,7 +165,7 @@ def test_the_clients_dimensions_differ_in_what_they_do() -> None:
     assert terms[0] != terms[1]
 
 
-def test_hard_separation_shows_the_losses_the_clients_own_dimensions_alone() -> None:
+def test_hard_separation_passes_only_the_clients_own_dimensions_to_the_losses() -> None:
     client = training(_spec({"name": "hsd", "variant": "mask"}, {"name": "pd"}))
     batch = client.batch()
     losses = client.values(batch)
@@ -176,7 +176,7 @@ def test_hard_separation_shows_the_losses_the_clients_own_dimensions_alone() -> 
     assert losses == pytest.approx({"alignment": align, "uniformity": uniform, "pd": pd}, rel=2e-5)
 
 
-def test_hard_separation_stops_the_other_dimensions_gradient() -> None:
+def test_hard_separation_stops_the_gradient_of_the_other_dimensions() -> None:
     client = training(_spec({"name": "hsd", "variant": "mask"}))
     torch.stack(list(client.losses(client.batch()).values())).sum().backward()  # type: ignore[no-untyped-call]
     last = client.modules["projector"][-1].weight.grad
@@ -185,7 +185,7 @@ def test_hard_separation_stops_the_other_dimensions_gradient() -> None:
     assert bool((last[owned] != 0).any())
 
 
-def test_a_projection_is_the_term_of_the_clients_own_columns() -> None:
+def test_the_projection_variant_adds_a_term_of_the_clients_own_columns() -> None:
     client = training(_spec({"name": "hsd", "variant": "projection", "gamma": 0.7}), "client-1")
     batch = client.batch()
     losses = client.values(batch)
@@ -203,7 +203,7 @@ def test_a_projection_is_the_term_of_the_clients_own_columns() -> None:
     assert losses["uniformity"] == pytest.approx(uniform, rel=1e-4)
 
 
-def test_a_projection_by_hand() -> None:
+def test_a_projection_matches_a_hand_calculation() -> None:
     # The first dimension is the client's own. (0.6, 0.8) is projected to (0.6, 0), of unit length (1, 0): distance
     # sqrt(0.16 + 0.64). (0, 1) has the projection (0, 0), and (1, 0) is its own: distances 1 and 0.
     z = torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
@@ -221,7 +221,7 @@ def test_a_projection_is_the_limit_of_dsr() -> None:
     assert apart[-1] < 1e-5
 
 
-def test_projecting_moves_embeddings_into_the_clients_own_columns() -> None:
+def test_the_projection_variant_moves_embeddings_into_the_clients_own_columns() -> None:
     def inside(add_on: dict[str, Any]) -> float:
         client = training(_spec(add_on), "client-1")
         assert client.ctx.dimensions is not None
@@ -238,7 +238,7 @@ def test_projecting_moves_embeddings_into_the_clients_own_columns() -> None:
     assert inside(strong) > 1.5 * inside(weak)
 
 
-def test_the_variant_is_always_written() -> None:
+def test_the_variant_is_always_serialised() -> None:
     (masked,) = _spec({"name": "hsd", "variant": "mask"}).method.model_dump(mode="json")["add_ons"]
     assert masked == {"name": "hsd", "num_clients": None, "variant": "mask"}
     (projected,) = _spec({"name": "hsd", "gamma": 2}).method.model_dump(mode="json")["add_ons"]
@@ -278,12 +278,12 @@ def test_nothing_of_the_separation_is_sent_or_kept() -> None:
         ("fedalignuniform", WIDE, [{"name": "dsr"}, {"name": "dsr"}], "'dsr' twice"),
     ],
 )
-def test_combinations_that_make_no_sense(host: str, model: Any, add_ons: Any, reason: str) -> None:
+def test_invalid_combinations_are_refused(host: str, model: Any, add_ons: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         _spec(*add_ons, host=host, model=model)
 
 
-def test_a_client_without_dimensions_is_refused() -> None:
+def test_a_client_without_valid_dimensions_is_refused() -> None:
     spec = method_spec("ssd")
     without = dataclasses.replace(context(spec, 1, "client-0"), dimensions=None)
     with pytest.raises(MethodError, match="client-0 was assigned no dimensions"):
@@ -303,7 +303,7 @@ def test_a_client_without_dimensions_is_refused() -> None:
         ("supervised", [{"name": "dsr"}]),
     ],
 )
-def test_goes_onto_other_methods(host: str, add_ons: Any) -> None:
+def test_separation_can_be_added_to_other_methods(host: str, add_ons: Any) -> None:
     spec = _spec(*add_ons, host=host)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -312,7 +312,7 @@ def test_goes_onto_other_methods(host: str, add_ons: Any) -> None:
     assert terms <= {name.removeprefix("loss/") for name in metrics}
 
 
-def test_ssd_with_fedemas_merge() -> None:
+def test_ssd_trains_with_fedemas_merge() -> None:
     spec = method_spec("ssd", method={"name": "ssd", "merge": {"name": "ema"}})
     result = simulate(spec, shards(spec))
     assert {"loss/dsr", "loss/pd"} <= result.history[-1].clients["client-0"].keys()

@@ -1,4 +1,4 @@
-"""FedX: its four losses from the equations, its teacher, its ablations, and the hosts that it goes onto."""
+"""FedX: its four losses from the equations, its teacher, its ablations, and the methods that it can be added to."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def _spec(host: str = "fedx", *others: dict[str, Any], **fedx: Any) -> RunSpec:
 
 
 def _drifted(broadcast: Tensors) -> Tensors:
-    """Other weights of the same shapes: a global model that the client has moved away from."""
+    """Return other weights of the same shapes: a global model that differs from the client's."""
     generator = torch.Generator().manual_seed(3)
     return {
         name: value
@@ -70,7 +70,7 @@ def _softmax(scores: Matrix) -> Matrix:
 
 
 def _nt_xent(a: Matrix, b: Matrix, temperature: float) -> float:
-    """Eq. 2, one anchor after the other: 2n anchors, self excluded, the positive in the denominator."""
+    """Compute Eq. 2, anchor by anchor: 2n anchors, without the anchor itself, with the positive in the denominator."""
     z, n = _unit(np.concatenate([a, b])), len(a)
     terms = []
     for i in range(2 * n):
@@ -80,7 +80,7 @@ def _nt_xent(a: Matrix, b: Matrix, temperature: float) -> float:
 
 
 def _relational(a: Matrix, b: Matrix, references: Matrix, temperature: float, variant: str) -> float:
-    """Eq. 6 and 7, or 10 and 11."""
+    """Compute Eq. 6 and 7, or Eq. 10 and 11."""
     r1, r2 = (_softmax(_unit(z) @ _unit(references).T / temperature) for z in (a, b))
     m = (r1 + r2) / 2
 
@@ -91,7 +91,7 @@ def _relational(a: Matrix, b: Matrix, references: Matrix, temperature: float, va
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
-def test_the_four_losses_are_the_equations(variant: str) -> None:
+def test_the_four_losses_are_those_of_the_equations(variant: str) -> None:
     client = _with_a_teacher_of_its_own(_spec(rel_kl=variant, temperature=0.2, global_relational=3.0))
     batch = client.batch()
     values = client.values(batch)
@@ -111,7 +111,7 @@ def test_the_four_losses_are_the_equations(variant: str) -> None:
 
 
 def _printed_contrast(local: Matrix, teacher: Matrix, temperature: float) -> float:
-    """Eq. 9 as printed, one anchor after the other: local anchors, and no positive in the denominator."""
+    """Compute Eq. 9 as printed, anchor by anchor: local anchors, and no positive in the denominator."""
     p, g, terms = _unit(local), _unit(teacher), []
     for i in range(len(p)):
         others = [z[k] for z in (p, g) for k in range(len(p)) if k != i]
@@ -119,7 +119,7 @@ def _printed_contrast(local: Matrix, teacher: Matrix, temperature: float) -> flo
     return float(np.mean(terms))
 
 
-def test_the_global_contrast_of_the_paper_is_equation_9_as_printed() -> None:
+def test_the_papers_variant_of_the_global_contrast_is_equation_9_as_printed() -> None:
     client = _with_a_teacher_of_its_own(_spec(variant="paper", temperature=0.2, global_contrastive=3.0))
     batch = client.batch()
     values, modules = client.values(batch), client.modules
@@ -138,11 +138,11 @@ def test_the_global_contrast_of_the_paper_is_equation_9_as_printed() -> None:
 
 @pytest.mark.parametrize("host", ["fedbyol", "fedsimsiam"])
 @pytest.mark.parametrize("local_contrastive", [1.0, 0.0])
-def test_relations_of_predictions_are_those_of_equation_5(host: str, local_contrastive: float) -> None:
+def test_relations_of_predictions_follow_equation_5(host: str, local_contrastive: float) -> None:
     client = training(_spec(host, relational="predictions", temperature=0.2, local_contrastive=local_contrastive))
     batch = client.batch()
     values, modules = client.values(batch), client.modules
-    with torch.no_grad():  # the views and the random images pass one after the other
+    with torch.no_grad():  # the views and the random images pass one after another
         streams = (*batch.views, batch.extra["references"])
         embedded = [modules["projector"](modules["encoder"](images)) for images in streams]
         predicted = [modules["predictor"](z) for z in embedded]
@@ -154,14 +154,14 @@ def test_relations_of_predictions_are_those_of_equation_5(host: str, local_contr
     assert projections["local_relational"] == pytest.approx(_relational(z1, z2, z_r, 0.2, "reference"), rel=1e-3)
 
 
-def test_specs_with_the_authors_code_are_written_as_before() -> None:
+def test_specs_with_the_variants_of_the_authors_code_are_serialised_as_before() -> None:
     (add_on,) = _spec().method.model_dump(mode="json")["add_ons"]
     assert add_on.keys().isdisjoint({"variant", "relational"})
     (printed,) = _spec("fedbyol", variant="paper", relational="predictions").method.model_dump(mode="json")["add_ons"]
     assert (printed["variant"], printed["relational"]) == ("paper", "predictions")
 
 
-def test_relational_losses_are_zero_where_the_views_coincide() -> None:
+def test_relational_losses_are_zero_for_coinciding_views() -> None:
     client = training(_spec())
     batch = client.batch()
     same = type(batch)((batch.views[0], batch.views[0]), batch.indices, batch.labels, batch.extra)
@@ -170,7 +170,7 @@ def test_relational_losses_are_zero_where_the_views_coincide() -> None:
     assert values["global_relational"] == pytest.approx(0, abs=1e-6)
 
 
-def test_references_are_other_images_in_an_order_of_their_own() -> None:
+def test_references_are_other_images_in_an_independent_order() -> None:
     client = training(_spec())
     plain = training(_spec(local_relational=0, global_relational=0))
     batches = list(client.algorithm.batches(client.data, 0, client.ctx))
@@ -179,7 +179,7 @@ def test_references_are_other_images_in_an_order_of_their_own() -> None:
     torch.testing.assert_close(plain.batch().views[0], client.batch().views[0])
 
 
-def test_the_teacher_is_the_broadcast_in_evaluation_mode_and_learns_nothing() -> None:
+def test_the_teacher_is_the_broadcast_in_evaluation_mode_and_is_not_trained() -> None:
     client = _with_a_teacher_of_its_own(_spec())
     teacher = client.modules["fedx_teacher"]
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
@@ -193,7 +193,7 @@ def test_the_teacher_is_the_broadcast_in_evaluation_mode_and_learns_nothing() ->
         assert all(parameter.grad is not None for parameter in client.modules[name].parameters())
 
 
-def test_the_teacher_is_the_global_model_whatever_the_merge_rule_makes_of_it() -> None:
+def test_the_teacher_is_the_global_model_whichever_merge_rule_is_used() -> None:
     add_ons = [{"name": "fedx"}]
     spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": add_ons, "merge": {"name": "ema", "tau": 0.7}})
     received = start(spec).broadcast
@@ -217,7 +217,7 @@ def test_the_teacher_is_the_global_model_whatever_the_merge_rule_makes_of_it() -
         (LOCAL_ONLY, {"nt_xent", "local_relational"}, False, True),
     ],
 )
-def test_ablations_leave_out_what_they_say_and_what_it_costs(
+def test_ablations_leave_out_their_terms_and_the_networks_that_only_these_need(
     *, ablation: dict[str, Any], terms: set[str], has_predictor: bool, has_references: bool
 ) -> None:
     client = training(_spec(**ablation))
@@ -225,7 +225,7 @@ def test_ablations_leave_out_what_they_say_and_what_it_costs(
     full = training(_spec()).values(training(_spec()).batch())
     values = client.values(batch)
     assert values.keys() == terms
-    if has_references:  # the same batch, so what is left is what it was
+    if has_references:  # the same batch, so the other terms do not change
         assert values == {name: pytest.approx(full[name], rel=1e-5) for name in terms}
     assert ("references" in batch.extra) == has_references
     assert any(name.startswith("fedx_predictor.") for name in client.broadcast) == has_predictor
@@ -240,7 +240,7 @@ def test_weights_multiply_their_terms() -> None:
 
 
 @pytest.mark.parametrize("other", [{"name": "proximal", "mu": 0.01}, {"name": "scaffold"}])
-def test_table_2_local_distillation_with_another_pull_to_the_global_model(other: dict[str, Any]) -> None:
+def test_local_distillation_trains_with_proximal_or_scaffold_as_in_table_2(other: dict[str, Any]) -> None:
     spec = _spec("fedx", other, **LOCAL_ONLY)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -248,7 +248,7 @@ def test_table_2_local_distillation_with_another_pull_to_the_global_model(other:
     assert any(not torch.equal(result.model[name], value) for name, value in plain.model.items())
 
 
-def test_local_distillation_needs_no_federation() -> None:
+def test_local_distillation_works_without_a_federation() -> None:
     add_ons = [{"name": "fedx", **LOCAL_ONLY}]
     alone = {"name": "fedsimclr", "add_ons": add_ons, "merge": {"name": "local"}, "reducer": {"name": "none"}}
     spec = method_spec("fedsimclr", method=alone)
@@ -256,7 +256,7 @@ def test_local_distillation_needs_no_federation() -> None:
 
 
 @pytest.mark.parametrize("host", methods_of_this_run(HOSTS))
-def test_goes_onto_every_host_and_changes_what_it_learns(host: str) -> None:
+def test_fedx_can_be_added_to_every_host_and_changes_its_result(host: str) -> None:
     spec = _spec(host)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -268,7 +268,7 @@ def test_goes_onto_every_host_and_changes_what_it_learns(host: str) -> None:
     assert not torch.equal(plain.model["encoder.blocks.0.conv.weight"], result.model["encoder.blocks.0.conv.weight"])
 
 
-def test_byols_predictor_and_fedxs_are_two() -> None:
+def test_byols_and_fedxs_predictors_are_separate() -> None:
     client = training(_spec("fedbyol"))
     mine, theirs = client.modules["fedx_predictor"], client.modules["predictor"]
     assert not any(isinstance(module, nn.BatchNorm1d) for module in mine.modules())  # as in FedX's code
@@ -276,12 +276,12 @@ def test_byols_predictor_and_fedxs_are_two() -> None:
     assert {id(p) for p in mine.parameters()}.isdisjoint(id(p) for p in theirs.parameters())
 
 
-def test_its_predictor_can_be_described() -> None:
+def test_the_predictor_can_be_configured() -> None:
     client = training(_spec(predictor={"hidden_dims": [5], "batch_norm": True}))
     assert [tuple(p.shape) for p in client.modules["fedx_predictor"].parameters() if p.ndim == 2] == [(5, 8), (8, 5)]
 
 
-def test_dapu_decides_about_fedus_predictor_alone() -> None:
+def test_dapu_applies_only_to_fedus_own_predictor() -> None:
     spec = _spec("fedu")
     merge = spec.method.merge.model_copy(update={"mu": 0.0})
     spec = spec.model_copy(update={"method": spec.method.model_copy(update={"merge": merge})})
@@ -323,6 +323,6 @@ def test_dapu_decides_about_fedus_predictor_alone() -> None:
         ),
     ],
 )  # fmt: skip
-def test_combinations_that_make_no_sense_are_refused(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_combinations_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         method_spec("fedx", **changes)

@@ -1,4 +1,4 @@
-"""FedProx: what it pulls on, and whereto."""
+"""FedProx: which weights it pulls, and towards what."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def _spec(host: str = "fedsimclr", mu: float = 0.1, **more: Any) -> RunSpec:
 
 
 @pytest.mark.parametrize("host", ["fedsimclr", "fedbyol", "supervised"])
-def test_zero_before_the_first_step_and_positive_after_it(host: str) -> None:
+def test_the_proximal_term_is_zero_before_the_first_step_and_positive_after_it(host: str) -> None:
     client = training(_spec(host))
     batch = client.batch()
     losses = client.losses(batch)
@@ -33,21 +33,21 @@ def test_zero_before_the_first_step_and_positive_after_it(host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "head"), [("supervised", "classifier"), ("fedbyol", "predictor"), ("fedsimclr", "projector")]
 )
-def test_pulls_on_every_head_that_is_trained(host: str, head: str) -> None:
+def test_the_proximal_term_includes_every_trained_head(host: str, head: str) -> None:
     client = training(_spec(host))
     with torch.no_grad():
         next(client.modules[head].parameters()).add_(1.0)
     assert client.values(client.batch())["proximal"] > 0
 
 
-def test_does_not_pull_on_a_target_network() -> None:
+def test_the_proximal_term_ignores_a_target_network() -> None:
     client = training(_spec("fedbyol"))
     with torch.no_grad():
         next(client.modules["target_encoder"].parameters()).add_(1.0)
     assert client.values(client.batch())["proximal"] == 0
 
 
-def test_pulls_towards_the_broadcast_whatever_the_merge_rule_makes_of_it() -> None:
+def test_weights_are_pulled_towards_the_broadcast_whatever_the_merge_rule() -> None:
     client = training(_spec())
     with torch.no_grad():
         for parameter in client.modules.parameters():
@@ -59,7 +59,7 @@ def test_pulls_towards_the_broadcast_whatever_the_merge_rule_makes_of_it() -> No
     assert client.values(client.batch())["proximal"] == pytest.approx(0.1 / 2 * by_hand, rel=1e-5)
 
 
-def test_a_larger_mu_stays_closer() -> None:
+def test_a_larger_mu_keeps_weights_closer_to_the_broadcast() -> None:
     distances = []
     for mu in (0.0, 1.0, 10.0):
         spec = _spec(mu=mu)
@@ -70,7 +70,7 @@ def test_a_larger_mu_stays_closer() -> None:
     assert distances[0] > distances[1] > distances[2]
 
 
-def test_mu_0_is_fedavg() -> None:
+def test_a_mu_of_zero_is_fedavg() -> None:
     spec = _spec(mu=0.0)
     update = local_round(spec, start(spec).broadcast).update
     plain = method_spec("fedsimclr")
@@ -78,6 +78,6 @@ def test_mu_0_is_fedavg() -> None:
     assert all(torch.equal(update[name], value) for name, value in expected.items())
 
 
-def test_there_must_be_a_global_model() -> None:
+def test_proximal_needs_a_global_model() -> None:
     with pytest.raises(ValidationError, match="proximal needs the global model"):
         _spec(merge={"name": "local"}, reducer={"name": "none"})

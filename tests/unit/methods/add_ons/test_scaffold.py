@@ -1,4 +1,4 @@
-"""SCAFFOLD: the corrected step, the variates' update, and what the coordinator and the clients keep."""
+"""SCAFFOLD: the corrected step, the update of the control variates, and what the coordinator and the clients keep."""
 
 import dataclasses
 from typing import Any
@@ -32,7 +32,7 @@ def _part(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def _with_control(spec: RunSpec, seed: int) -> tuple[Tensors, Tensors]:
-    """Return a broadcast with c, and a client state with c_k, both of random numbers."""
+    """Return a broadcast with c, and a client state with c_k, both with random numbers."""
     generator = torch.Generator().manual_seed(seed)
     broadcast = dict(start(spec).broadcast)
     state: Tensors = {}
@@ -72,7 +72,7 @@ def _by_the_algorithm(spec: RunSpec, broadcast: Tensors, state: Tensors, divisor
     ("step_size", "momentum", "divisor"),
     [("momentum", 0.9, LR / (1 - 0.9)), ("plain", 0.9, LR), ("momentum", 0.0, LR), ("plain", 0.0, LR)],
 )
-def test_a_round_is_algorithm_1(step_size: str, momentum: float, divisor: float) -> None:
+def test_a_round_follows_algorithm_1(step_size: str, momentum: float, divisor: float) -> None:
     spec = _spec(step_size, momentum=momentum)
     broadcast, state = _with_control(spec, seed=3)
     result = local_round(spec, broadcast, state=state)
@@ -84,7 +84,7 @@ def test_a_round_is_algorithm_1(step_size: str, momentum: float, divisor: float)
         torch.testing.assert_close(result.update[f"control_delta.{name}"], change, rtol=1e-4, atol=1e-5)
 
 
-def test_the_first_round_is_fedavgs_and_its_variates_are_mean_gradients() -> None:
+def test_the_first_round_is_that_of_fedavg_and_its_variates_are_mean_gradients() -> None:
     """Without momentum and with one step, c_k' is the gradient itself."""
     spec = _spec(momentum=0.0, training={"batch_size": 1000, "local_epochs": 1, "optimizer": {"momentum": 0.0}})
     spec = RunSpec.model_validate(
@@ -102,14 +102,14 @@ def test_the_first_round_is_fedavgs_and_its_variates_are_mean_gradients() -> Non
         torch.testing.assert_close(corrected.state[f"scaffold_own.{name}"], parameter.grad, rtol=1e-3, atol=2e-5)
 
 
-def test_the_ways_of_counting_a_step_differ_by_the_momentum() -> None:
+def test_variates_of_the_two_step_sizes_differ_by_the_momentum() -> None:
     broadcast = start(_spec()).broadcast
     momentum, plain = (local_round(_spec(step_size), broadcast).state for step_size in ("momentum", "plain"))
     for name, value in momentum.items():
         torch.testing.assert_close(plain[name], value / (1 - MOMENTUM), rtol=1e-5, atol=1e-9)
 
 
-def test_both_settle_at_a_correction_that_cancels_the_drift() -> None:
+def test_both_step_sizes_converge_to_a_correction_that_cancels_the_drift() -> None:
     """With constant gradients g_k, SGD with momentum drifts by g_k lr / (1 - m) per step; c_k - c must become that."""
     gradients, m = torch.tensor([1.0, 3.0], dtype=torch.float64), MOMENTUM
     for divisor in (LR / (1 - m), LR):
@@ -132,7 +132,7 @@ def test_the_coordinators_variate_moves_by_the_sampled_share() -> None:
         torch.testing.assert_close(after[f"control.{name}"], torch.full_like(state[f"control.{name}"], 2 / 3 * 2.0))
 
 
-def test_c_moves_by_no_more_than_the_mean_change_if_the_partition_has_too_few_clients() -> None:
+def test_c_moves_by_at_most_the_mean_change_if_the_partition_has_too_few_clients() -> None:
     spec = _spec(cohort={}, partition={"dataset": "digits", "num_clients": 2})
     state = start(spec).state
     change = {name.replace("control.", "control_delta.", 1): torch.ones_like(value) for name, value in state.items()
@@ -143,7 +143,7 @@ def test_c_moves_by_no_more_than_the_mean_change_if_the_partition_has_too_few_cl
         torch.testing.assert_close(after[f"control.{name}"], state[f"control.{name}"] + 1)
 
 
-def test_with_everybody_c_is_the_mean_of_the_clients_variates() -> None:
+def test_c_is_the_mean_of_the_clients_variates_with_full_participation() -> None:
     spec = _spec(num_rounds=3)
     result = simulate(spec, shards(spec))
     for name, c in _part(result.model, "control").items():
@@ -153,7 +153,7 @@ def test_with_everybody_c_is_the_mean_of_the_clients_variates() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.6])
-def test_c_is_the_mean_of_the_clients_variates_whatever_the_fraction_is_rounded_to(fraction: float) -> None:
+def test_c_is_the_mean_of_the_clients_variates_for_every_rounded_fraction(fraction: float) -> None:
     spec = _spec(num_rounds=3)
     clients = shards(spec)
     spec = _spec(num_rounds=3, cohort={"clients": list(clients), "fraction": fraction})
@@ -171,7 +171,7 @@ def test_a_pooled_client_has_no_drift_to_correct() -> None:
         torch.testing.assert_close(c, own[name], rtol=1e-4, atol=1e-6)
 
 
-def test_zero_epochs_change_nothing() -> None:
+def test_zero_epochs_do_not_change_the_variates() -> None:
     spec = _spec(training={"local_epochs": 0})
     broadcast, state = _with_control(spec, seed=1)
     result = local_round(spec, broadcast, state=state)
@@ -179,7 +179,7 @@ def test_zero_epochs_change_nothing() -> None:
     assert all(torch.equal(result.state[name], value) for name, value in state.items())
 
 
-def test_variates_are_declared_as_control_and_parameters_only() -> None:
+def test_variates_are_declared_as_control_and_only_for_parameters() -> None:
     spec = _spec()
     plan = METHODS["fedsimclr"].bind(spec).plan
     down = {tensor.name: tensor for tensor in plan.broadcast if tensor.kind == "control"}
@@ -192,7 +192,7 @@ def test_variates_are_declared_as_control_and_parameters_only() -> None:
     assert {tensor.reduce for tensor in (*down.values(), *up.values())} == {"method"}
 
 
-def test_covers_every_head_that_is_trained_wherever_it_comes_from() -> None:
+def test_variates_cover_every_trained_head_but_no_target_network() -> None:
     supervised = _spec(host="supervised")
     assert "control.classifier.weight" in start(supervised).broadcast
     both = method_spec("fedsimclr", method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}, {"name": "fedx"}]})
@@ -201,7 +201,7 @@ def test_covers_every_head_that_is_trained_wherever_it_comes_from() -> None:
     assert not any(name.startswith("control.target") for name in start(byol).broadcast)
 
 
-def test_leaves_the_initial_weights_alone() -> None:
+def test_scaffold_does_not_change_the_initial_weights() -> None:
     spec = _spec()
     plain = start(method_spec("fedsimclr")).broadcast
     assert all(torch.equal(start(spec).broadcast[name], value) for name, value in plain.items())
@@ -220,7 +220,7 @@ def test_the_target_network_follows_the_corrected_weights() -> None:
     torch.testing.assert_close(result.state[f"target_{name}"], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_only_sgd_tells_gradients_from_distances() -> None:
+def test_scaffold_requires_sgd_and_a_global_model() -> None:
     with pytest.raises(ValidationError, match=r"set training.optimizer.name to sgd"):
         _spec(training={"optimizer": {"name": "adam"}})
     with pytest.raises(ValidationError, match="scaffold needs the global model"):
@@ -228,7 +228,7 @@ def test_only_sgd_tells_gradients_from_distances() -> None:
 
 
 @pytest.mark.parametrize("host", ["supervised", "fedalignuniform"])
-def test_goes_onto_other_methods(host: str) -> None:
+def test_scaffold_can_be_added_to_other_methods(host: str) -> None:
     spec = method_spec(host, method={"name": host, "add_ons": [{"name": "scaffold"}, {"name": "proximal"}]})
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -237,12 +237,13 @@ def test_goes_onto_other_methods(host: str) -> None:
 # A client that has lost its variate
 
 
-def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
-    """Two clients, one number each, gradients 1 and 3, no momentum, S s = 1: c_k' = c_k - c + (g_k + c - c_k) = g_k.
+def test_variates_restart_after_a_client_lost_its_own_as_worked_out_by_hand() -> None:
+    """Two clients have one number each, gradients 1 and 3, no momentum, and S s = 1: c_k' = c_k - c + (g_k + c - c_k) =
+    g_k.
 
-    Round 1: c_a = 1, c_b = 3, c = 0 + (1 + 3) / 2 = 2. Then b loses c_b. In round 2 it starts from 0 and sends
-    3 - 0 = 3, and a sends 1 - 1 = 0: c would become 2 + 3 / 2 = 3.5, not the mean, 2. So c begins again from 0, and so
-    do both variates: round 3 gives c_a = 1, c_b = 3, c = 2, their mean.
+    Round 1: c_a = 1, c_b = 3, c = 0 + (1 + 3) / 2 = 2. Then b loses c_b. In round 2 it starts from 0 and sends 3 - 0 =
+    3, and a sends 1 - 1 = 0: c would become 2 + 3 / 2 = 3.5, not the mean, 2. Therefore c restarts from 0, and so do
+    both variates: round 3 gives c_a = 1, c_b = 3, c = 2, their mean.
     """
     spec = _spec(cohort={"clients": ["client-0", "client-1"], "min_clients": 2})
     state = start(spec).state
@@ -271,7 +272,7 @@ def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_c_is_the_mean_of_the_variates_again_after_a_client_lost_its_own(fraction: float) -> None:
+def test_c_becomes_the_mean_of_the_variates_again_after_clients_lost_their_own(fraction: float) -> None:
     spec = _spec(num_rounds=6)
     clients = shards(spec)
     spec = _spec(num_rounds=6, cohort={"clients": list(clients), "fraction": fraction})

@@ -1,4 +1,4 @@
-"""Rounds whose BatchNorm stays with each client, or is recalibrated on its images: what is sent, kept and combined."""
+"""Rounds whose BatchNorm is local or recalibrated on each client's images: what is sent, kept and combined."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def _norms(names: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALLOWED))
-def test_local_norms_stay_with_the_client_and_those_of_the_start_at_the_coordinator(name: str) -> None:
+def test_local_norms_are_kept_by_the_client_and_not_sent(name: str) -> None:
     spec = _spec("local", name)
     plan, first = METHODS[name].bind(spec).plan, start(spec)
     kept = {each.name for each in plan.broadcast if each.reduce == "keep"}
@@ -47,7 +47,7 @@ def test_local_norms_stay_with_the_client_and_those_of_the_start_at_the_coordina
     assert one.update.keys().isdisjoint(kept)
     assert kept <= one.state.keys()
     mean = "encoder.blocks.0.bn.running_mean"
-    assert torch.equal(one.state[mean], other.state[mean]) == (name == "orchestra")  # which only clusters in round 1
+    assert torch.equal(one.state[mean], other.state[mean]) == (name == "orchestra")  # only clusters in round 1
 
 
 def test_a_client_continues_with_its_own_norms() -> None:
@@ -68,7 +68,7 @@ def test_a_client_continues_with_its_own_norms() -> None:
         local_round(idle, broadcast, "client-0", number=2, state={k: v for k, v in one.state.items() if k not in own})
 
 
-def test_means_of_either_arithmetic_leave_local_norms_out() -> None:
+def test_float_and_fixed_point_means_leave_local_norms_out() -> None:
     exact = _spec("local", aggregation={"arithmetic": "fixed"})
     secure = _spec("local", aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
     result, masked = simulate(exact, shards(exact)), simulate(secure, shards(secure))
@@ -106,7 +106,7 @@ def test_a_site_evaluates_with_its_own_norms() -> None:
         weights_at_site(model, None, spec, 1)
 
 
-def test_weights_without_a_trained_norm_are_not_taken_for_an_encoder(tmp_path: Any) -> None:
+def test_weights_without_trained_norms_cannot_be_loaded_without_a_client_state(tmp_path: Any) -> None:
     spec = _spec("local", "fedsimclr")
     pulled(tmp_path, spec)
     with pytest.raises(SpecError, match=r"each site has its own: .*client_state=FILE"):
@@ -142,12 +142,14 @@ EVALUATION = {"dataset": "digits"}
         ("recalibrate", "fedbyol", {"model": {"encoder": {"norm": "group"}}}, "has none: leave it out"),
     ],
 )
-def test_what_cannot_have_a_policy_is_refused(policy: str, name: str, changes: dict[str, Any], reason: str) -> None:
+def test_methods_and_encoders_without_support_for_a_policy_are_refused(
+    policy: str, name: str, changes: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValidationError, match=reason):
         _spec(policy, name, **changes)
 
 
-def test_a_policy_about_frozen_norms_is_refused_before_training() -> None:
+def test_a_policy_for_frozen_norms_is_refused_before_training() -> None:
     spec = _spec("recalibrate", model={"trainable": ["blocks.*.conv.weight"]})
     with pytest.raises(SpecError, match="the encoder has no BatchNorm that is trained"):
         start(spec)

@@ -1,4 +1,4 @@
-"""How the two views of an image pass the networks: as one batch, or one after the other."""
+"""How the two views of an image pass the networks: as one batch, or one after another."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ def _spec(name: str, views: str) -> RunSpec:
 
 
 @pytest.mark.parametrize("name", ["fedalignuniform", "ssd", "flesd"])
-def test_views_share_batch_norm_statistics_or_do_not(name: str) -> None:
-    """One pass a step or two, and so other statistics and other weights."""
+def test_joint_and_separate_views_differ_in_their_batch_norm_statistics(name: str) -> None:
+    """There are one or two passes per step, and therefore different statistics and weights."""
     passes, rounds = [], []
     for views in ("joint", "separate"):
         spec = _spec(name, views)
@@ -30,8 +30,8 @@ def test_views_share_batch_norm_statistics_or_do_not(name: str) -> None:
     assert passes[0] > 0
     joint, separate = (result.metrics["loss"] for result in rounds)
     assert joint != separate
-    assert passes[1] > 1.5 * passes[0]  # what is measured after training is the same
+    assert passes[1] > 1.5 * passes[0]  # the measurements after training need as many passes
 
 
-def test_one_pass_is_the_default() -> None:
+def test_views_pass_jointly_by_default() -> None:
     assert method_spec("ssd") == _spec("ssd", "joint")

@@ -1,4 +1,4 @@
-"""Rounds that train adapters: only these and the heads are trained and sent."""
+"""Rounds that train adapters: only the adapters and the heads are trained and sent."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ RANK = 2
 
 
 def lora_spec(name: str, method: dict[str, Any] | None = None, **model: Any) -> RunSpec:
-    """Spec of a small training of adapters of the first block's attention."""
+    """Return a small spec that trains adapters of the first block's attention."""
     chosen: dict[str, Any] = {
         "encoder": {"name": "vit-tiny", "patch_size": 8, "depth": 2},
         "projector": {"hidden_dims": [16], "out_dim": 8},
@@ -47,7 +47,7 @@ def test_the_plan_sends_only_adapters_and_heads() -> None:
 
 
 def test_an_update_has_the_bytes_of_the_formula() -> None:
-    """r (in + out) numbers per layer: qkv maps 192 to 576 numbers, proj 192 to 192."""
+    """There are r (in + out) numbers per layer: qkv maps 192 to 576 numbers, proj 192 to 192."""
     plans = [METHODS["fedsimclr"].bind(lora_spec("fedsimclr", **model)).plan for model in ({}, {"projector": None})]
     numbers = RANK * (192 + 576) + RANK * (192 + 192)
     sizes = [sum(num_bytes(each.dtype, each.shape) for each in plan.update) for plan in plans]
@@ -82,7 +82,7 @@ def test_flesd_refuses_adapters() -> None:
         ("ldawa", {}),
     ],
 )
-def test_only_adapters_move(name: str, method: dict[str, Any]) -> None:
+def test_only_adapters_of_the_encoder_change(name: str, method: dict[str, Any]) -> None:
     spec = lora_spec(name, method)
     first = start(spec)
     locals_ = [local_round(spec, first.received, client) for client in ("client-0", "client-1")]
@@ -90,13 +90,13 @@ def test_only_adapters_move(name: str, method: dict[str, Any]) -> None:
     second = aggregate(spec, first.state, [(local.num_examples, local.update) for local in locals_])
     encoder = [key for key in first.received if key.startswith("encoder.")]
     moved = {key for key in encoder if not torch.equal(first.received[key], second.received[key])}
-    # The second factor starts from 0 and moves with the first step, the first one with the second.
+    # The second factor starts from 0 and moves with the first step; the first factor moves with the second step.
     assert {key for key in ADAPTERS if key.endswith("lora_b")} <= moved <= ADAPTERS
     third = local_round(spec, second.received, "client-0", number=2, state=locals_[0].state)
     assert third.update.keys() == locals_[0].update.keys()
 
 
-def test_a_run_ends_with_an_encoder_that_is_merged() -> None:
+def test_a_run_ends_with_the_adapters_merged_into_the_encoder() -> None:
     spec = lora_spec("fedalignuniform").model_copy(update={"num_rounds": 1})
     result = simulate(spec, shards(spec))
     before, after = (load_encoder(tensors, spec).state_dict() for tensors in (result.initial, result.model))

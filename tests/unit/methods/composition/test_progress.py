@@ -13,7 +13,7 @@ from support.rounds import local_round, start, training
 SCHEDULED = {"name": "fedbyol", "target_momentum": 0.9, "target_momentum_schedule": "cosine"}
 
 
-def test_the_share_of_the_run_is_that_of_rounds_and_steps() -> None:
+def test_progress_counts_finished_rounds_and_shares_of_steps() -> None:
     progress = Progress()
     progress.start(Schedule(num_epochs=2, steps_per_epoch=4, learning_rate=0.1), context(method_spec("fedbyol"), 3))
     assert float(progress.rounds()) == 2
@@ -22,20 +22,20 @@ def test_the_share_of_the_run_is_that_of_rounds_and_steps() -> None:
     assert float(progress.rounds()) == 2.25
 
 
-def test_a_round_without_steps_has_a_share_too() -> None:
+def test_progress_works_in_a_round_without_steps() -> None:
     progress = Progress()
     progress.start(Schedule(num_epochs=0, steps_per_epoch=4, learning_rate=0.1), context(method_spec("fedbyol"), 1))
     assert float(progress.rounds()) == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.75, 1.0])
-def test_the_momentum_is_that_of_byol(share: float) -> None:
+def test_the_momentum_follows_byols_schedule(share: float) -> None:
     expected = 1 - (1 - 0.996) * (math.cos(math.pi * share) + 1) / 2
     assert float(cosine_to_one(0.996, torch.tensor(share))) == pytest.approx(expected, abs=1e-7)
 
 
 def test_the_target_follows_with_the_momentum_of_its_step() -> None:
-    """Three steps of a round of four in round 2 of 2, with the online network moved by hand."""
+    """Three steps of a round of four are taken in round 2 of 2, with the online network moved by hand."""
     spec = method_spec("fedbyol", method=SCHEDULED)
     client = training(spec, number=2)
     algorithm, modules = client.algorithm, client.modules
@@ -51,7 +51,7 @@ def test_the_target_follows_with_the_momentum_of_its_step() -> None:
     torch.testing.assert_close(target.detach().double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_scheduled_target_is_kept_and_sends_nothing_more() -> None:
+def test_a_scheduled_target_is_kept_and_changes_neither_what_is_sent_nor_what_is_kept() -> None:
     scheduled, constant = method_spec("fedbyol", method=SCHEDULED), method_spec("fedbyol")
     one, other = (local_round(spec, start(spec).broadcast) for spec in (scheduled, constant))
     assert one.update.keys() == other.update.keys()
@@ -60,6 +60,6 @@ def test_a_scheduled_target_is_kept_and_sends_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedu", "fedema", "fedrlc"])
-def test_the_presets_of_byol_have_the_schedule(name: str) -> None:
+def test_the_presets_of_byol_support_the_schedule(name: str) -> None:
     spec = method_spec(name, method={"name": name, "target_momentum_schedule": "cosine"})
     assert "progress" in training(spec).modules

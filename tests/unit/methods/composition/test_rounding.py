@@ -1,4 +1,4 @@
-"""Uploads as bfloat16 differences: the numbers by hand, what is kept, the bytes, and what is refused."""
+"""Uploads as bfloat16 differences: numbers worked out by hand, the kept errors, the bytes, and what is refused."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ def _spec(method: str = "fedsimclr", **changes: Any) -> RunSpec:
     return method_spec(method, upload=ROUNDED, **changes)
 
 
-def test_two_rounds_by_hand() -> None:
+def test_two_rounds_match_a_hand_calculation() -> None:
     """bfloat16 has 8 bits: between 1 and 2 its numbers are 1/128 apart.
 
-    From 2 to 3 + 1/1024, the difference 1 + 1/1024 is sent as 1, and 1/1024 is kept. The next difference is
-    1 + 15/1024: with what was kept 1 + 16/1024, which is 2/128 above 1 and is sent exactly. Nothing is left.
+    From 2 to 3 + 1/1024, the difference 1 + 1/1024 is sent as 1, and 1/1024 is kept. The next difference is 1 +
+    15/1024: with the kept error it is 1 + 16/1024, which is 2/128 above 1 and is sent exactly. Nothing is left.
     """
     first, errors = rounded_update({"w": torch.tensor([3 + 1 / 1024])}, {"w": torch.tensor([2.0])}, {}, ["w"])
     assert (first["w"].dtype, float(first["w"])) == (torch.bfloat16, 1.0)
@@ -40,7 +40,7 @@ def test_two_rounds_by_hand() -> None:
     assert float(errors["upload_error.w"]) == 0.0
 
 
-def test_what_was_sent_and_the_last_error_are_all_differences() -> None:
+def test_the_sent_differences_and_the_last_error_add_up_to_all_differences() -> None:
     """Over ten rounds, in float64: sum q + e = sum (x' - x), and each q has 8 bits."""
     generator, state = torch.Generator().manual_seed(3), dict[str, torch.Tensor]()
     sent, exact = np.zeros(50), np.zeros(50)
@@ -87,8 +87,8 @@ def test_a_round_sends_differences_and_the_coordinator_restores_the_weights() ->
 
 
 @pytest.mark.parametrize("method", ["fedbyol", pytest.param("scaffold", marks=pytest.mark.full)])
-def test_methods_with_states_keep_both(method: str) -> None:
-    """Also with a norm bound, a fixed-point sum and half of the clients in a round."""
+def test_methods_with_states_keep_them_and_the_rounding_errors(method: str) -> None:
+    """This also holds with a norm bound, a fixed-point sum and a part of the clients in a round."""
     changes: dict[str, Any] = {
         "robustness": {"max_update_norm": 1e6},
         "aggregation": {"arithmetic": "fixed"},
@@ -116,7 +116,7 @@ def test_methods_with_states_keep_both(method: str) -> None:
         ),
     ],
 )
-def test_specs_that_cannot_be_rounded_are_refused(method: str, changes: dict[str, Any], why: str) -> None:
+def test_specs_whose_uploads_cannot_be_rounded_are_refused(method: str, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         _spec(method, **changes)
     with pytest.raises(ValidationError, match="bfloat16"):
@@ -129,5 +129,5 @@ def test_methods_that_send_no_weights_are_refused_before_training(method: str) -
         start(_spec(method))
 
 
-def test_a_spec_without_it_is_serialised_as_before() -> None:
+def test_a_spec_without_rounding_is_serialised_as_before() -> None:
     assert "upload" not in method_spec("fedsimclr").model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Encoders that divide their batches among several devices."""
+"""Encoders that split their batches among several devices."""
 
 import copy
 
@@ -14,13 +14,13 @@ from support.methods import method_spec
 from support.rounds import training
 
 
-def test_encoders_keep_their_tensors_and_copies_have_their_own() -> None:
+def test_split_encoders_keep_their_tensors_and_copies_are_independent() -> None:
     client = training(method_spec("fedbyol"))
     before = {name: tensor.clone() for name, tensor in client.modules.state_dict().items()}
     x = client.batch().views[0]
     expected = client.modules["encoder"].eval()(x)
     split_encoders(client.modules)
-    split_encoders(client.modules)  # again, without an effect
+    split_encoders(client.modules)  # a second call has no effect
     norms = [module for module in client.modules["encoder"].modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
     assert all(type(module) is SplitBatchNorm2d for module in norms)
@@ -44,7 +44,7 @@ class _Odd(Encoder):
         return normed
 
 
-def test_another_normalisation_over_the_batch_is_refused_by_the_name_of_its_layer() -> None:
+def test_other_batch_normalisations_are_refused_with_the_name_of_the_layer() -> None:
     with pytest.raises(MethodError, match=r"the encoder's norm is a BatchNorm1d, .* without --gpus"):
         split_encoders(nn.ModuleDict({"encoder": _Odd(nn.BatchNorm1d(3))}))
     split_encoders(nn.ModuleDict({"encoder": _Odd(nn.LayerNorm(3))}))

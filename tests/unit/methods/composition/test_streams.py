@@ -1,4 +1,4 @@
-"""The further image streams of a batch."""
+"""The additional image streams of a batch."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedssl.methods.composition.streams import draw_batches, draw_streams, quart
 from support.methods import context, method_spec
 
 
-def test_every_image_is_turned_by_its_quarters() -> None:
+def test_images_are_rotated_by_quarter_turns_in_sequence() -> None:
     images = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     quarters = quarter_turns(6, torch.device("cpu")).tolist()
     assert quarters == [0, 1, 2, 3, 0, 1]
@@ -21,7 +21,7 @@ def test_every_image_is_turned_by_its_quarters() -> None:
         assert torch.equal(torch.rot90(image, quarter, dims=(1, 2)), result)
 
 
-def test_references_pass_once_through_all_images_in_an_epoch() -> None:
+def test_references_cover_all_images_once_per_epoch() -> None:
     spec = method_spec("fedsimclr", training={"batch_size": 4})
     data = ClientData(torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1))
     ctx = context(spec, 1, "client-0")
@@ -39,7 +39,7 @@ def test_references_pass_once_through_all_images_in_an_epoch() -> None:
     assert not torch.equal(other["references"].pixels, drawn[0]["references"].pixels)
 
 
-def test_no_batch_and_no_references_have_two_images_of_a_group() -> None:
+def test_batches_and_references_have_at_most_one_image_of_each_group() -> None:
     spec = method_spec("fedsimclr", training={"batch_size": 4}, data={"distinct_groups": True})
     ctx = context(spec, 1, "client-0")
     groups = torch.tensor([0] * 5 + [1] * 3 + [2, 2, 3, 4])
@@ -60,7 +60,7 @@ def test_no_batch_and_no_references_have_two_images_of_a_group() -> None:
         draw_batches(ClientData(data.images), torch.Generator(), ctx)
 
 
-def test_a_fraction_of_an_epoch_is_its_first_batches() -> None:
+def test_a_fraction_of_an_epoch_consists_of_its_first_batches() -> None:
     data = ClientData(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), groups=torch.arange(20))
     for in_groups in ({}, {"data": {"distinct_groups": True}}):
         whole, part = (
@@ -76,7 +76,7 @@ def test_a_fraction_of_an_epoch_is_its_first_batches() -> None:
 
 
 def test_only_streams_draws_batches_of_a_clients_images() -> None:
-    """Otherwise a method could put two images of a group into a batch. The others draw batches of public images."""
+    """Otherwise a method could put two images of a group into a batch. The other modules draw public images."""
     [folder] = fedssl.methods.__path__
     found = {
         path.name

@@ -39,7 +39,7 @@ METHODS_OF_CONVNETS = [name for name in TRAINED_METHODS if name not in ("fedmae"
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(METHODS_OF_CONVNETS))
-def test_frozen_tensors_stay_those_of_the_start_and_are_not_sent(name: str) -> None:
+def test_frozen_tensors_keep_their_initial_values_and_are_not_sent(name: str) -> None:
     spec = frozen_spec(name)
     first = start(spec)
     locals_ = [local_round(spec, first.received, client) for client in ("client-0", "client-1")]
@@ -93,20 +93,20 @@ def test_the_target_network_is_frozen_too() -> None:
         assert torch.equal(state[name.replace("encoder.", "target_encoder.", 1)], first.received[name]), name
 
 
-def test_a_scheme_without_heads_still_trains_what_is_left() -> None:
+def test_a_partly_frozen_encoder_trains_without_heads() -> None:
     model = {"encoder": {"widths": [8, 16]}, "projector": None}
     spec = frozen_spec("fedsimclr", model=model)
     assert {name.split(".")[2] for name in local_round(spec, start(spec).received).update} == {"1"}
 
 
-def test_fixed_point_sums_leave_frozen_tensors_alone() -> None:
+def test_fixed_point_sums_do_not_change_frozen_tensors() -> None:
     spec = frozen_spec("fedsimclr", aggregation={"arithmetic": "fixed"})
     result = simulate(spec, shards(spec))
     assert all(torch.equal(result.model[name], result.initial[name]) for name in FROZEN)
     assert not torch.equal(result.model["encoder.blocks.1.conv.weight"], result.initial["encoder.blocks.1.conv.weight"])
 
 
-def test_all_parameters_by_name_give_the_bits_of_the_default() -> None:
+def test_naming_all_parameters_gives_the_bits_of_the_default() -> None:
     spec = method_spec("fedbyol")
     named = spec.model_copy(update={"model": spec.model.model_copy(update={"trainable": ("*",)})})
     assert plan_of(named) == plan_of(spec)

@@ -1,4 +1,4 @@
-"""FLESD's clients with encoders of their own: what they keep, what they send, and what they may learn."""
+"""FLESD's clients with their own encoders: what they keep, what they send, and what they learn from the student."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_a_client_with_its_own_encoder_keeps_its_network() -> None:
     assert result.model["encoder.blocks.1.conv.weight"].shape == (16, 8, 3, 3)
 
 
-def test_it_goes_on_from_where_it_was_and_not_from_the_students_weights() -> None:
+def test_such_a_client_continues_from_its_own_weights_and_not_from_the_students() -> None:
     spec = _spec()
     broadcast = start(spec).broadcast
     state = local_round(spec, broadcast, "client-1").state
@@ -61,7 +61,7 @@ def test_it_goes_on_from_where_it_was_and_not_from_the_students_weights() -> Non
 
 
 @pytest.mark.parametrize("host", ["fedsimclr", "fedmoco", "fedalignuniform"])
-def test_other_objectives_have_such_clients_too(host: str) -> None:
+def test_other_objectives_support_clients_with_their_own_encoders(host: str) -> None:
     spec = _spec({"client_distillation": {"num_epochs": 2}}, host)
     result = simulate(spec, shards(spec))
     assert result.client_states["client-1"]["encoder.blocks.2.conv.weight"].shape == (24, 12, 3, 3)
@@ -80,7 +80,7 @@ def test_embeddings_of_different_widths_fit_one_plan(packing: str) -> None:
     assert simulate(spec, shards(spec)).history[-1].loss is not None
 
 
-def test_representations_need_one_width() -> None:
+def test_sending_representations_requires_equal_widths() -> None:
     same = {"client_encoders": {"client-1": {"name": "convnet", "widths": [4, 4, 16]}}}
     spec = _spec({**same, "packing": "representations-f32"}, **NO_PROJECTOR)
     assert simulate(spec, shards(spec)).history[-1].loss is not None
@@ -119,10 +119,10 @@ def _divergence(spec: RunSpec, modules: torch.nn.ModuleDict, broadcast: Tensors)
     return float((p * (p / q).log()).sum(dim=1).mean())
 
 
-def test_a_client_learns_what_the_student_knows() -> None:
+def test_distillation_brings_a_client_closer_to_the_student() -> None:
     spec = _spec(LEARNING, data=AS_THEY_ARE)
     taught = method_spec("fedsimclr", num_rounds=4, training={"batch_size": 32, "local_epochs": 4})
-    student = simulate(taught, shards(taught)).model  # a network that tells images apart, of the same shape
+    student = simulate(taught, shards(taught)).model  # a network of the same shape that distinguishes images
     state = local_round(spec, start(spec).broadcast, "client-1").state
     deaf = _spec({"temperature": 0.2}, data=AS_THEY_ARE)
     before, after = (_after_merge(chosen, 2, student, state) for chosen in (deaf, spec))
@@ -130,21 +130,21 @@ def test_a_client_learns_what_the_student_knows() -> None:
     assert _divergence(spec, after, student) < 0.5 * _divergence(spec, before, student)
 
 
-def test_in_the_first_round_there_is_nothing_to_learn() -> None:
+def test_clients_do_not_distil_in_the_first_round() -> None:
     spec, deaf = _spec(LEARNING), _spec({"temperature": 0.2})
     broadcast = start(spec).broadcast
     one, other = (local_round(chosen, broadcast, "client-1") for chosen in (spec, deaf))
     assert all(torch.equal(one.state[name], other.state[name]) for name in one.state)
 
 
-def test_clients_with_the_runs_encoder_take_the_students_weights_as_ever() -> None:
+def test_clients_with_the_runs_encoder_take_the_students_weights_as_usual() -> None:
     spec, deaf = _spec(LEARNING), _spec({"temperature": 0.2})
     broadcast = start(spec).broadcast
     one, other = (local_round(chosen, broadcast, "client-0", 2) for chosen in (spec, deaf))
     assert all(torch.equal(one.update[name], other.update[name]) for name in one.update)
 
 
-def test_it_changes_the_run_and_repeats() -> None:
+def test_client_distillation_changes_the_run_and_is_reproducible() -> None:
     spec = _spec({"client_distillation": {"num_epochs": 2}})
     first, again, deaf = (simulate(chosen, shards(spec)) for chosen in (spec, spec, _spec()))
     for name, tensor in first.client_states["client-1"].items():
@@ -153,12 +153,12 @@ def test_it_changes_the_run_and_repeats() -> None:
     assert any(not torch.equal(first.model[name], deaf.model[name]) for name in first.model)
 
 
-def test_it_sends_and_receives_no_more() -> None:
+def test_client_distillation_does_not_change_what_is_sent_and_received() -> None:
     spec, deaf = _spec(LEARNING), _spec()
     assert METHODS["flesd"].bind(spec).plan == METHODS["flesd"].bind(deaf).plan
 
 
-def test_it_can_be_called_off_at_every_epoch() -> None:
+def test_client_distillation_can_be_cancelled_after_every_epoch() -> None:
     spec = _spec(LEARNING)
     broadcast = start(spec).broadcast
     state = local_round(spec, broadcast, "client-1").state
@@ -180,17 +180,17 @@ def test_one_epoch_that_only_fills_the_queue_is_refused() -> None:
         _spec({"num_anchors": 71, "num_epochs": 5, "client_distillation": {"num_epochs": 1}})
 
 
-# --- What the clients declared --------------------------------------------------------------------------------------
+# --- Encoders declared by the clients --------------------------------------------------------------------------------
 
 
-def test_encoders_left_to_the_clients_need_a_coordinator() -> None:
+def test_encoders_declared_by_clients_require_a_coordinator() -> None:
     spec = _spec({"client_encoders": "declared"})
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
     with pytest.raises(SpecError, match="only a coordinator can resolve: write the encoders out"):
         simulate(spec, shards(spec))
 
 
-def test_who_trains_what() -> None:
+def test_each_client_trains_its_listed_encoder_or_the_runs() -> None:
     spec = _spec()
     config, model = _config(spec), spec.model
     assert config.encoder_of("client-1", model) == EncoderConfig(widths=(4, 12, 24))
@@ -198,7 +198,7 @@ def test_who_trains_what() -> None:
     assert distillation_of(method_spec("fedsimclr").method) is None
 
 
-def test_settings_that_a_network_does_not_read_make_no_other_network() -> None:
+def test_settings_that_an_encoder_ignores_do_not_make_it_a_different_network() -> None:
     resnet = EncoderConfig(name="resnet18")
     assert resnet.is_same_network(EncoderConfig(name="resnet18", widths=(1, 2)))
     assert not resnet.is_same_network(EncoderConfig(name="resnet18", stem="imagenet"))
@@ -227,7 +227,7 @@ def test_add_ons_that_need_the_global_weights_are_refused(encoders: Any) -> None
         (5, (), "valid dictionary"),
     ],
 )
-def test_a_mistake_is_told_once_and_where_it_is(encoders: Any, place: tuple[str, ...], words: str) -> None:
+def test_an_invalid_encoder_is_reported_once_at_its_place(encoders: Any, place: tuple[str, ...], words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         _spec({"client_encoders": encoders})
     (error,) = caught.value.errors()

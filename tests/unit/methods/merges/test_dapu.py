@@ -1,4 +1,4 @@
-"""FedU: what a download replaces, when the predictor follows, and Table 4's ablations."""
+"""FedU: what a download replaces, when the predictor is replaced, and the ablations of Table 4."""
 
 import itertools
 from typing import Any
@@ -64,7 +64,7 @@ def test_the_papers_divergence_is_a_squared_norm_over_encoder_and_projector() ->
     assert float(result.state["dapu.distance"]) == pytest.approx(np.sum(squares), rel=1e-5)
 
 
-def test_of_a_resnet18_seventeen_convolutions_count() -> None:
+def test_seventeen_convolutions_of_a_resnet18_count() -> None:
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 3), 0)
     twin = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 3), 0)
     with torch.no_grad():
@@ -88,14 +88,14 @@ def test_the_predictor_switches_exactly_at_the_threshold() -> None:
         assert all(are_equal(modules[name], _of(broadcast, name)) for name in ONLINE)
 
 
-def test_a_download_leaves_the_target_network_alone() -> None:
+def test_a_download_does_not_change_the_target_network() -> None:
     state, _, modules = _second_download(_spec())
     assert all(are_equal(modules[f"target_{name}"], _of(state, f"target_{name}")) for name in ONLINE)
 
 
 @pytest.mark.parametrize("predictor", ["dapu", "local", "global"])
 @pytest.mark.parametrize("number", [1, 7])
-def test_without_state_everything_comes_from_the_broadcast(predictor: str, number: int) -> None:
+def test_without_a_client_state_all_modules_come_from_the_broadcast(predictor: str, number: int) -> None:
     spec = _spec(predictor=predictor, update="target", mu=0.0)
     broadcast = _moved(start(spec).broadcast)
     modules = training(spec, number=number, broadcast=broadcast).modules
@@ -108,7 +108,7 @@ def test_without_state_everything_comes_from_the_broadcast(predictor: str, numbe
 @pytest.mark.parametrize(
     ("update", "predictor"), list(itertools.product(["online", "target", "both"], ["global", "local"]))
 )
-def test_table_4_what_is_updated(update: str, predictor: str) -> None:
+def test_the_updated_networks_are_those_of_table_4(update: str, predictor: str) -> None:
     state, broadcast, modules = _second_download(_spec(update=update, predictor=predictor))
     for name in ONLINE:
         online = _of(broadcast, name) if update != "target" else _of(state, f"dapu.local.{name}")
@@ -120,7 +120,7 @@ def test_table_4_what_is_updated(update: str, predictor: str) -> None:
 
 
 @pytest.mark.parametrize("aggregate", ["online", "target"])
-def test_table_4_what_is_aggregated(aggregate: str) -> None:
+def test_the_aggregated_network_is_that_of_table_4(aggregate: str) -> None:
     spec = _spec(aggregate=aggregate)
     result = local_round(spec, start(spec).broadcast)
     for name in ONLINE:
@@ -129,14 +129,14 @@ def test_table_4_what_is_aggregated(aggregate: str) -> None:
 
 
 @pytest.mark.full
-def test_the_whole_of_table_4_trains() -> None:
+def test_all_combinations_of_table_4_train() -> None:
     for aggregate, update in itertools.product(["online", "target"], ["online", "target", "both"]):
         spec = _spec(aggregate=aggregate, update=update, predictor="local")
         result = simulate(spec, shards(spec))
         assert all(bool(value.isfinite().all()) for value in result.model.values())
 
 
-def test_it_goes_onto_any_objective_that_predicts() -> None:
+def test_dapu_works_with_other_objectives_that_predict() -> None:
     spec = _spec("fedsimsiam")
     assert simulate(spec, shards(spec)).history[-1].loss is not None
 
@@ -149,12 +149,12 @@ def test_it_goes_onto_any_objective_that_predicts() -> None:
         ("fedsimsiam", {"update": "both"}, "no target network"),
     ],
 )
-def test_refused_with_the_reason(host: str, dapu: dict[str, Any], reason: str) -> None:
+def test_invalid_combinations_are_refused_with_the_reason(host: str, dapu: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         _spec(host, **dapu)
 
 
-def test_a_distance_over_convolutions_is_refused_for_an_encoder_without_any() -> None:
+def test_a_distance_over_convolutions_is_refused_for_an_encoder_without_convolutions() -> None:
     model = {"encoder": {"name": "vit-tiny", "patch_size": 4}}
     for merge, setting in (({"name": "dapu"}, "distance"), ({"name": "ema", "variant": "reference"}, "variant")):
         with pytest.raises(ValidationError, match=f"vit-tiny does not declare any: set .*{setting} to paper"):
@@ -163,7 +163,7 @@ def test_a_distance_over_convolutions_is_refused_for_an_encoder_without_any() ->
 
 
 def test_modules_of_add_ons_are_overwritten() -> None:
-    """FedX on FedU: DAPU decides only about BYOL's predictor."""
+    """With FedX on FedU, DAPU decides only about BYOL's predictor."""
     method = {"name": "fedu", "merge": {"name": "dapu", "mu": 0.0}, "add_ons": [{"name": "fedx"}]}
     state, broadcast, modules = _second_download(method_spec("fedu", method=method))
     assert are_equal(modules["predictor"], _of(state, "dapu.local.predictor"))

@@ -36,7 +36,7 @@ def _flat(tensors: Tensors, modules: tuple[str, ...], prefix: str = "") -> np.nd
 
 
 def _received(spec: RunSpec, broadcast: Tensors, state: Tensors | None, number: int) -> tuple[Tensors, Tensors]:
-    """Return the weights and the merge rule's memory right after a download."""
+    """Return the weights and the state of the merge rule right after a download."""
     modules = training(spec, number=number, broadcast=broadcast, state=state).modules
     memory = {f"ema.{name}": value for name, value in modules["ema"].state_dict().items()}
     others = {n: m for n, m in modules.items() if n != "ema"}
@@ -53,8 +53,8 @@ def test_the_coefficient_is_tau_in_the_first_mixed_round(variant: str, tau: floa
     assert memory["ema.coefficient"] == torch.tensor(tau)
 
 
-def test_the_papers_coefficient_over_three_rounds() -> None:
-    """The reference is written from the equation: mu = min(tau d_r / d_1, 1), w = mu w_k + (1 - mu) w_*."""
+def test_the_papers_coefficient_follows_its_equation_over_three_rounds() -> None:
+    """The expected values follow the equation: mu = min(tau d_r / d_1, 1), w = mu w_k + (1 - mu) w_*."""
     spec = _spec()
     broadcast = start(spec).broadcast
     result = local_round(spec, broadcast)
@@ -91,7 +91,7 @@ def test_easyfls_coefficient_follows_the_local_drift() -> None:
     assert float(memory["ema.coefficient"]) == pytest.approx(min(0.7 * second / first, 1), rel=1e-4)
 
 
-def test_statistics_are_the_global_ones_and_the_target_stays() -> None:
+def test_statistics_are_the_global_ones_and_the_target_network_is_kept() -> None:
     spec = _spec()
     broadcast = start(spec).broadcast
     state, later = local_round(spec, broadcast).state, _noisy(broadcast, 2)
@@ -104,7 +104,7 @@ def test_statistics_are_the_global_ones_and_the_target_stays() -> None:
     assert all(torch.equal(weights[name], state[name]) for name in targets)
 
 
-def test_who_missed_a_round_takes_the_global_network_as_its_target_too() -> None:
+def test_a_client_that_missed_a_round_takes_the_global_network_also_as_its_target() -> None:
     spec = _spec()
     broadcast = start(spec).broadcast
     state, later = local_round(spec, broadcast).state, _noisy(broadcast, 3)
@@ -132,7 +132,7 @@ def test_a_client_that_missed_a_round_takes_the_global_network_as_dinos_teacher(
 
 @pytest.mark.parametrize("target", ["shared", "kept"])
 def test_a_client_that_missed_a_round_takes_the_averaged_target_network_if_it_is_sent(target: str) -> None:
-    """Orchestra's `shared` target is averaged: the global one is not the online network."""
+    """Orchestra's `shared` target is averaged: the global target is not the online network."""
     spec = method_spec(
         "orchestra", method={"name": "orchestra", **CONFIGS["orchestra"], "target": target, "merge": {"name": "ema"}}
     )
@@ -145,7 +145,7 @@ def test_a_client_that_missed_a_round_takes_the_averaged_target_network_if_it_is
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_mocos_keys_start_as_the_online_network(number: int) -> None:
+def test_mocos_key_network_starts_as_a_copy_of_the_online_network(number: int) -> None:
     spec = _spec("fedmoco")
     broadcast = start(spec).broadcast
     weights, _ = _received(spec, _noisy(broadcast, 3), local_round(spec, broadcast).state, number)
@@ -154,7 +154,7 @@ def test_mocos_keys_start_as_the_online_network(number: int) -> None:
     assert all(torch.equal(weights[name], weights[name.removeprefix("key_")]) for name in keys)
 
 
-def test_without_selective_a_stale_network_is_mixed_in() -> None:
+def test_a_stale_network_is_mixed_in_if_selective_is_off() -> None:
     spec = _spec(selective=False)
     broadcast = start(spec).broadcast
     state = local_round(spec, broadcast).state
@@ -164,22 +164,22 @@ def test_without_selective_a_stale_network_is_mixed_in() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_without_state_the_global_network_is_taken(number: int) -> None:
+def test_without_a_client_state_the_global_network_is_taken(number: int) -> None:
     spec = _spec()
     broadcast = _noisy(start(spec).broadcast, 4)
     weights, _ = _received(spec, broadcast, None, number)
     assert all(torch.equal(weights[name], value) for name, value in broadcast.items())
 
 
-def test_the_cap() -> None:
+def test_the_coefficient_is_capped() -> None:
     spec = _spec(cap=0.7, tau=0.9)
     broadcast = start(spec).broadcast
     _, memory = _received(spec, _noisy(broadcast, 1), local_round(spec, broadcast).state, 2)
     assert memory["ema.coefficient"] == torch.tensor(0.7)
 
 
-def test_a_federation_of_one_is_not_apart_from_itself() -> None:
-    """A distance of 0 does not set lambda, and nothing is divided by it."""
+def test_a_single_client_does_not_set_lambda() -> None:
+    """A distance of 0 does not set lambda, so nothing is divided by it."""
     spec = _spec()
     result = local_round(spec, start(spec).broadcast)
     weights, memory = _received(spec, result.update, result.state, 2)
@@ -192,10 +192,10 @@ def test_a_federation_of_one_is_not_apart_from_itself() -> None:
     [({"aggregation": {"arithmetic": "fixed"}}, 1e-3), ({"upload": {"dtype": "bfloat16"}}, 0.1)],
     ids=["fixed", "bfloat16"],
 )
-def test_rounding_does_not_set_lambda(rounded: dict[str, Any], tolerance: float) -> None:
-    """The only client of a round gets its own network back, except for rounding, that of an earlier upload included.
+def test_rounding_errors_do_not_set_lambda(rounded: dict[str, Any], tolerance: float) -> None:
+    """The only client of a round receives its own network, except for rounding, including that of an earlier upload.
 
-    The first round's learning rate is the largest, and so is what its upload leaves out.
+    The learning rate of the first round is the largest, and so is the rounding error of its upload.
     """
     cohorts = {1: ["client-0"], 2: ["client-0"], 3: ["client-0", "client-1"], 4: ["client-0"]}
     table = {"batch_size": 32, "local_epochs": 1, "optimizer": {"learning_rate": 0.3}}
@@ -209,8 +209,8 @@ def test_rounding_does_not_set_lambda(rounded: dict[str, Any], tolerance: float)
 
 
 @pytest.mark.parametrize("host", ["ssd", "fedsimclr", "fedmoco", "supervised"])
-def test_it_goes_onto_other_objectives(host: str) -> None:
-    """For example, SSD can have FedEMA's merge."""
+def test_fedemas_merge_works_with_other_objectives(host: str) -> None:
+    """For example, SSD can use FedEMA's merge."""
     spec = method_spec(host, num_rounds=3, method={"name": host, "merge": {"name": "ema"}})
     result = simulate(spec, shards(spec))
     coefficients = [float(state["ema.coefficient"]) for state in result.client_states.values()]

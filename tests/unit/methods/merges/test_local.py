@@ -1,4 +1,4 @@
-"""Training without a federation: every client by itself, and all images at one client."""
+"""Training without a federation: every client by itself, or all images at one client."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def _spec(host: str, **more: Any) -> RunSpec:
     return method_spec(host, method={"name": host, **ALONE}, **more)
 
 
-def test_nothing_is_sent_and_everything_is_kept(tmp_path: Any) -> None:
+def test_nothing_is_sent_and_all_networks_are_kept(tmp_path: Any) -> None:
     spec = method_spec("single")
     plan = METHODS["single"].bind(spec).plan
     assert plan.update == ()
@@ -37,7 +37,7 @@ def test_nothing_is_sent_and_everything_is_kept(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("host", ["fedbyol", "fedsimclr", "supervised"])
-def test_a_client_alone_trains_as_if_it_were_the_whole_federation(host: str) -> None:
+def test_a_client_that_trains_alone_equals_a_federation_of_one(host: str) -> None:
     """The mean of one client is its own weights: FedAvg of one, round by round, bit for bit."""
     alone = _spec(host, num_rounds=3)
     together = method_spec(host, num_rounds=3, cohort={"min_clients": 1})
@@ -48,7 +48,7 @@ def test_a_client_alone_trains_as_if_it_were_the_whole_federation(host: str) -> 
         assert all(torch.equal(state[name], value) for name, value in one.model.items())
 
 
-def test_the_global_model_stays_what_it_was() -> None:
+def test_the_global_model_does_not_change() -> None:
     spec = method_spec("single", num_rounds=2)
     result = simulate(spec, shards(spec))
     assert result.model.keys() == result.initial.keys()
@@ -57,7 +57,7 @@ def test_the_global_model_stays_what_it_was() -> None:
     assert not torch.equal(encoders[0], encoders[1])
 
 
-def test_a_client_that_lost_its_disk_starts_from_the_initial_weights() -> None:
+def test_a_client_that_lost_its_state_starts_from_the_initial_weights() -> None:
     spec = _spec("fedsimclr", training={"local_epochs": 0})
     broadcast = start(spec).broadcast
     assert all(
@@ -65,7 +65,7 @@ def test_a_client_that_lost_its_disk_starts_from_the_initial_weights() -> None:
     )
 
 
-def test_its_own_weights_are_not_overwritten_by_the_broadcast() -> None:
+def test_a_clients_own_weights_are_not_overwritten_by_the_broadcast() -> None:
     trained = local_round(_spec("fedsimclr"), start(_spec("fedsimclr")).broadcast).state
     idle = _spec("fedsimclr", training={"local_epochs": 0})
     kept = local_round(idle, start(idle).broadcast, number=2, state=trained).state
@@ -82,19 +82,19 @@ def test_its_own_weights_are_not_overwritten_by_the_broadcast() -> None:
         ({"name": "fedx", **ALONE}, "distils the global model"),
     ],
 )
-def test_combinations_that_make_no_sense(method: dict[str, Any], reason: str) -> None:
+def test_invalid_combinations_are_refused(method: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         method_spec("fedsimclr", method=method)
 
 
-def test_add_ons_of_the_clients_own_stay_possible() -> None:
+def test_add_ons_without_a_global_model_can_be_used() -> None:
     spec = method_spec(
         "fedalignuniform", method={"name": "fedalignuniform", **ALONE, "add_ons": [{"name": "decorrelation"}]}
     )
     assert simulate(spec, shards(spec)).history[-1].loss is not None
 
 
-def test_pooled_images_are_those_of_all_clients_at_one() -> None:
+def test_pooled_images_are_those_of_all_clients_at_one_client() -> None:
     spec = method_spec("fedsimclr", cohort={"min_clients": 1})
     assert spec.partition is not None
     dealt = partition_dataset(spec.partition, spec.data)

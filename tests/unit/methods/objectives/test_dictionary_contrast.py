@@ -1,4 +1,4 @@
-"""FedCA: contrast with the dictionary from the equation, alignment to the base model, and how dictionaries combine."""
+"""FedCA: its contrastive loss from the equation, alignment to the base model, and how dictionaries are combined."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def _info_nce(query: Any, key: Any, dictionary: Any, temperature: float) -> floa
     return float(np.mean(terms))
 
 
-def test_the_losses_are_the_equations() -> None:
+def test_the_losses_are_those_of_the_equations() -> None:
     client = training(_spec(temperature=0.4, alignment_weight=0.3))
     modules, batch = client.modules, client.batch()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_the_losses_are_the_equations() -> None:
     assert values["alignment"] == pytest.approx(0.3 * np.mean(distances), rel=1e-4)
 
 
-def test_public_images_come_with_every_batch_and_are_augmented_apart() -> None:
+def test_every_batch_has_public_images_with_their_own_augmentation() -> None:
     client, plain = training(_spec()), training(_spec(alignment_weight=0))
     batch = client.batch()
     assert batch.extra["public"].shape == batch.views[0].shape
@@ -59,7 +59,7 @@ def test_public_images_come_with_every_batch_and_are_augmented_apart() -> None:
     torch.testing.assert_close(plain.batch().views[0], batch.views[0])
 
 
-def test_the_newest_entries_come_first_one_of_each_client_in_turn() -> None:
+def test_the_newest_entries_come_first_and_clients_take_turns() -> None:
     previous = torch.arange(6.0)[:, None]
     a, b = torch.tensor([[10.0], [11.0]]), torch.tensor([[20.0], [21.0]])
     assert combined(previous, [a, b]).flatten().tolist() == [10, 20, 11, 21, 0, 1]
@@ -67,7 +67,7 @@ def test_the_newest_entries_come_first_one_of_each_client_in_turn() -> None:
     assert combined(previous, many).flatten().tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_client_sends_unit_vectors_and_the_coordinator_puts_them_together() -> None:
+def test_a_client_sends_unit_vectors_and_the_coordinator_combines_them() -> None:
     spec = _spec(dictionary_size=100, client_dictionary_size=40)
     state = start(spec).state
     updates = [local_round(spec, state, client=f"client-{k}").update for k in range(2)]
@@ -79,7 +79,7 @@ def test_a_client_sends_unit_vectors_and_the_coordinator_puts_them_together() ->
     assert torch.equal(after["dictionary"][80:], state["dictionary"][:20])
 
 
-def test_the_base_model_is_trained_once_on_public_images_and_stays() -> None:
+def test_the_base_model_is_trained_once_on_public_images_and_does_not_change() -> None:
     spec = _spec()
     first, again = start(spec).state, start(spec).state
     base = {name: value for name, value in first.items() if name.startswith("base_encoder.")}
@@ -93,8 +93,8 @@ def test_the_base_model_is_trained_once_on_public_images_and_stays() -> None:
     assert not torch.equal(longer[f"base_encoder.{name}"], base[f"base_encoder.{name}"])
 
 
-def test_the_base_model_learns_the_contrast() -> None:
-    """Its SimCLR loss, seen through what the engine reports, falls."""
+def test_training_reduces_the_base_models_loss() -> None:
+    """The loss is SimCLR's, as the engine reports it."""
     spec = _spec()
     modules = METHODS["fedca"].bind(spec).client.build(context(spec, 0))
     online = torch.nn.ModuleDict({name: modules[name] for name in ("encoder", "projector")})
@@ -109,14 +109,14 @@ def test_the_base_model_learns_the_contrast() -> None:
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
 
 
-def test_without_alignment_there_is_no_base_model_and_no_need_for_public_images() -> None:
+def test_without_alignment_neither_a_base_model_nor_public_images_are_needed() -> None:
     spec = _spec(public=None, alignment_weight=0)
     client = training(spec)
     assert client.values(client.batch()).keys() == {"info_nce"}
     assert not any(name.startswith("base_encoder.") for name in client.broadcast)
 
 
-def test_is_refused_without_public_images() -> None:
+def test_alignment_is_refused_without_public_images() -> None:
     with pytest.raises(ValidationError, match=r"add a \[public_data\] section, or set method.alignment_weight to 0"):
         _spec(public=None)
     spec = _spec()
@@ -143,6 +143,6 @@ def test_a_client_with_few_images_repeats_them() -> None:
     assert state == {}
 
 
-def test_makes_no_sense_alone() -> None:
+def test_fedca_without_a_federation_is_refused() -> None:
     with pytest.raises(ValidationError, match="learns from what the other clients send"):
         _spec(merge={"name": "local"}, reducer={"name": "none"})

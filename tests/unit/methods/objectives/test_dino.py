@@ -41,15 +41,15 @@ def _logits(client: Training, images: torch.Tensor, prefix: str) -> NDArray[np.f
 
 
 def test_prototypes_are_compared_by_their_cosine() -> None:
-    """z = (3, 4), w = (0, 2) and (-5, 0): cosines 4/5 and -3/5."""
+    """z = (3, 4), w = (0, 2) and (-5, 0) have the cosines 4/5 and -3/5."""
     layer = Prototypes(2, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0, 2.0], [-5.0, 0.0]]))
     torch.testing.assert_close(layer(torch.tensor([[3.0, 4.0]])), torch.tensor([[0.8, -0.6]]))
 
 
-def test_the_loss_is_algorithm_1() -> None:
-    """Written again in float64: both pairs of different views, with a center and a teacher that differ from 0."""
+def test_the_loss_is_that_of_algorithm_1() -> None:
+    """Compute it again in float64: both pairs of different views, with a center other than 0 and another teacher."""
     client = training(_spec(student_temperature=0.2, teacher_temperature=0.05, temperature_warmup_rounds=0))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -81,8 +81,8 @@ def test_the_center_is_the_moving_average_of_the_teachers_mean() -> None:
     assert float(center(client.modules).num_logits) == 0
 
 
-def test_parts_of_a_batch_move_the_center_once() -> None:
-    """GroupNorm, so that the teacher's logits of an image do not depend on its part."""
+def test_micro_batches_move_the_center_once() -> None:
+    """The encoder has GroupNorm, so that the teacher's logits of an image do not depend on its part."""
     found = []
     for parts in (1, 4):
         values = _spec({"batch_size": 32, "num_micro_batches": parts}).model_dump(mode="json")
@@ -113,7 +113,7 @@ def test_the_teacher_follows_with_a_momentum_that_grows_to_1() -> None:
     torch.testing.assert_close(teacher.detach().double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_teachers_temperature_is_dinos_with_rounds_for_epochs() -> None:
+def test_the_teachers_temperature_follows_dinos_schedule_with_rounds_for_epochs() -> None:
     config = FedDINOConfig()
     found = [config.teacher_temperature_in(number) for number in range(1, 51)]
     np.testing.assert_allclose(found, np.concatenate([np.linspace(0.04, 0.07, 30), np.full(20, 0.07)]))
@@ -132,7 +132,7 @@ def test_prototypes_are_frozen_in_the_first_round(number: int, moves: bool) -> N
     assert not torch.equal(found.update["encoder.blocks.0.conv.weight"], first["encoder.blocks.0.conv.weight"])
 
 
-def test_sends_the_student_and_keeps_teacher_and_center() -> None:
+def test_the_student_is_sent_and_teacher_and_center_are_kept() -> None:
     spec = _spec()
     first = start(spec)
     result = local_round(spec, first.broadcast)
@@ -145,7 +145,7 @@ def test_sends_the_student_and_keeps_teacher_and_center() -> None:
     assert any(not torch.equal(again.update[name], cold.update[name]) for name in cold.update)
 
 
-def test_a_cold_client_has_the_student_as_its_teacher() -> None:
+def test_a_client_without_state_starts_with_the_student_as_its_teacher() -> None:
     client = training(_spec())
     for name in ("encoder", "projector", "prototypes"):
         own, teacher = client.modules[name].state_dict(), client.modules[f"teacher_{name}"].state_dict()
@@ -163,13 +163,13 @@ def test_a_cold_client_has_the_student_as_its_teacher() -> None:
         {"merge": {"name": "local"}, "reducer": {"name": "none"}},
     ],
 )
-def test_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
+def test_feddino_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
     spec = _spec(**parts)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
 
 
-def test_trains_without_a_projector() -> None:
+def test_feddino_trains_without_a_projector() -> None:
     values = _spec().model_dump(mode="json")
     values["model"]["projector"] = None
     spec = RunSpec.model_validate(values)
@@ -189,7 +189,7 @@ def test_trains_without_a_projector() -> None:
         ({"reducer": {"name": "distillation"}}, "feddino shares more than these"),
     ],
 )
-def test_parts_for_which_it_is_not_defined_are_refused(parts: dict[str, Any], why: str) -> None:
+def test_unsupported_parts_are_refused(parts: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         _spec(**parts)
 
@@ -207,8 +207,8 @@ def test_local_crops_are_smaller_views_of_the_same_images() -> None:
     assert not torch.equal(second.local_views[0], second.local_views[1])
 
 
-def test_the_student_predicts_the_teacher_from_local_crops_too() -> None:
-    """Two teachers' views and five of the student: 2 * 5 - 2 pairs of different views, in float64."""
+def test_the_student_also_predicts_the_teacher_from_local_crops() -> None:
+    """Two views of the teacher and five of the student: 2 * 5 - 2 pairs of different views, in float64."""
     method = {"name": "feddino", "num_prototypes": 16, "teacher_temperature": 0.05, "temperature_warmup_rounds": 0}
     client = training(method_spec("feddino", method=method, data={**DATA, "local_crops": CROPS}))
     batch = client.batch()
@@ -223,7 +223,7 @@ def test_the_student_predicts_the_teacher_from_local_crops_too() -> None:
     assert client.values(batch)["dino"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_run_is_continued_only_with_a_constant_momentum() -> None:
+def test_a_run_can_be_continued_only_with_a_constant_momentum() -> None:
     with pytest.raises(ValueError, match="is another one over 5"):
         _spec().continued(5)
     assert _spec(target_momentum_schedule="constant").continued(5).num_rounds == 5

@@ -37,7 +37,7 @@ def _masked(client: Training, batch: Any) -> MaskedTokens:
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_loss_is_the_mean_squared_error_of_hidden_patches(normalize: bool) -> None:  # noqa: FBT001
-    """Pixels are cut and standardised again in float64, patch by patch."""
+    """The pixels are cut and standardised again in float64, patch by patch."""
     client, other = (training(_spec(normalize_pixels=normalize)) for _ in range(2))
     batch = client.batch()
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_the_loss_is_the_mean_squared_error_of_hidden_patches(normalize: bool) -
     assert client.values(batch)["reconstruction"] == pytest.approx(float(np.mean(errors)), rel=1e-4)
 
 
-def test_masks_differ_by_image_step_round_and_client_and_repeat_for_the_same() -> None:
+def test_masks_differ_by_image_step_round_and_client_and_are_reproducible() -> None:
     spec = _spec()
     client, again, later, other = (
         training(spec), training(spec), training(spec, number=2), training(spec, "client-1")
@@ -70,7 +70,7 @@ def test_masks_differ_by_image_step_round_and_client_and_repeat_for_the_same() -
     assert not torch.equal(first, _masked(other, batch).mask)
 
 
-def test_the_decoder_is_sent_and_not_evaluated() -> None:
+def test_the_decoder_is_sent_but_not_part_of_the_evaluated_encoder() -> None:
     spec = _spec()
     plan = METHODS["fedmae"].bind(spec).plan
     assert {each.name.split(".")[0] for each in plan.update} == {"encoder", "decoder"}
@@ -92,7 +92,7 @@ def test_the_decoder_is_sent_and_not_evaluated() -> None:
         {"merge": {"name": "local"}, "reducer": {"name": "none"}},
     ],
 )
-def test_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
+def test_fedmae_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
     spec = _spec(**parts)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -110,7 +110,7 @@ def test_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
         ({"merge": {"name": "dapu"}}, "does not have one"),
     ],
 )
-def test_what_it_is_not_defined_for_is_refused(settings: dict[str, Any], why: str) -> None:
+def test_invalid_settings_and_unsupported_parts_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         _spec(**settings)
 

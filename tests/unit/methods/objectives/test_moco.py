@@ -1,4 +1,4 @@
-"""FedMoCo: InfoNCE from the equation, the queue, the key network, and what of them outlives a round."""
+"""FedMoCo: InfoNCE from the equation, the queue, the key network, and which of them persist between rounds."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _spec(model: dict[str, Any] | None = None, **moco: Any) -> RunSpec:
 
 
 def _info_nce(query: Any, key: Any, queue: Any, temperature: float) -> float:
-    """He et al. 2020, Eq. 1, one query after the other."""
+    """Compute He et al. 2020, Eq. 1, query by query."""
     query, key, queue = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (query, key, queue))
     terms = []
     for q, k in zip(query, key, strict=True):
@@ -37,9 +37,9 @@ def _random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_the_loss_is_the_equation_in_both_orders_and_the_keys_enter_the_queue_after_it() -> None:
+def test_the_loss_uses_both_orders_of_views_and_the_keys_enter_the_queue_afterwards() -> None:
     client = training(_spec(temperature=0.3, queue_size=48))
-    with torch.no_grad():  # a key network that has fallen behind
+    with torch.no_grad():  # a key network that lags behind
         for parameter in client.modules["key_encoder"].parameters():
             parameter.add_(0.1 * _random(1, *parameter.shape))
     batch, queue = client.batch(), key_queue(client.modules)
@@ -61,14 +61,14 @@ def test_the_queue_replaces_its_oldest_keys() -> None:
     keys = torch.nn.functional.normalize(_random(2, 9, 3), dim=1)
     for start_, stop in ((0, 2), (2, 4), (4, 6)):
         queue.push(2 * keys[start_:stop])
-    torch.testing.assert_close(queue(), keys[[5, 1, 2, 3, 4]])  # the sixth is where the first was
+    torch.testing.assert_close(queue(), keys[[5, 1, 2, 3, 4]])  # the sixth has replaced the first
     queue.push(keys)  # more than fit: the last five
     torch.testing.assert_close(queue(), keys[[8, 4, 5, 6, 7]])
     queue.push(keys[:1])
     torch.testing.assert_close(queue(), keys[[8, 0, 5, 6, 7]])  # the fourth was the oldest
 
 
-def test_the_queue_begins_as_random_unit_vectors_that_the_seed_decides() -> None:
+def test_the_queue_starts_with_random_unit_vectors_that_depend_on_the_seed() -> None:
     one, two = (key_queue(training(_spec(), client=name).modules)() for name in ("client-0", "client-1"))
     torch.testing.assert_close(one.norm(dim=1), torch.ones(len(one)))
     shortest = min(len(one), len(two))
@@ -76,7 +76,7 @@ def test_the_queue_begins_as_random_unit_vectors_that_the_seed_decides() -> None
 
 
 @pytest.mark.parametrize(("share", "size", "wanted"), [(0.5, 4096, 0.5), (10.0, 48, None), (1e-6, 48, 0.0)])
-def test_a_small_clients_queue_is_no_longer_than_a_share_of_its_images(
+def test_the_queue_of_a_small_client_is_limited_to_a_share_of_its_images(
     share: float, size: int, wanted: float | None
 ) -> None:
     spec = _spec(max_queue_share=share, queue_size=size)
@@ -85,7 +85,7 @@ def test_a_small_clients_queue_is_no_longer_than_a_share_of_its_images(
     assert len(key_queue(training(spec).modules)()) == expected
 
 
-def test_the_key_network_follows_after_every_step_and_starts_every_round_as_a_copy() -> None:
+def test_the_key_network_follows_every_step_and_starts_every_round_as_a_copy() -> None:
     client = training(_spec(key_momentum=0.75))
     modules = client.modules
     start_, moved = modules["encoder"].state_dict(), {}
@@ -100,7 +100,7 @@ def test_the_key_network_follows_after_every_step_and_starts_every_round_as_a_co
     assert not any(parameter.requires_grad for parameter in modules["key_encoder"].parameters())
 
 
-def test_queue_persists_and_key_network_does_not() -> None:
+def test_the_queue_persists_and_the_key_network_does_not() -> None:
     spec = _spec()
     received = start(spec).broadcast
     first = local_round(spec, received)
@@ -115,8 +115,8 @@ def test_queue_persists_and_key_network_does_not() -> None:
     )
 
 
-def test_shuffling_the_keys_batch_changes_nothing() -> None:
-    """Why it is left out: on one device a batch's statistics do not depend on its order."""
+def test_shuffling_the_batch_of_keys_does_not_change_them() -> None:
+    """Shuffling is therefore left out: on one device a batch's statistics do not depend on its order."""
     client = training(_spec())
     view = client.batch().views[0]
     order = torch.randperm(len(view), generator=torch.Generator().manual_seed(0))
@@ -125,13 +125,13 @@ def test_shuffling_the_keys_batch_changes_nothing() -> None:
     torch.testing.assert_close(shuffled[order.argsort()], plain, rtol=1e-4, atol=1e-5)
 
 
-def test_works_on_the_representation_itself() -> None:
+def test_fedmoco_works_without_a_projector() -> None:
     client = training(_spec(model={"encoder": {"widths": [8, 16]}, "projector": None}))
     assert key_queue(client.modules)().shape[1] == 16
     assert client.values(client.batch()).keys() == {"info_nce"}
 
 
-def test_the_variant_decides_about_temperature_and_projector() -> None:
+def test_the_variant_determines_the_default_temperature_and_the_projector() -> None:
     temperatures = [
         _spec(model, **moco).method.contrast_temperature  # type: ignore[union-attr]
         for model, moco in ((None, {}), (LINEAR, {"variant": "v1"}), (None, {"temperature": 0.1}))

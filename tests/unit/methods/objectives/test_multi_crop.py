@@ -25,7 +25,7 @@ def _unit(x: Any) -> Any:
 
 
 def _embedded(client: Training, images: list[torch.Tensor], *names: str) -> list[Any]:
-    """Return what the modules make of each batch of images by itself, in float64."""
+    """Return the outputs of the modules for each batch of images by itself, in float64."""
     found = []
     with torch.no_grad():
         for x in images:
@@ -36,13 +36,13 @@ def _embedded(client: Training, images: list[torch.Tensor], *names: str) -> list
 
 
 def _crops(client: Training, images: tuple[torch.Tensor, ...], *names: str) -> list[Any]:
-    """Return the same of all crops in one batch, crop by crop."""
+    """Return the same outputs for all crops in one batch, crop by crop."""
     [joint] = _embedded(client, [torch.cat(images)], *names)
     return np.split(joint, len(images))
 
 
-def test_byol_predicts_the_targets_from_crops_too() -> None:
-    """Two targets and four predictions: the loss is two times the mean over 2 + 2 * 2 pairs."""
+def test_byol_also_predicts_the_targets_from_crops() -> None:
+    """There are two targets and four predictions: the loss is two times the mean over 2 + 2 * 2 pairs."""
     client = _client("fedbyol")
     batch = client.batch()
     p = _embedded(client, list(batch.views), "encoder", "projector", "predictor")
@@ -57,7 +57,7 @@ def test_byol_predicts_the_targets_from_crops_too() -> None:
 
 
 def test_simclr_contrasts_all_views_and_crops_of_an_image() -> None:
-    """Four views and crops per image: each has three positives, and those of the other images are negatives."""
+    """There are four views and crops per image: each has three positives, and those of other images are negatives."""
     client = _client("fedsimclr")
     batch = client.batch()
     [joint] = _embedded(client, [torch.cat(batch.views)], "encoder", "projector")
@@ -73,7 +73,7 @@ def test_simclr_contrasts_all_views_and_crops_of_an_image() -> None:
     assert client.values(batch)["nt_xent"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_moco_finds_the_keys_of_the_views_from_crops_too() -> None:
+def test_moco_also_predicts_the_keys_of_the_views_from_crops() -> None:
     client = _client("fedmoco")
     batch = client.batch()
     q = _embedded(client, list(batch.views), "encoder", "projector")
@@ -92,8 +92,8 @@ def test_moco_finds_the_keys_of_the_views_from_crops_too() -> None:
     assert client.values(batch)["info_nce"] == pytest.approx(2 * np.mean(losses), rel=1e-4)
 
 
-def test_the_second_view_has_an_augmentation_of_its_own() -> None:
-    """The first view is as the image is, and the second one is solarised: 1 - x from one half on."""
+def test_the_second_view_has_its_own_augmentation() -> None:
+    """The first view is the image itself, and the second one is solarised: 1 - x from one half on."""
     none = {"preset": "none"}
     plain = training(method_spec("fedsimclr", data={**DATA, "augmentation": none})).batch()
     second = {**none, "solarize": 1.0}
@@ -120,12 +120,12 @@ def test_the_second_view_has_an_augmentation_of_its_own() -> None:
         ("supervised", {"second_view": {"blur": 0.1}}, "supervised takes only one: leave it out"),
     ],
 )
-def test_what_a_method_cannot_take_is_refused(method: str, data: dict[str, Any], why: str) -> None:
+def test_unsupported_views_and_crops_are_refused(method: str, data: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         method_spec(method, data={**DATA, **data})
 
 
-def test_crops_are_not_combined_with_embeddings_of_views_that_are_masked() -> None:
+def test_crops_cannot_be_combined_with_masked_embeddings() -> None:
     def spec(variant: str) -> RunSpec:
         method = {"name": "fedsimclr", "add_ons": [{"name": "hsd", "variant": variant}]}
         return method_spec("fedsimclr", method=method, data={**DATA, "local_crops": CROPS})
@@ -135,7 +135,7 @@ def test_crops_are_not_combined_with_embeddings_of_views_that_are_masked() -> No
         spec("mask")
 
 
-def test_crops_must_be_a_multiple_of_the_patches() -> None:
+def test_the_size_of_crops_must_be_a_multiple_of_the_patches() -> None:
     model = {"encoder": {"name": "vit-tiny", "patch_size": 4}}
     with pytest.raises(ValidationError, match=r"image_size is 6, which is not a multiple of the patches of vit-tiny"):
         method_spec("feddino", data={**DATA, "local_crops": {"image_size": 6}}, model=model)

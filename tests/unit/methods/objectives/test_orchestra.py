@@ -28,7 +28,7 @@ def _memory(client: Training) -> EmbeddingMemory:
 
 
 def _apart(client: Training) -> Training:
-    """Return the client after changing its target network, so that it differs from the online one."""
+    """Change the client's target network so that it differs from the online one, and return the client."""
     with torch.no_grad():
         for parameter in client.modules["target_encoder"].parameters():
             parameter.mul_(1.5)
@@ -44,7 +44,7 @@ def _unit(z: Any) -> Any:
     return z / np.linalg.norm(z, axis=1, keepdims=True)
 
 
-def test_the_losses_are_the_equations_with_a_target_that_has_followed_before() -> None:
+def test_the_losses_are_those_of_the_equations_with_the_target_updated_first() -> None:
     client = _apart(training(_spec(temperature=0.2, target_momentum=0.75, rotation_weight=2.0)))
     modules, batch = client.modules, client.batch()
     followed = {
@@ -68,14 +68,14 @@ def test_the_losses_are_the_equations_with_a_target_that_has_followed_before() -
     np.testing.assert_allclose(newest, _unit(t1)[-len(newest) :], atol=1e-5)
 
 
-def test_centroids_get_no_gradient_and_neither_does_the_target_network() -> None:
+def test_centroids_and_the_target_network_get_no_gradient() -> None:
     client = training(_spec())
     torch.stack(list(client.losses(client.batch()).values())).sum().backward()  # type: ignore[no-untyped-call]
     with_gradient = {name.split(".")[0] for name, p in client.modules.named_parameters() if p.grad is not None}
     assert with_gradient == {"encoder", "projector", "rotation"}
 
 
-def test_without_the_rotation_there_is_neither_head_nor_stream() -> None:
+def test_without_rotation_there_is_neither_a_head_nor_a_stream_for_it() -> None:
     client = training(_spec(rotation_weight=0))
     batch = client.batch()
     assert batch.extra == {}
@@ -107,7 +107,7 @@ def test_the_memory_is_first_in_first_out() -> None:
     assert memory.embeddings.tolist() == [[1, 0], [1, 0], [1, 0], [0, 1]]
 
 
-def test_a_cold_client_fills_its_memory_and_a_warm_one_goes_on_with_its_own() -> None:
+def test_a_client_without_state_fills_its_memory_and_others_resume_theirs() -> None:
     spec = _spec()
     cold = training(spec, number=5)
     torch.testing.assert_close(_memory(cold).embeddings.norm(dim=1), torch.ones(32))
@@ -117,7 +117,7 @@ def test_a_cold_client_fills_its_memory_and_a_warm_one_goes_on_with_its_own() ->
     assert torch.equal(_memory(warm).embeddings, result.state["memory.embeddings"])
 
 
-def test_filling_the_memory_leaves_the_target_networks_statistics_alone() -> None:
+def test_filling_the_memory_does_not_change_the_target_networks_statistics() -> None:
     client = training(_spec())
     state = client.modules.state_dict()
     assert all(torch.equal(state[name], value) for name, value in client.broadcast.items() if name in state)
@@ -135,7 +135,7 @@ def test_a_client_with_few_images_fills_its_memory_with_several_views() -> None:
     assert update["local_centroids"].shape == (4, 8)
 
 
-def test_the_coordinator_clusters_all_local_centroids_from_where_it_was() -> None:
+def test_the_coordinator_clusters_all_local_centroids_starting_from_the_previous_ones() -> None:
     spec = _spec()
     state = start(spec).state
     torch.testing.assert_close(state["global_centroids"].norm(dim=1), torch.ones(16))
@@ -167,7 +167,7 @@ def test_the_target_network_is_sent_or_kept(target: str) -> None:
     assert all(torch.equal(value, source[f"target_encoder.{name}"]) for name, value in now.items())
 
 
-def test_a_kept_target_starts_as_a_copy_of_the_network_received() -> None:
+def test_a_kept_target_starts_as_a_copy_of_the_received_network() -> None:
     spec = _spec(target="kept")
     received = start(spec).broadcast
     other: Tensors = {name: value + 1 if value.is_floating_point() else value for name, value in received.items()}
@@ -176,7 +176,7 @@ def test_a_kept_target_starts_as_a_copy_of_the_network_received() -> None:
     assert all(torch.equal(value, other[f"encoder.{name}"]) for name, value in now.items())
 
 
-def test_learns_with_a_kept_target() -> None:
+def test_a_run_with_a_kept_target_stays_finite() -> None:
     spec = _spec(target="kept", clustering_round=False)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -201,8 +201,6 @@ def test_centroids_are_declared_as_such() -> None:
         ({"merge": {"name": "dapu"}}, {}, "predictor"),
     ],
 )
-def test_combinations_that_make_no_sense_are_refused(
-    orchestra: dict[str, Any], more: dict[str, Any], reason: str
-) -> None:
+def test_invalid_combinations_are_refused(orchestra: dict[str, Any], more: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         method_spec("orchestra", method={"name": "orchestra", **CONFIGS["orchestra"], **orchestra}, **more)

@@ -1,4 +1,4 @@
-"""FedProtoCL: its prototypes are the key network's, its loss is the equation, and it warms up."""
+"""FedProtoCL: its prototypes cluster the key network's embeddings, its loss is the equation's, and it warms up."""
 
 import copy
 from typing import Any
@@ -27,7 +27,7 @@ def _found(client: Training, epoch: int = 0) -> list[Prototypes]:
 
 
 def _contrast(query: Any, centroids: Any, assignments: Any, concentrations: Any) -> float:
-    """Li et al. 2021, Eq. 11's second term, one query after the other."""
+    """Compute the second term of Li et al. 2021, Eq. 11, query by query."""
     query = query / np.linalg.norm(query, axis=1, keepdims=True)
     terms = []
     for q, s in zip(query, assignments, strict=True):
@@ -51,7 +51,7 @@ def test_the_prototypical_loss_is_the_mean_over_the_clusterings_for_both_views()
     assert values["info_nce"] > 0
 
 
-def test_clusters_the_key_networks_embeddings_of_plain_images_in_evaluation_mode() -> None:
+def test_prototypes_are_clusters_of_the_key_networks_embeddings_in_evaluation_mode() -> None:
     client = training(_spec(images_per_cluster=[20], temperature=0.2))
     with torch.no_grad():  # a key network that differs from the online one
         next(client.modules["key_projector"].parameters()).mul_(-1.0)
@@ -65,7 +65,7 @@ def test_clusters_the_key_networks_embeddings_of_plain_images_in_evaluation_mode
         z = network(client.data.images.float() / 255).double()
     unit = z / z.norm(dim=1, keepdim=True)
     assert torch.equal(found.assignments, (unit @ found.centroids.double().T).argmax(dim=1))
-    for cluster in range(len(found.centroids)):  # a centroid is the direction of its members, within the last update
+    for cluster in range(len(found.centroids)):  # a centroid is the direction of its members, up to the last update
         members = unit[found.assignments == cluster]
         assert float(members.mean(dim=0) @ found.centroids[cluster].double()) > 0.9 * float(members.mean(dim=0).norm())
     phi = prototype_concentrations(z, found.centroids, found.assignments, temperature=0.2)
@@ -73,15 +73,15 @@ def test_clusters_the_key_networks_embeddings_of_plain_images_in_evaluation_mode
     assert float(found.concentrations.mean()) == pytest.approx(0.2, rel=1e-4)
 
 
-def test_as_many_clusters_as_the_images_say_and_two_at_least() -> None:
+def test_the_number_of_clusters_follows_the_number_of_images_and_is_at_least_two() -> None:
     client = training(_spec(images_per_cluster=[1000, 30, 7]))
     n = len(client.data)
     assert [len(each.centroids) for each in _found(client)] == [2, max(2, n // 30), n // 7]
 
 
-def test_epochs_find_new_prototypes_and_repeat_them() -> None:
+def test_each_epoch_has_its_own_reproducible_prototypes() -> None:
     client = training(_spec(images_per_cluster=[10]))
-    # Copies: an epoch's prototypes take the place of the last one's.
+    # Copies, because an epoch's prototypes replace those of the previous one.
     first, second = (copy.deepcopy(_found(client, epoch=epoch)[0]) for epoch in (0, 1))
     again = _found(client, epoch=0)[0]
     assert torch.equal(first.centroids, again.centroids)
@@ -89,19 +89,19 @@ def test_epochs_find_new_prototypes_and_repeat_them() -> None:
 
 
 @pytest.mark.parametrize(("number", "has_prototypes"), [(1, False), (3, False), (4, True), (30, True)])
-def test_warms_up_with_momentum_contrast_alone(number: int, has_prototypes: bool) -> None:  # noqa: FBT001
+def test_the_warm_up_uses_only_momentum_contrast(number: int, has_prototypes: bool) -> None:  # noqa: FBT001
     client = training(_spec(num_rounds=30), number=number)
     assert bool(_found(client)) == has_prototypes
     assert ("prototypes" in client.values(client.batch())) == has_prototypes
 
 
-def test_prototypes_change_what_is_learnt() -> None:
+def test_prototypes_change_the_trained_weights() -> None:
     with_prototypes, without = (simulate(_spec(warmup_share=share), shards(_spec())) for share in (0.0, 1.0))
     name = "encoder.blocks.0.conv.weight"
     assert not torch.equal(with_prototypes.model[name], without.model[name])
 
 
-def test_queue_and_prototypes_stay_and_only_the_queue_is_kept() -> None:
+def test_prototypes_and_queue_are_not_sent_and_only_the_queue_is_kept() -> None:
     spec = _spec()
     result = local_round(spec, start(spec).broadcast)
     assert {name.split(".")[0] for name in result.update} == {"encoder", "projector"}

@@ -1,4 +1,4 @@
-"""The probe over all sites: equal to the probe of all images in one place, and safe from sums that cannot be sums."""
+"""The probe over all sites: it equals the probe of all images in one place, and leaves out impossible sums."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def _spec(num_clients: int = 3, **method: Any) -> RunSpec:
 
 
 def _sites(num_sites: int) -> tuple[RunSpec, dict[str, ImageData]]:
-    """Return sites with Dirichlet 0.1, and one more that has images of only one class."""
+    """Return sites with a Dirichlet alpha of 0.1, and one more that has images of only one class."""
     spec = _spec(num_sites, min_images=1)
     sites = dict(shards(spec))
     pooled = np.concatenate([each.labels for each in sites.values() if each.labels is not None])
@@ -80,7 +80,7 @@ def _pooled(spec: RunSpec, sites: dict[str, ImageData], model: Tensors) -> tuple
 
 
 def _central(h: Any, y: Any, ridge: float) -> Any:
-    """Return the least-squares weights with one row of sqrt(ridge) per representation, from no sums at all."""
+    """Return the least-squares weights with one row of sqrt(ridge) per representation, computed without any sums."""
     x = np.concatenate([h, np.ones((len(h), 1))], axis=1)
     rows = np.concatenate([math.sqrt(ridge) * np.eye(h.shape[1]), np.zeros((h.shape[1], 1))], axis=1)
     stacked = np.concatenate([y, np.zeros((h.shape[1], y.shape[1]))])
@@ -135,7 +135,7 @@ def test_the_run_gives_the_probe_of_all_images_in_one_place(num_sites: int) -> N
     assert first["probe_images"] == len(h)
 
 
-def test_the_encoder_stays_as_it_is() -> None:
+def test_the_encoder_does_not_change() -> None:
     spec = _spec()
     result = simulate(spec, shards(spec))
     encoder = [name for name in result.initial if name.startswith("encoder.")]
@@ -146,8 +146,8 @@ def test_the_encoder_stays_as_it_is() -> None:
     assert sorted(tensor.name for tensor in plan.frozen) == encoder
 
 
-def test_masks_give_the_bits_of_sums_in_fixed_point() -> None:
-    """Each client's sums are rounded to 2^-24: the weights are those of float64 up to that."""
+def test_secure_rounds_give_the_bits_of_fixed_point_sums() -> None:
+    """Each client's sums are rounded to 2^-24: up to that, the weights are those of float64."""
     usual = _spec()
     fixed, secure = (
         RunSpec.model_validate({**usual.model_dump(), "aggregation": {"arithmetic": "fixed"}, **more})
@@ -165,7 +165,7 @@ def test_masks_give_the_bits_of_sums_in_fixed_point() -> None:
     assert penalties == pytest.approx(exact.model[PENALTIES].tolist(), rel=1e-6)
 
 
-def test_sums_that_cannot_be_right_stay_with_their_client_in_a_secure_round() -> None:
+def test_impossible_sums_are_not_sent_in_a_secure_round() -> None:
     spec = RunSpec.model_validate(
         {
             **_spec(4).model_dump(),
@@ -185,13 +185,13 @@ def test_sums_that_cannot_be_right_stay_with_their_client_in_a_secure_round() ->
 
 
 @pytest.mark.full
-def test_processes_give_the_same_bits() -> None:
+def test_parallel_processes_give_the_same_bits() -> None:
     spec = _spec()
     one, two = (simulate(spec, shards(spec), jobs=jobs).model for jobs in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_unlabelled_images_are_in_no_sum() -> None:
+def test_unlabelled_images_are_left_out_of_the_sums() -> None:
     spec = _spec()
     images = shards(spec)["client-0"]
     whole = client_data(images, spec, "client-0")
@@ -207,7 +207,7 @@ def test_unlabelled_images_are_in_no_sum() -> None:
     assert torch.equal(sent[MOMENT][-1], num_classes.double())
 
 
-def test_several_labels_per_image_count_in_pairs() -> None:
+def test_several_labels_per_image_are_counted_separately() -> None:
     solutions = Solutions(width=2, num_classes=2)
     solutions.penalties[:2] = 1.0
     solutions.weights[0] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
@@ -217,7 +217,7 @@ def test_several_labels_per_image_count_in_pairs() -> None:
     assert found[RIGHT].tolist() == [5, 3, *[0] * 8]  # the second predicts no label; the others were not determined
 
 
-def test_a_site_with_too_few_images_takes_no_part() -> None:
+def test_a_site_with_too_few_labelled_images_is_refused() -> None:
     spec = _spec()
     few = shards(spec)["client-0"].subset(np.arange(30))
     broadcast = start_run(METHOD, context(spec, 0)).received
@@ -228,7 +228,7 @@ def test_a_site_with_too_few_images_takes_no_part() -> None:
         run_local_round(METHOD, broadcast, None, unlabelled, context(spec, 1, "client-0"))
 
 
-def test_classes_of_a_site_that_the_run_does_not_have_are_named() -> None:
+def test_classes_of_a_site_that_the_run_does_not_have_are_reported() -> None:
     spec = _spec(classes=["0", "1"])
     with pytest.raises(DataError, match=r"the images of client-0, class .* is not a class of the run"):
         simulate(spec, shards(spec))
@@ -360,7 +360,7 @@ def test_a_class_named_twice_is_refused() -> None:
         _spec(classes=["a", "a"])
 
 
-def test_a_patients_images_are_not_on_both_sides() -> None:
+def test_a_patients_images_are_either_all_training_or_all_held_out() -> None:
     spec = _spec()
     images = shards(spec)["client-0"]
     labels = with_run_classes(own_labels(images, "here"), [str(n) for n in range(10)], multi_label=False)
@@ -374,7 +374,7 @@ def test_a_patients_images_are_not_on_both_sides() -> None:
     assert not sides[0] & sides[1]
 
 
-def test_other_methods_take_the_labels_of_the_file() -> None:
+def test_other_methods_use_the_labels_of_the_data_set() -> None:
     spec = method_spec("supervised")
     assert wants_site_labels(spec) is None
     assert client_data(shards(spec)["client-0"], spec, "client-0").held_out is None

@@ -9,10 +9,10 @@ from support.methods import method_spec
 from support.rounds import local_round, start, training
 
 
-def test_the_loss_is_the_equation() -> None:
+def test_the_loss_is_that_of_the_equation() -> None:
     client = training(method_spec("fedsimsiam"))
     batch = client.batch()
-    with torch.no_grad():  # each view is a batch of its own
+    with torch.no_grad():  # each view is a separate batch
         z = [client.modules["projector"](client.modules["encoder"](x)) for x in batch.views]
         p = [client.modules["predictor"](each).double().numpy() for each in z]
     z1, z2 = (each.double().numpy() for each in z)
@@ -29,7 +29,7 @@ def test_the_loss_is_the_equation() -> None:
 def test_no_gradient_flows_through_the_target() -> None:
     client = training(method_spec("fedsimsiam"))
     batch = client.batch()
-    with torch.no_grad():  # a predictor whose output does not depend on its input: all gradient is the target's
+    with torch.no_grad():  # a predictor that ignores its input: any gradient would be the target's
         last = list(client.modules["predictor"].children())[-1]
         assert isinstance(last, torch.nn.Linear)
         last.weight.zero_()
@@ -40,13 +40,13 @@ def test_no_gradient_flows_through_the_target() -> None:
     assert bool((last.bias.grad != 0).any())
 
 
-def test_sends_the_predictor_and_keeps_nothing() -> None:
+def test_the_predictor_is_sent_and_nothing_is_kept() -> None:
     spec = method_spec("fedsimsiam")
     result = local_round(spec, start(spec).broadcast)
     assert {name.split(".")[0] for name in result.update} == {"encoder", "projector", "predictor"}
     assert result.state == {}
 
 
-def test_needs_a_projector() -> None:
+def test_fedsimsiam_requires_a_projector() -> None:
     with pytest.raises(ValidationError, match="fedsimsiam predicts embeddings"):
         method_spec("fedsimsiam", model={"projector": None})

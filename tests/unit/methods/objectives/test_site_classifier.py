@@ -1,4 +1,4 @@
-"""The sites' classifier: against steps worked out in float64, from the exact probe, and for sites with few labels."""
+"""The sites' classifier: compared with steps in float64, started from the exact probe, and with few labels."""
 
 import dataclasses
 from pathlib import Path
@@ -77,8 +77,8 @@ def _stepped(weight: Any, bias: Any, h: Any, labels: Any) -> tuple[Any, Any]:
     return weight - RATE * error.T @ h, bias - RATE * error.sum(axis=0)
 
 
-def test_a_round_is_a_mean_of_the_sites_steps_from_the_exact_probe(probe: Path) -> None:
-    """Steps are weighted by the number of images that a site trained on. The encoder stays as it is and is not sent."""
+def test_a_round_is_the_mean_of_the_sites_steps_from_the_exact_probe(probe: Path) -> None:
+    """Steps are weighted by the number of images that a site trained on. The encoder is neither changed nor sent."""
     spec = _spec(probe)
     result = simulate(spec, shards(spec))
     assert f"classifier of {len(spec.method.classes)} classes" in result.loaded  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def test_a_round_is_a_mean_of_the_sites_steps_from_the_exact_probe(probe: Path) 
     assert all(torch.equal(result.initial[name], result.model[name]) for name in kept)
 
 
-def test_the_probe_is_where_training_starts(probe: Path) -> None:
+def test_training_starts_from_the_probe_or_from_zeros(probe: Path) -> None:
     """By default the classifier starts as the probe, and with `zero` as zeros. The encoder is the same in both."""
     given, zero = (
         start_run(METHOD, context(_spec(probe, start=start), 0), initial=load_tensors(probe))
@@ -116,7 +116,7 @@ def test_the_probe_is_where_training_starts(probe: Path) -> None:
     assert all(torch.equal(given.state[name], zero.state[name]) for name in given.state if name.startswith("encoder."))
 
 
-def test_the_encoder_has_a_learning_rate_of_its_own() -> None:
+def test_the_encoder_has_its_own_learning_rate() -> None:
     """With a tenth of its rate, a step of SGD moves the encoder a tenth as far, and the classifier as far as before."""
     moved = {}
     for rate in (RATE, RATE / 10):
@@ -137,7 +137,7 @@ def test_the_encoder_has_a_learning_rate_of_its_own() -> None:
         torch.testing.assert_close(factor * slow[name], fast[name], rtol=2e-2, atol=1e-6)
 
 
-def test_the_whole_network_learns_from_the_sites() -> None:
+def test_training_the_whole_network_improves_the_held_out_accuracy() -> None:
     training = {"batch_size": 16, "local_epochs": 2, "optimizer": {"name": "adam", "learning_rate": 0.05}}
     method = {"name": "classifier", "encoder_learning_rate": 0.005}
     spec = method_spec("classifier", method=method, num_rounds=5, training=training)
@@ -153,7 +153,7 @@ def test_the_whole_network_learns_from_the_sites() -> None:
 
 
 @pytest.mark.full
-def test_processes_give_the_same_bits() -> None:
+def test_parallel_processes_give_the_same_bits() -> None:
     spec = method_spec("classifier", num_rounds=1)
     one, two = (simulate(spec, shards(spec), jobs=jobs) for jobs in (1, 2))
     assert all(torch.equal(one.model[name], two.model[name]) for name in one.model)
@@ -161,7 +161,7 @@ def test_processes_give_the_same_bits() -> None:
 
 
 def _few(images: ImageData, spec: RunSpec, name: str, num_labelled: int) -> ClientData:
-    """Return a site's images. Only the first are labelled, and all of these are trained on."""
+    """Return a site's images. Only the first are labelled, and all of these are used for training."""
     assert images.labels is not None
     labels = images.labels.copy()
     labels[num_labelled:] = -1
@@ -170,7 +170,7 @@ def _few(images: ImageData, spec: RunSpec, name: str, num_labelled: int) -> Clie
     return with_site_labels(torch.from_numpy(images.images), own, spec, name)
 
 
-def test_a_site_with_three_labels_counts_three_times() -> None:
+def test_a_site_with_three_labels_counts_as_three_examples() -> None:
     spec = _spec()
     images = shards(spec)["client-0"]
     broadcast = start_run(METHOD, context(spec, 0)).received
@@ -185,7 +185,7 @@ def test_a_site_with_three_labels_counts_three_times() -> None:
     assert np.allclose(result.update[BIAS].numpy(), expected[1], rtol=1e-4, atol=1e-6)
 
 
-def test_a_site_without_labels_takes_no_part() -> None:
+def test_a_site_without_labels_is_refused() -> None:
     spec = _spec()
     broadcast = start_run(METHOD, context(spec, 0)).received
     ctx = context(spec, 1, "client-0")
@@ -196,7 +196,7 @@ def test_a_site_without_labels_takes_no_part() -> None:
         run_local_round(METHOD, broadcast, None, _few(shards(spec)["client-0"], spec, "client-0", 0), ctx)
 
 
-def test_several_labels_per_image_are_binary() -> None:
+def test_several_labels_per_image_are_trained_as_binary_labels() -> None:
     spec = _spec(multi_label=True, classes=["odd", "large"])
     images = shards(spec)["client-0"]
     assert images.labels is not None
@@ -211,7 +211,7 @@ def test_several_labels_per_image_are_binary() -> None:
     assert np.allclose(found[BIAS].numpy(), -RATE * error.sum(axis=0), rtol=1e-4, atol=1e-7)
 
 
-def test_a_class_without_a_column_is_not_trained_as_absent_from_all_images() -> None:
+def test_a_class_without_a_column_of_labels_is_refused() -> None:
     spec = _spec(multi_label=True, classes=["odd", "large"])
     images = shards(spec)["client-0"]
     assert images.labels is not None
@@ -221,7 +221,7 @@ def test_a_class_without_a_column_is_not_trained_as_absent_from_all_images() -> 
         with_site_labels(torch.from_numpy(images.images), own, spec, "client-0")
 
 
-def test_a_classifier_of_other_classes_is_never_taken(probe: Path) -> None:
+def test_a_classifier_of_other_classes_is_refused_as_a_start(probe: Path) -> None:
     tensors, swapped = load_tensors(probe), ["1", "0", *map(str, range(2, 10))]
     for method in ({"classes": swapped}, {"classes": swapped, "start": "given"}):
         with pytest.raises(SpecError, match=r"has other classes than method\.classes, or the same in another order"):
@@ -237,7 +237,7 @@ def test_a_classifier_of_other_classes_is_never_taken(probe: Path) -> None:
     assert not start_run(METHOD, context(_spec(probe), 0), initial=encoder).state[WEIGHT].any()
 
 
-def test_the_digest_tells_classes_apart() -> None:
+def test_the_digest_depends_on_the_classes_their_order_and_multi_label() -> None:
     digest = classes_digest(["a", "b"], multi_label=False)
     assert digest.tolist() == classes_digest(("a", "b"), multi_label=False).tolist()
     others = (["b", "a"], False), (["a", "b"], True), (['a","b'], False)
@@ -260,15 +260,15 @@ def test_the_digest_tells_classes_apart() -> None:
         ({"classes": ["a", "a"]}, {}, "names a class twice"),
     ],
 )
-def test_what_does_not_fit_is_refused(method: dict[str, Any], model: dict[str, Any], words: str) -> None:
+def test_invalid_combinations_are_refused(method: dict[str, Any], model: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         method_spec(
             "classifier", method={"name": "classifier", **method}, model={"encoder": {"widths": [8, 16]}, **model}
         )
 
 
-def test_a_personal_classifier_follows_its_own_loss_and_is_pulled_to_the_one_that_was_received() -> None:
-    """Two rounds of one step are worked out in float64. The shared classifier is the same as without personal ones."""
+def test_a_personal_classifier_follows_its_own_loss_and_is_pulled_to_the_shared_one() -> None:
+    """Two rounds of one step are computed in float64. The shared classifier is the same as without personal ones."""
     pull, spec = 0.05, _spec(personal_pull=0.05).model_copy(update={"num_rounds": 2})
     found, plain = simulate(spec, shards(spec)), simulate(_spec().model_copy(update={"num_rounds": 2}), shards(spec))
     assert all(torch.equal(found.model[name], plain.model[name]) for name in (WEIGHT, BIAS))
@@ -291,7 +291,7 @@ def test_a_personal_classifier_follows_its_own_loss_and_is_pulled_to_the_one_tha
 
 
 def test_sites_evaluate_their_personal_classifiers_and_those_of_others() -> None:
-    """Three sites, one with images of two classes and one with images of one: each evaluates what it can."""
+    """One of three sites has images of two classes and one has images of one class: each evaluates what it can."""
     sites = {
         "classes": list("0123456789"), "min_count": 1, "heads": ["classifier", "personal"], "cross_site": "personal",
     }  # fmt: skip

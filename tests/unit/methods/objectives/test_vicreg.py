@@ -18,10 +18,10 @@ def _spec(**settings: Any) -> RunSpec:
 
 
 @pytest.mark.parametrize("variant", ["reference", "paper"])
-def test_the_loss_is_the_equation(variant: str) -> None:
+def test_the_loss_is_that_of_the_equations(variant: str) -> None:
     client = training(_spec(invariance_weight=3, variance_weight=5, covariance_weight=7, variant=variant))
     batch = client.batch()
-    with torch.no_grad():  # each view is a batch of its own
+    with torch.no_grad():  # each view is a separate batch
         z = [client.modules["projector"](client.modules["encoder"](x)).double().numpy() for x in batch.views]
     width = z[0].shape[1]
     covariances = [np.cov(each, rowvar=False) for each in z]
@@ -34,14 +34,14 @@ def test_the_loss_is_the_equation(variant: str) -> None:
     assert client.values(batch)["vicreg"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_sends_encoder_and_projector_and_keeps_nothing() -> None:
+def test_encoder_and_projector_are_sent_and_nothing_is_kept() -> None:
     spec = _spec()
     result = local_round(spec, start(spec).broadcast)
     assert {name.split(".")[0] for name in result.update} == {"encoder", "projector"}
     assert result.state == {}
 
 
-def test_trains_representations_without_a_projector() -> None:
+def test_fedvicreg_trains_without_a_projector() -> None:
     spec = method_spec("fedvicreg", model={"encoder": {"widths": [8, 16]}, "projector": None})
     assert {name.split(".")[0] for name in simulate(spec, shards(spec)).model} == {"encoder"}
 
@@ -55,7 +55,7 @@ def test_trains_representations_without_a_projector() -> None:
         {"merge": {"name": "local"}, "reducer": {"name": "none"}},
     ],
 )
-def test_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
+def test_fedvicreg_trains_with_the_other_parts(parts: dict[str, Any]) -> None:
     spec = _spec(**parts)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -67,6 +67,6 @@ def test_hard_separation_is_refused_because_every_dimension_must_vary(name: str)
         method_spec(name, method={"name": name, "add_ons": [{"name": "hsd", "variant": "mask"}]})
 
 
-def test_three_weights_of_0_are_refused() -> None:
+def test_a_loss_whose_three_weights_are_zero_is_refused() -> None:
     with pytest.raises(ValidationError, match="all three weights of fedvicreg are 0"):
         _spec(invariance_weight=0, variance_weight=0, covariance_weight=0)

@@ -1,4 +1,4 @@
-"""L-DAWA and EUA as reducers: what they make of the clients' weights, against references from the equations."""
+"""L-DAWA and EUA as reducers: how they combine the clients' weights, compared with references from the equations."""
 
 import itertools
 from typing import Any
@@ -70,7 +70,7 @@ def test_ldawas_first_rounds_are_plain_means(number: int, num_plain_rounds: int,
     assert torch.allclose(after[name].double(), mean, rtol=1e-6) == plain
 
 
-def test_ldawa_is_the_plain_mean_when_the_clients_equal_the_global() -> None:
+def test_ldawa_is_the_plain_mean_if_the_clients_equal_the_global_model() -> None:
     spec = _spec({"name": "ldawa", "num_plain_rounds": 0})
     state = start(spec).state
     after = aggregate(spec, state, [(5, dict(state)), (7, dict(state))], number=9).state
@@ -92,7 +92,7 @@ def test_eua_steps_along_the_shortest_combination_of_normalised_drifts() -> None
     spec = _spec({"name": "eua", "server_learning_rate": 0.5})
     state = start(spec).state
     updates = _updates(state, 2)
-    # With batches of 32, the clients have 2 and 6.
+    # With batches of 32, the clients have 2 and 6 batches.
     after = aggregate(spec, state, [(64, updates[0]), (192, updates[1])]).state
     names = [name for name in state if not _is_statistic(name)]
     flat = [np.concatenate([(state[n] - u[n]).double().numpy().ravel() for n in names]) for u in updates]
@@ -104,7 +104,7 @@ def test_eua_steps_along_the_shortest_combination_of_normalised_drifts() -> None
         np.testing.assert_allclose(after[name].double().numpy(), expected.numpy(), rtol=1e-6)
 
 
-def test_euas_step_descends_for_every_client() -> None:
+def test_euas_step_reduces_the_distance_to_every_client() -> None:
     """Among all convex combinations the step is the shortest, and no client's drift points the other way."""
     spec = _spec({"name": "eua", "server_learning_rate": 1.0})
     state = start(spec).state
@@ -122,7 +122,7 @@ def test_euas_step_descends_for_every_client() -> None:
 
 @pytest.mark.parametrize("reducer", [{"name": "eua", "server_learning_rate": 0.3}, {"name": "ldawa"}])
 @pytest.mark.parametrize("host", ["fedbyol", "supervised"])
-def test_combine_the_weights_of_other_methods(reducer: dict[str, Any], host: str) -> None:
+def test_both_reducers_combine_the_weights_of_other_methods(reducer: dict[str, Any], host: str) -> None:
     spec = _spec(reducer, host, num_rounds=4)
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
@@ -138,7 +138,7 @@ def test_fedu2_has_both_of_its_parts_and_ldawa_its_reducer() -> None:
     assert defaults.add_ons[0].weight == 0.01
 
 
-def test_local_training_makes_the_same_update_whatever_the_reducer() -> None:
+def test_local_training_does_not_depend_on_the_reducer() -> None:
     specs = [_spec({"name": name}) for name in ("mean", "ldawa", "eua")]
     updates = [local_round(spec, start(spec).broadcast).update for spec in specs]
     assert all(torch.equal(update[name], updates[0][name]) for update in updates for name in update)
@@ -148,12 +148,12 @@ def test_local_training_makes_the_same_update_whatever_the_reducer() -> None:
     ("method", "rules"),
     [("fedsimclr", {"mean", "integral_mean"}), ("ldawa", {"method"}), ("fedu2", {"method"}), ("single", {"keep"})],
 )
-def test_the_plan_says_how_tensors_reduce(method: str, rules: set[str]) -> None:
+def test_the_plan_declares_how_tensors_are_reduced(method: str, rules: set[str]) -> None:
     spec = method_spec(method)
     plan = METHODS[method].bind(spec).plan
     assert {tensor.reduce for tensor in plan.broadcast} == rules
 
 
-def test_a_step_size_must_be_positive() -> None:
+def test_the_step_size_of_eua_must_be_positive() -> None:
     with pytest.raises(ValidationError, match="greater than 0"):
         _spec({"name": "eua", "server_learning_rate": 0})

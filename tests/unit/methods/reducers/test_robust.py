@@ -1,4 +1,4 @@
-"""Robust reducers in a run: what they make of the clients' weights, and which specs they refuse."""
+"""Robust reducers in a run: how they combine the clients' weights, and which specs they refuse."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def _updates(state: Tensors) -> list[Tensors]:
 
 
 @pytest.mark.parametrize("name", REDUCERS)
-def test_a_round_ends_with_the_rule_of_its_reducer(name: str) -> None:
+def test_a_round_combines_updates_by_the_rule_of_its_reducer(name: str) -> None:
     spec = _spec(REDUCERS[name])
     state = start(spec).state
     updates = _updates(state)
@@ -61,7 +61,7 @@ def test_a_round_ends_with_the_rule_of_its_reducer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REDUCERS)
-def test_an_update_that_is_not_finite_is_left_out_by_name(name: str) -> None:
+def test_an_update_that_is_not_finite_is_left_out_and_named(name: str) -> None:
     spec = _spec(REDUCERS[name], cohort={"min_clients": 6, "min_updates": 5})
     state = start(spec).state
     updates = _updates(state)
@@ -74,8 +74,8 @@ def test_an_update_that_is_not_finite_is_left_out_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REDUCERS)
-def test_a_simulation_has_the_same_bits_twice(name: str) -> None:
-    """A whole run with five clients ends with finite weights, and twice with the same bits."""
+def test_a_simulation_is_finite_and_reproducible(name: str) -> None:
+    """A whole run with five clients ends with finite weights, and with the same bits if it is repeated."""
     spec = _spec(
         REDUCERS[name],
         partition={"dataset": "digits", "num_clients": 5, "scheme": "iid", "max_images": 200},
@@ -111,13 +111,13 @@ def test_a_spec_whose_rounds_may_have_too_few_updates_is_refused(
         ({"name": "fedsimclr", "merge": {"name": "local"}}, "set method.reducer to none"),
     ],
 )
-def test_a_way_around_the_reducer_is_refused(method: dict[str, Any], message: str) -> None:
+def test_methods_with_averages_that_bypass_the_reducer_are_refused(method: dict[str, Any], message: str) -> None:
     cohort = {"min_clients": 3, "min_updates": 3}
     with pytest.raises(ValidationError, match=message):
         method_spec(method["name"], method={**method, "reducer": {"name": "median"}}, cohort=cohort)
 
 
-def test_a_claim_of_images_counts_up_to_a_multiple_of_the_median() -> None:
+def test_the_weight_of_a_client_is_capped_at_a_multiple_of_the_median() -> None:
     spec = method_spec("fedsimclr", robustness={"max_examples_ratio": 2.0})
     state = start(spec).state
     updates = _updates(state)
@@ -130,7 +130,7 @@ def test_a_claim_of_images_counts_up_to_a_multiple_of_the_median() -> None:
             np.testing.assert_allclose(tensor.double().numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_claim_of_images_counts_up_to_the_largest_number() -> None:
+def test_the_weight_of_a_client_is_capped_at_max_examples() -> None:
     spec = method_spec("fedsimclr", robustness={"max_examples": 60})
     state = start(spec).state
     updates = _updates(state)
@@ -142,7 +142,7 @@ def test_a_claim_of_images_counts_up_to_the_largest_number() -> None:
     assert all(torch.equal(found[key], expected[key]) for key in found)
 
 
-def test_no_bound_leaves_specs_as_older_workers_read_them() -> None:
+def test_unset_caps_are_omitted_from_specs_for_older_workers() -> None:
     assert "max_examples" not in method_spec("fedsimclr").model_dump()["robustness"]
     assert "max_examples_ratio" not in method_spec("fedsimclr").model_dump()["robustness"]
     with pytest.raises(ValidationError, match="greater than or equal to 1"):

@@ -1,4 +1,4 @@
-"""FLESD: what leaves a client, and what the coordinator makes of it."""
+"""FLESD: what a client sends, and how the coordinator distils it."""
 
 import copy
 import itertools
@@ -46,7 +46,7 @@ def _public_values(spec: RunSpec) -> torch.Tensor:
 
 
 def _ensemble(representations: list[np.ndarray], temperature: float) -> np.ndarray:
-    """FLESD Eq. 4 to 6, all pairs."""
+    """Compute FLESD's Eq. 4 to 6 for all pairs."""
     total = np.zeros((len(representations[0]),) * 2)
     for r in representations:
         unit = r / np.linalg.norm(r, axis=1, keepdims=True)
@@ -54,7 +54,7 @@ def _ensemble(representations: list[np.ndarray], temperature: float) -> np.ndarr
     return total / len(representations)
 
 
-def test_the_local_loss_has_the_negatives_of_the_other_view() -> None:
+def test_the_local_loss_has_only_the_negatives_of_the_other_view() -> None:
     state = training(_spec())
     batch = state.batch()
     (_, z1), (_, z2) = state.outputs(batch)
@@ -64,7 +64,7 @@ def test_the_local_loss_has_the_negatives_of_the_other_view() -> None:
     assert state.values(batch) == {"contrastive": pytest.approx(expected, rel=1e-5)}
 
 
-def test_only_similarities_leave_a_client() -> None:
+def test_a_client_sends_only_similarities() -> None:
     spec = _spec()
     plan = METHODS["flesd"].bind(spec).plan
     (tensor,) = plan.update
@@ -85,7 +85,7 @@ def test_only_similarities_leave_a_client() -> None:
         ("triangle-i8", "similarities", "I8", (2556,), "similarity"),
     ],
 )
-def test_the_data_owner_sees_what_each_packing_sends(
+def test_the_plan_declares_what_each_packing_sends(
     packing: Packing, name: str, dtype: str, shape: tuple[int, ...], kind: str
 ) -> None:
     spec = _spec(reducer={"packing": packing})
@@ -95,7 +95,7 @@ def test_the_data_owner_sees_what_each_packing_sends(
 
 
 @pytest.mark.parametrize("packing", ["factored-f32", "representations-f32"])
-def test_they_are_similarities_of_plain_images_in_eval_mode(packing: Packing) -> None:
+def test_similarities_are_those_of_plain_images_in_eval_mode(packing: Packing) -> None:
     spec = _spec(reducer={"packing": packing}, training={"local_epochs": 0, "batch_size": 32})
     state = training(spec)
     schedule = state.algorithm.schedule(len(state.data), state.ctx)
@@ -111,8 +111,8 @@ def test_they_are_similarities_of_plain_images_in_eval_mode(packing: Packing) ->
     assert all(module.training for module in state.modules.values())
 
 
-def test_only_representations_show_the_networks_axes() -> None:
-    """Two networks that find the same similarities, one with its embedding turned, send the same factor."""
+def test_only_representations_reveal_the_networks_axes() -> None:
+    """Two networks with the same similarities, one with its embedding rotated, send the same factor."""
     generator = torch.Generator().manual_seed(2)
     z_ND = torch.randn(50, 8, generator=generator, dtype=torch.float64)
     turned = z_ND @ torch.linalg.qr(torch.randn(8, 8, generator=generator, dtype=torch.float64)).Q
@@ -125,7 +125,7 @@ def test_only_representations_show_the_networks_axes() -> None:
 @pytest.mark.parametrize("packing", TOLERANCES)
 def test_every_packing_gives_the_ensembles_rows(packing: Packing) -> None:
     generator = torch.Generator().manual_seed(0)
-    # Widths differ, as with clients of different encoders.
+    # The widths differ, as with clients that have different encoders.
     clients = [torch.randn(40, width, generator=generator) + 0.5 for width in (6, 9, 4)]
     rows, anchors = torch.tensor([3, 0, 39]), torch.tensor([7, 3, 3, 38, 39, 0, 21])
     ensemble = Ensemble([pack(z, packing) for z in clients], packing, 40)
@@ -136,7 +136,7 @@ def test_every_packing_gives_the_ensembles_rows(packing: Packing) -> None:
 
 
 @pytest.mark.parametrize("packing", ["triangle-f16", "triangle-i8"])
-def test_a_client_cannot_drown_the_others_with_cosines_that_are_none(packing: Packing) -> None:
+def test_a_client_cannot_dominate_the_others_with_invalid_cosines(packing: Packing) -> None:
     generator = torch.Generator().manual_seed(3)
     honest = [pack(torch.randn(12, 4, generator=generator), packing) for _ in range(2)]
     beyond, most = {"triangle-f16": (60_000, 1), "triangle-i8": (-128, -127)}[packing]
@@ -149,8 +149,8 @@ def test_a_client_cannot_drown_the_others_with_cosines_that_are_none(packing: Pa
     torch.testing.assert_close(one, other)
 
 
-def test_a_rows_shift_does_not_change_the_target() -> None:
-    """The authors' code takes the row's maximum, 1, from every similarity."""
+def test_shifting_a_row_does_not_change_the_target() -> None:
+    """The authors' code subtracts the row's maximum, 1, from every similarity."""
     generator = torch.Generator().manual_seed(1)
     clients = [torch.randn(12, 5, generator=generator) for _ in range(3)]
     shifted = sum(np.exp((s - s.max(1, keepdims=True)) / 0.1) for s in map(_cosines, clients))
@@ -166,7 +166,7 @@ def _cosines(z: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("packing", TOLERANCES)
-def test_every_packing_trains(packing: str) -> None:
+def test_training_works_with_every_packing(packing: str) -> None:
     spec = _spec(reducer={"packing": packing})
     result = simulate(spec, shards(spec))
     assert any(not torch.equal(result.model[name], result.initial[name]) for name in result.model)
@@ -183,8 +183,8 @@ def _task(spec: RunSpec) -> tuple[SimilarityDistillation, Context]:
     return SimilarityDistillation(config, Ensemble(updates, config.packing, 72), first.state), context(spec, 1)
 
 
-def test_a_steps_loss_follows_the_equations() -> None:
-    """Eq. 7 to 9 in float64: keys of the momentum encoder, own key included, against the clients' pairs."""
+def test_the_loss_of_a_step_follows_the_equations() -> None:
+    """Compute Eq. 7 to 9 in float64: keys of the momentum encoder, own key included, against the clients' pairs."""
     spec = _spec(reducer={"student_temperature": 0.2}, data=AS_THEY_ARE)
     task, ctx = _task(spec)
     modules = task.build(ctx)
@@ -194,7 +194,7 @@ def test_a_steps_loss_follows_the_equations() -> None:
     queue = modules["queue"]
     assert isinstance(queue, AnchorQueue)
     images = _public_values(spec)
-    # Two batches of 16 fill the queue of 32; the third replaces the first, and is the one trained on.
+    # Two batches of 16 fill the queue of 32; the third replaces the first, and is the one used for training.
     rows, oldest = queue.images[:16], queue.images[16:]
     assert len(set(rows.tolist()) | set(oldest.tolist())) == 32
 
@@ -212,10 +212,10 @@ def test_a_steps_loss_follows_the_equations() -> None:
     m = _ensemble([r.double().numpy() for r in task.ensemble.packed], 0.05)[np.ix_(rows, queue.images)]
     p = m / m.sum(1, keepdims=True)
     assert float(losses[0]["distillation"].detach()) == pytest.approx(-(p * log_q).sum(1).mean(), rel=1e-4)
-    assert all(p[i].argmax() == i for i in range(16))  # its own key is an image's nearest
+    assert all(p[i].argmax() == i for i in range(16))  # the nearest image is the image itself
 
 
-def test_the_momentum_encoder_follows_by_parameters_only() -> None:
+def test_only_the_parameters_of_the_momentum_encoder_follow() -> None:
     spec = _spec(reducer={"momentum": 0.75})
     task, ctx = _task(spec)
     modules = task.build(ctx)
@@ -232,8 +232,8 @@ def test_the_momentum_encoder_follows_by_parameters_only() -> None:
 
 
 @pytest.mark.parametrize(("skip", "trained"), [("first_epoch", [3, 5]), ("every_epoch", [3, 3])])
-def test_which_steps_only_fill_the_queue(skip: str, trained: list[int]) -> None:
-    """72 images are 5 batches of 16; a queue of 32 takes two to fill."""
+def test_the_first_steps_only_fill_the_queue(skip: str, trained: list[int]) -> None:
+    """72 images are 5 batches of 16; filling a queue of 32 takes two batches."""
     task, ctx = _task(_spec(reducer={"skip": skip}))
     modules = task.build(ctx)
     assert [len(list(task.steps(modules, epoch, ctx))) for epoch in (0, 1)] == trained
@@ -247,8 +247,8 @@ def test_the_queue_is_a_ring() -> None:
     assert queue.keys.tolist() == [[0, 1]] * 3
 
 
-def test_the_student_goes_on_from_the_global_model() -> None:
-    """With a learning rate too small to move anything, the next global model is the last one's parameters."""
+def test_the_student_starts_from_the_global_model() -> None:
+    """With a learning rate too small to move anything, the next global model has the parameters of the previous one."""
     spec = _spec(reducer={"optimizer": {"name": "sgd", "learning_rate": 1e-30, "weight_decay": 0}})
     first = start(spec)
     updates = [(10, local_round(spec, first.broadcast, f"client-{i}").update) for i in range(3)]
@@ -258,7 +258,7 @@ def test_the_student_goes_on_from_the_global_model() -> None:
     assert second.metrics["distillation_loss"] > 0
 
 
-def test_the_ensemble_does_not_depend_on_how_many_images_a_client_has() -> None:
+def test_the_ensemble_does_not_depend_on_the_number_of_images_of_a_client() -> None:
     spec = _spec()
     first = start(spec)
     tensors = [local_round(spec, first.broadcast, f"client-{i}").update for i in range(3)]
@@ -266,8 +266,8 @@ def test_the_ensemble_does_not_depend_on_how_many_images_a_client_has() -> None:
     assert all(torch.equal(one.state[name], other.state[name]) for name in one.state)
 
 
-def test_distilling_teaches_similarities_whatever_the_clients_axes() -> None:
-    """Teachers see the same pairs along axes of their own; the student finds the pairs."""
+def test_distillation_teaches_similarities_whatever_the_clients_axes() -> None:
+    """The teachers see the same pairs along different axes; the student learns the pairs."""
     spec = _spec(reducer={"num_epochs": 40, "temperature": 0.2}, data=AS_THEY_ARE)
     ctx, first = context(spec, 1), start(spec)
     pixels_ND = _public_values(spec).flatten(1)
@@ -291,13 +291,13 @@ def test_distilling_teaches_similarities_whatever_the_clients_axes() -> None:
     assert metrics.keys() == {"distillation_loss"}
 
 
-def test_one_round_is_flesd_cc() -> None:
+def test_a_run_of_one_round_is_flesd_cc() -> None:
     spec = _spec(num_rounds=1)
     result = simulate(spec, shards(spec))
     assert [record.round_number for record in result.history] == [1]
 
 
-# --- Where it goes, and where not ---------------------------------------------------------------------------------
+# --- Supported and unsupported combinations -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["fedsimclr", "fedmoco", "fedalignuniform"])
@@ -309,15 +309,15 @@ def test_other_objectives_can_be_distilled(host: str) -> None:
 
 
 @pytest.mark.parametrize("add_ons", [[], [{"name": "proximal"}]])
-def test_its_federated_averaging_rows_have_the_same_objective(add_ons: list[dict[str, str]]) -> None:
+def test_flesds_objective_also_trains_with_federated_averaging(add_ons: list[dict[str, str]]) -> None:
     method = {"name": "flesd", "reducer": {"name": "mean", "weighting": "uniform"}, "add_ons": add_ons}
     spec = method_spec("flesd", method=method, public_data=None)
     result = simulate(spec, shards(spec))
     assert result.history[-1].clients["client-0"].keys() >= {"loss/contrastive"}
 
 
-def test_public_images_can_be_given() -> None:
-    """FLESD's experiments make the first client's images public, and it does not train."""
+def test_public_images_can_be_passed_to_a_simulation() -> None:
+    """FLESD's experiments make the first client's images public, and that client does not train."""
     spec = _spec(cohort={"clients": ["client-1", "client-2"], "min_clients": 2})
     everybody = shards(spec)
     first = everybody["client-0"].subset(np.arange(72))
@@ -343,7 +343,7 @@ def test_public_images_can_be_given() -> None:
         ({"host": "supervised"}, "supervised shares more than these"),
     ],
 )
-def test_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         _spec(**changes)
 

@@ -1,4 +1,4 @@
-"""The factor that leaves a client: it gives back the similarities, and is made from nothing else."""
+"""The factor that a client sends: it reproduces the similarities, and depends on nothing else."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def cosines(z_ND: Tensor) -> np.ndarray:
 
 
 def textbook(s: np.ndarray, width: int) -> np.ndarray:
-    """Pivoted Cholesky of the whole matrix, entry by entry, with the pivot rule of the module's docstring."""
+    """Compute the pivoted Cholesky factor of the whole matrix, entry by entry, with the pivot rule of the module."""
     factor, left = np.zeros((len(s), width)), s.diagonal().copy()
     for k in range(min(width, len(s))):
         if left.max() <= 1e-10:
@@ -57,9 +57,9 @@ HARD: dict[str, Tensor] = {
 }
 
 
-def test_by_hand() -> None:
-    # S = [1 .6 0; .6 1 .8; 0 .8 1]. All d are 1: image 0 is the first pivot, column (1, .6, 0). Left are 0, .64 and 1:
-    # image 2 is the second, column (0, .8, 1).
+def test_the_factor_matches_a_hand_calculation() -> None:
+    # S = [1 .6 0; .6 1 .8; 0 .8 1]. All d are 1: image 0 is the first pivot, column (1, .6, 0). What remains is 0, .64
+    # and 1: image 2 is the second pivot, column (0, .8, 1).
     z_ND = torch.tensor([[2.0, 0.0], [0.6, 0.8], [0.0, 5.0]])
     expected = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(similarity_factor(z_ND), expected)
@@ -67,23 +67,23 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("case", HARD)
-def test_it_gives_back_the_similarities(case: str) -> None:
+def test_the_factor_reproduces_the_similarities(case: str) -> None:
     factor = similarity_factor(HARD[case])
     assert factor.shape == HARD[case].shape
     np.testing.assert_allclose((factor @ factor.T).numpy(), cosines(HARD[case]), atol=2e-10)
-    lengths = HARD[case].norm(dim=1).sign()  # 1, or 0 for a zero
+    lengths = HARD[case].norm(dim=1).sign()  # 1, or 0 for a zero row
     torch.testing.assert_close(factor.norm(dim=1), lengths, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("case", HARD)
-def test_it_is_the_pivoted_cholesky_factor_of_the_matrix(case: str) -> None:
-    """The result depends only on the matrix, although the matrix is not formed."""
+def test_the_factor_is_the_pivoted_cholesky_factor_of_the_matrix(case: str) -> None:
+    """The result depends only on the matrix, although the matrix is not computed."""
     found = similarity_factor(HARD[case]).numpy()
     np.testing.assert_allclose(found, textbook(cosines(HARD[case]), HARD[case].shape[1]), atol=1e-7)
 
 
 @pytest.mark.parametrize("case", HARD)
-def test_a_rotation_does_not_show(case: str) -> None:
+def test_rotations_and_reflections_do_not_change_the_factor(case: str) -> None:
     z_ND = HARD[case]
     expected = similarity_factor(z_ND)
     for seed in range(5):
@@ -93,8 +93,8 @@ def test_a_rotation_does_not_show(case: str) -> None:
         torch.testing.assert_close(similarity_factor(z_ND @ turn), expected, rtol=0, atol=1e-9)
 
 
-def test_nor_do_the_axes_that_a_wider_network_had() -> None:
-    """The same similarities out of a space of more dimensions: the same numbers, and columns of zeros."""
+def test_additional_dimensions_of_a_wider_network_only_add_columns_of_zeros() -> None:
+    """The same similarities from a space of more dimensions give the same numbers."""
     z_ND = normal(40, 8)
     wide = torch.cat([z_ND, torch.zeros(40, 5)], dim=1) @ rotation(13)
     padded = torch.cat([similarity_factor(z_ND), torch.zeros(40, 5)], dim=1)
@@ -103,7 +103,7 @@ def test_nor_do_the_axes_that_a_wider_network_had() -> None:
 
 
 @pytest.mark.parametrize("case", HARD)
-def test_the_pivots_rows_are_triangular(case: str) -> None:
+def test_the_rows_of_the_pivots_are_triangular(case: str) -> None:
     factor = similarity_factor(HARD[case])
     rank = np.linalg.matrix_rank(cosines(HARD[case]), tol=1e-8)
     assert bool((factor[:, rank:] == 0).all())
@@ -117,28 +117,30 @@ def test_the_pivots_rows_are_triangular(case: str) -> None:
 
 @given(st.integers(1, 30), st.integers(1, 10), st.integers(1, 10), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
-def test_any_shape_and_rank(num: int, width: int, rank: int, seed: int) -> None:
+def test_random_shapes_and_ranks_are_reproduced_and_ignore_rotations(
+    num: int, width: int, rank: int, seed: int
+) -> None:
     z_ND = normal(num, rank, seed=seed) @ normal(rank, width, seed=seed + 1)
     factor = similarity_factor(z_ND)
     np.testing.assert_allclose((factor @ factor.T).numpy(), cosines(z_ND), atol=2e-10)
     torch.testing.assert_close(similarity_factor(z_ND @ rotation(width, seed)), factor, rtol=0, atol=1e-6)
 
 
-def test_single_precision_embeddings_rotated_in_single_precision() -> None:
-    """As a network would give them: S differs in the seventh digit, and so does its factor."""
+def test_rotations_in_single_precision_change_the_factor_only_slightly() -> None:
+    """A network gives embeddings in single precision: S differs in the seventh digit, and so does its factor."""
     z_ND = normal(400, 32).float()
     turned = z_ND @ rotation(32).float()
     torch.testing.assert_close(similarity_factor(turned), similarity_factor(z_ND), rtol=0, atol=1e-5)
 
 
-def test_it_repeats_bit_for_bit() -> None:
+def test_the_factor_is_reproducible_bit_for_bit() -> None:
     z_ND = some_with_twins(300, 40).float()
     assert torch.equal(similarity_factor(z_ND), similarity_factor(z_ND.clone()))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("row", [0, 7])
-def test_what_is_not_finite_stays_so(value: float, row: int) -> None:
+def test_embeddings_that_are_not_finite_give_a_factor_that_is_not_finite(value: float, row: int) -> None:
     z_ND = normal(10, 4)
     z_ND[row, 1] = value
     assert not bool(similarity_factor(z_ND).isfinite().all())
