@@ -1,4 +1,4 @@
-"""BatchNorm's tensors, and its statistics from other images, worked out by hand."""
+"""BatchNorm's tensors, and its recalibration on other images, with values worked out by hand."""
 
 import torch
 from torch import nn
@@ -7,8 +7,8 @@ from fedssl.models.batch_norm import norm_tensors, recalibrate
 from fedssl.models.freezing import freeze
 
 
-def test_statistics_become_the_means_over_the_batches() -> None:
-    """Batches (0, 2) and (10, 14): means 1 and 12, unbiased variances 2 and 8."""
+def test_recalibrated_statistics_are_the_means_over_the_batches() -> None:
+    """Batches (0, 2) and (10, 14) have the means 1 and 12, and the unbiased variances 2 and 8."""
     network = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5))
     network.eval()
     network[0].train()
@@ -23,7 +23,7 @@ def test_statistics_become_the_means_over_the_batches() -> None:
     assert (float(norm.running_mean), int(norm.num_batches_tracked)) == (6.5, 2)
 
 
-def test_frozen_norms_keep_their_statistics_and_are_nobodys_own() -> None:
+def test_frozen_norms_keep_their_statistics_and_are_not_listed() -> None:
     network = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
     freeze(network, ["2.*", "3.*"])
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

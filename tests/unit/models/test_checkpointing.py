@@ -1,4 +1,4 @@
-"""Gradient checkpointing changes which activations are kept, and no bit of a training."""
+"""Gradient checkpointing changes which activations are kept, but not a bit of the training."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ BUILDS: dict[str, Callable[[], Encoder]] = {
 
 
 def _trained(encoder: Encoder, *, recomputes: bool) -> tuple[dict[str, torch.Tensor], int]:
-    """Return the gradients and buffers after two views have passed one after the other, and the bytes kept for them."""
+    """Return the gradients and buffers after two views have passed one after another, and the bytes kept for them."""
     encoder.recomputes, kept = recomputes, 0
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,16 +39,16 @@ def _trained(encoder: Encoder, *, recomputes: bool) -> tuple[dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_gradients_and_statistics_have_the_same_bits(name: str) -> None:
+def test_checkpointing_keeps_the_bits_of_gradients_and_statistics_and_saves_memory(name: str) -> None:
     plain, kept = _trained(initialised(BUILDS[name], 1).train(), recomputes=False)
     found, fewer = _trained(initialised(BUILDS[name], 1).train(), recomputes=True)
     assert found.keys() == plain.keys()
     assert [key for key in plain if not torch.equal(plain[key], found[key])] == []
-    assert fewer < kept / 2  # of what is kept outside of blocks
+    assert fewer < kept / 2  # the rest is kept outside blocks
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(["fedbyol", "fedsimsiam", "scaffold", "fedmae", "fedu2"]))
-def test_a_round_has_the_same_bits(name: str) -> None:
+def test_a_round_with_checkpointing_has_the_same_bits(name: str) -> None:
     spec = method_spec(name)
     again = spec.model_copy(
         update={"training": spec.training.model_copy(update={"gradient_checkpointing": True, "num_micro_batches": 1})}
@@ -61,7 +61,7 @@ def test_a_round_has_the_same_bits(name: str) -> None:
     assert plain.metrics == found.metrics
 
 
-def test_it_is_left_out_of_older_specs_and_is_not_compiled() -> None:
+def test_gradient_checkpointing_is_omitted_from_older_specs_and_cannot_be_compiled() -> None:
     assert "gradient_checkpointing" not in TrainingConfig().model_dump()
     with pytest.raises(ValidationError, match="set gpu_steps to recorded or eager"):
         TrainingConfig(gradient_checkpointing=True, gpu_steps="compiled")

@@ -1,4 +1,4 @@
-"""ConvNeXts: timm's outputs and names, weights that come and go, and what is refused."""
+"""ConvNeXts: timm's outputs and names, import and export of weights, and what is refused."""
 
 from pathlib import Path
 
@@ -29,14 +29,14 @@ def _timms(name: str, **settings: object) -> nn.Module:
 
 @torch.no_grad()
 def _scaled(network: nn.Module) -> nn.Module:
-    """Return a network whose blocks change what they are given, and not by a millionth only."""
+    """Return a network whose blocks change their input substantially, and not only by a millionth."""
     for parameter in network.parameters():
         parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.5))
     return network
 
 
 @torch.no_grad()
-def test_it_is_timms_network_with_timms_names() -> None:
+def test_a_convnext_has_timms_outputs_and_names() -> None:
     theirs = _scaled(_timms("convnext_tiny", dims=WIDTHS, depths=DEPTHS, in_chans=2, num_classes=0))
     encoder = ConvNeXt(2, WIDTHS, DEPTHS).eval()
     encoder.load_state_dict(theirs.state_dict())  # raises if a name or a shape differs
@@ -54,11 +54,11 @@ def test_the_registered_sizes_are_timms_and_have_no_batch_norm(name: str) -> Non
     assert shapes == {key: tensor.shape for key, tensor in theirs.state_dict().items()}
     assert list(encoder.buffers()) == []
     maps = [key for key, shape in shapes.items() if len(shape) > 1]
-    assert encoder.convolutions() == maps  # 1x1 convolutions, as linear layers, included
+    assert encoder.convolutions() == maps  # includes 1x1 convolutions in the form of linear layers
 
 
 @torch.no_grad()
-def test_weights_start_as_timms_do() -> None:
+def test_initial_weights_are_distributed_as_timms() -> None:
     encoder = initialised(lambda: ConvNeXt(3, WIDTHS, DEPTHS), 0)
     theirs = initialised(lambda: _timms("convnext_tiny", dims=WIDTHS, depths=DEPTHS, num_classes=0), 0)
     for name, tensor in theirs.state_dict().items():
@@ -71,8 +71,8 @@ def test_weights_start_as_timms_do() -> None:
 
 @pytest.mark.full
 @torch.no_grad()
-def test_weights_of_timm_come_and_go(tmp_path: Path) -> None:
-    """A file of timm is a start, whose representations are timm's features, and an export is timm's network again."""
+def test_timms_weights_can_be_imported_and_exported(tmp_path: Path) -> None:
+    """A file of timm is a start whose representations are timm's features, and an export gives timm's network again."""
     theirs, images = _scaled(_timms("convnext_tiny", in_chans=3)), torch.rand(2, 3, 32, 32)
     save_file(theirs.state_dict(), tmp_path / "timm.safetensors")
     config = EncoderConfig(name="convnext-tiny")

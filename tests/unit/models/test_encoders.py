@@ -17,7 +17,7 @@ R50 = EncoderConfig(name="resnet50")
 
 @pytest.mark.parametrize("size", [8, 16, 28, 32])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_convnet_shapes(size: int, channels: int) -> None:
+def test_a_convnet_takes_images_of_any_size_and_channels(size: int, channels: int) -> None:
     encoder = build_encoder(EncoderConfig(widths=(4, 8, 16, 24)), channels)
     h_BH = encoder(torch.rand(5, channels, size, size))
     assert h_BH.shape == (5, 24)
@@ -34,7 +34,9 @@ def test_convnet_shapes(size: int, channels: int) -> None:
         (R50, 3, 32, 2048),
     ],
 )
-def test_resnet_shapes(config: EncoderConfig, channels: int, size: int, feature_dim: int) -> None:
+def test_resnets_have_their_feature_dimensions(
+    config: EncoderConfig, channels: int, size: int, feature_dim: int
+) -> None:
     encoder = build_encoder(config, channels).eval()
     with torch.no_grad():
         h_BH = encoder(torch.rand(2, channels, size, size))
@@ -43,13 +45,13 @@ def test_resnet_shapes(config: EncoderConfig, channels: int, size: int, feature_
 
 
 @pytest.mark.parametrize("config", [CONVNET, R18, R50], ids=lambda c: c.name)
-def test_tensor_names_are_plain(config: EncoderConfig) -> None:
+def test_tensor_names_have_only_letters_digits_and_dots(config: EncoderConfig) -> None:
     names = list(build_encoder(config, 3).state_dict())
     assert names
     assert all(NAME.match(name) for name in names)
 
 
-def test_convolutions_leave_shortcuts_out() -> None:
+def test_convolutions_exclude_shortcuts() -> None:
     """FedU measures drift over the weights whose name contains conv, as EasyFL does: 17 in a ResNet-18."""
     for config, count in ((R18, 17), (CONVNET, 4)):
         encoder = build_encoder(config, 3)
@@ -60,7 +62,7 @@ def test_convolutions_leave_shortcuts_out() -> None:
 
 @pytest.mark.full(but=4)
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "timm"])
-def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
+def test_every_registered_encoder_has_its_declared_width(name: str) -> None:
     config = EncoderConfig(name=name)
     encoder = build_encoder(config, 1, 32).eval()
     assert encoder(torch.zeros(1, 1, 32, 32)).shape == (1, config.feature_dim)
@@ -68,7 +70,7 @@ def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
     assert str(config).startswith(name)
 
 
-def test_first_weights_of_torch_are_its_layers_own() -> None:
+def test_first_weights_of_torch_are_the_defaults_of_its_layers() -> None:
     config = EncoderConfig(name="resnet18", first_weights="torch")
     encoder = initialised(lambda: build_encoder(config, 3), 0)
     usual = dict(initialised(lambda: build_encoder(R18, 3), 0).named_parameters())
@@ -85,7 +87,7 @@ def test_first_weights_of_torch_are_its_layers_own() -> None:
     assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), again.parameters(), strict=True))
 
 
-def test_first_weights_change_no_network_and_are_left_out_of_older_specs() -> None:
+def test_first_weights_do_not_change_the_network_and_are_omitted_from_older_specs() -> None:
     other = EncoderConfig(name="resnet18", first_weights="torch")
     assert other.is_same_network(R18)
     assert "first_weights" not in R18.model_dump(mode="json")
@@ -94,8 +96,8 @@ def test_first_weights_change_no_network_and_are_left_out_of_older_specs() -> No
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
-def test_imagenet_resnet_is_torchvisions(name: str) -> None:
-    """Same weights, same output: the classifier is gone and nothing else."""
+def test_an_imagenet_resnet_is_torchvisions(name: str) -> None:
+    """The same weights give the same output: only the classifier is missing."""
     config = EncoderConfig(name=name, stem="imagenet")
     encoder = build_encoder(config, 3).eval()
     theirs = getattr(import_torchvision().models, name)(weights=None).eval()
@@ -118,7 +120,7 @@ def test_multiply_adds_are_the_published_ones(config: EncoderConfig, shape: tupl
 
 
 @pytest.mark.parametrize(("name", "norm"), [("convnet", "group"), ("resnet18", "group"), ("convnet", "layer")])
-def test_other_norms_make_images_independent_and_have_no_statistics(name: str, norm: NormName) -> None:
+def test_group_and_layer_norm_treat_images_independently_and_have_no_statistics(name: str, norm: NormName) -> None:
     config = EncoderConfig(name=name, norm=norm)
     encoder = initialised(lambda: build_encoder(config, 3), 0).train()
     x = torch.rand(4, 3, 32, 32)
@@ -136,13 +138,13 @@ def test_layer_norm_is_over_all_channels_and_pixels_of_an_image() -> None:
     assert str(EncoderConfig(widths=(8,), norm="layer")) == "convnet 8 (layer norm)"
 
 
-def test_groups_divide_the_channels() -> None:
+def test_the_number_of_groups_divides_the_channels() -> None:
     config = EncoderConfig(widths=(4, 24, 31, 128), norm="group")
     groups = [m.num_groups for m in build_encoder(config, 3).modules() if isinstance(m, torch.nn.GroupNorm)]
     assert groups == [4, 8, 1, 32]
 
 
-def test_group_norm_counts_for_the_description_and_is_left_out_if_it_is_the_default() -> None:
+def test_group_norm_is_in_the_description_and_the_default_norm_is_not_serialised() -> None:
     assert str(EncoderConfig(name="resnet18", norm="group")) == "resnet18 (cifar stem, group norm)"
     assert str(EncoderConfig(widths=(8,), norm="group")) == "convnet 8 (group norm)"
     assert not EncoderConfig(norm="group").is_same_network(EncoderConfig())
@@ -150,13 +152,13 @@ def test_group_norm_counts_for_the_description_and_is_left_out_if_it_is_the_defa
     assert EncoderConfig.model_validate(EncoderConfig(norm="group").model_dump()).norm == "group"
 
 
-def test_multiply_adds_by_hand() -> None:
+def test_multiply_adds_match_a_hand_calculation() -> None:
     encoder = build_encoder(EncoderConfig(widths=(4, 8)), 3)
     assert num_multiply_adds(encoder, (3, 16, 16)) == 8 * 8 * 4 * 27 + 4 * 4 * 8 * 36
     assert num_multiply_adds(torch.nn.Linear(7, 5), (7,)) == 35
 
 
-def test_counting_changes_nothing() -> None:
+def test_counting_multiply_adds_does_not_change_the_encoder() -> None:
     encoder = build_encoder(CONVNET, 3)
     next(encoder.children()).eval()
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
@@ -178,7 +180,7 @@ def test_adapters_add_their_multiply_adds() -> None:
 
 
 @pytest.mark.parametrize("config", [CONVNET, R18], ids=lambda c: c.name)
-def test_initialised_depends_on_the_seed_alone(config: EncoderConfig) -> None:
+def test_initialised_depends_only_on_the_seed(config: EncoderConfig) -> None:
     def build() -> torch.nn.Module:
         return build_encoder(config, 3)
 
@@ -192,11 +194,11 @@ def test_initialised_depends_on_the_seed_alone(config: EncoderConfig) -> None:
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_initialised_takes_the_whole_range_of_seeds() -> None:
+def test_initialised_accepts_the_whole_range_of_seeds() -> None:
     build = lambda: torch.nn.Linear(2, 2)  # noqa: E731
     assert not torch.equal(initialised(build, 2**63 - 1).weight, initialised(build, 2**31 - 1).weight)
 
 
-def test_guard_is_repeatable() -> None:
+def test_torchvision_can_be_imported_repeatedly() -> None:
     assert import_torchvision() is import_torchvision()
     assert import_torchvision().transforms is not None

@@ -22,7 +22,7 @@ def frozen(patterns: Sequence[str], **config: Any) -> Encoder:
     return encoder
 
 
-def test_only_the_parameters_that_a_pattern_matches_are_trained() -> None:
+def test_only_parameters_that_match_a_pattern_are_trained() -> None:
     encoder = frozen(["blocks.1.*"])
     trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     assert trained == ["blocks.1.conv.weight", "blocks.1.bn.weight", "blocks.1.bn.bias"]
@@ -39,11 +39,11 @@ def test_only_the_parameters_that_a_pattern_matches_are_trained() -> None:
         (["*"], []),
     ],
 )
-def test_statistics_move_if_and_only_if_their_batch_norm_is_trained(patterns: list[str], fixed: list[str]) -> None:
+def test_statistics_change_if_and_only_if_their_batch_norm_is_trained(patterns: list[str], fixed: list[str]) -> None:
     encoder = frozen(patterns)
     before = copy.deepcopy(encoder.state_dict())
     encoder.train()
-    copy.deepcopy(encoder).train()(torch.randn(4, 1, 8, 8))  # a copy is a network of its own
+    copy.deepcopy(encoder).train()(torch.randn(4, 1, 8, 8))  # a copy is an independent network
     encoder(torch.randn(4, 1, 8, 8))
     moved = {name for name, tensor in encoder.state_dict().items() if not torch.equal(tensor, before[name])}
     norms = ("blocks.0.bn", "blocks.1.bn")
@@ -53,7 +53,7 @@ def test_statistics_move_if_and_only_if_their_batch_norm_is_trained(patterns: li
     }
 
 
-def test_a_fixed_batch_norm_is_the_map_of_its_stored_statistics() -> None:
+def test_a_frozen_batch_norm_normalises_with_its_stored_statistics() -> None:
     encoder = frozen(["blocks.1.*"])
     with torch.no_grad():
         encoder.get_buffer("blocks.0.bn.running_mean").copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -64,7 +64,7 @@ def test_a_fixed_batch_norm_is_the_map_of_its_stored_statistics() -> None:
 
 
 @torch.no_grad()
-def test_a_fixed_batch_norm_of_timm_keeps_its_activation() -> None:
+def test_a_frozen_batch_norm_of_timm_keeps_its_activation() -> None:
     given = {"name": "timm:test_efficientnet", "timm_version": importlib.metadata.version("timm"), "timm_width": 256}
     encoder = initialised(lambda: build_encoder(EncoderConfig.model_validate(given), 1, 32), 0)
     x = torch.randn(2, 1, 32, 32)
@@ -75,7 +75,7 @@ def test_a_fixed_batch_norm_of_timm_keeps_its_activation() -> None:
 
 
 @torch.no_grad()
-def test_batch_norms_of_any_dimension_are_fixed() -> None:
+def test_batch_norms_of_any_dimension_are_frozen() -> None:
     network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     x = torch.randn(4, 3)
     expected = network.eval()(x)
@@ -90,14 +90,14 @@ def test_frozen_parameters_get_no_gradient() -> None:
     assert [name for name, each in encoder.named_parameters() if each.grad is not None] == ["blocks.1.conv.weight"]
 
 
-def test_freezing_changes_no_tensor_and_no_name() -> None:
+def test_freezing_changes_neither_values_nor_names_of_tensors() -> None:
     plain = initialised(lambda: build_encoder(EncoderConfig(widths=(4, 6)), 1, 8), 0).state_dict()
     found = frozen(["blocks.0.bn.*"]).state_dict()
     assert list(found) == list(plain)
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
 
 
-def test_other_normalisations_have_nothing_that_moves() -> None:
+def test_other_normalisations_have_no_frozen_statistics() -> None:
     assert frozen_tensors(frozen(["blocks.1.*"], norm="group")) == {
         f"blocks.0.{name}" for name in ("conv.weight", "bn.weight", "bn.bias")
     }
@@ -107,7 +107,7 @@ def test_other_normalisations_have_nothing_that_moves() -> None:
     assert frozen_tensors(vit) == dict(vit.named_parameters()).keys() - trained
 
 
-def test_a_resnets_last_stage_is_a_pattern() -> None:
+def test_the_last_stage_of_a_resnet_can_be_selected_by_a_pattern() -> None:
     with torch.device("meta"):
         encoder = build_encoder(EncoderConfig(name="resnet18"), 3)
         freeze(encoder, ["layer4.*"])
@@ -125,7 +125,7 @@ def test_a_resnets_last_stage_is_a_pattern() -> None:
         ("fc*", r"patterns of this encoder are, for example, conv1\.\*, bn1\.\*, layer1\.\*"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_refused_with_near_names(pattern: str, near: str) -> None:
+def test_a_pattern_that_matches_nothing_is_refused_with_similar_names(pattern: str, near: str) -> None:
     with torch.device("meta"):
         encoder: nn.Module = build_encoder(EncoderConfig(name="resnet18"), 3)
     with pytest.raises(SpecError, match=f"matches no parameter of the encoder: .*{near}"):
@@ -143,11 +143,11 @@ def test_a_pattern_that_matches_nothing_is_refused_with_near_names(pattern: str,
         ([f"layer{number}.*" for number in range(65)], "at most 64 items"),
     ],
 )
-def test_settings_that_can_be_wrong_without_an_encoder_are_refused(trainable: list[str], reason: str) -> None:
+def test_invalid_patterns_are_refused_without_building_an_encoder(trainable: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         ModelConfig.model_validate({"trainable": trainable})
 
 
-def test_a_model_that_is_trained_whole_is_serialised_as_before() -> None:
+def test_a_fully_trained_model_is_serialised_as_before() -> None:
     assert "trainable" not in ModelConfig().model_dump(mode="json")
     assert ModelConfig(trainable=("*",)).model_dump(mode="json")["trainable"] == ["*"]

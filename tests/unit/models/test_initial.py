@@ -1,4 +1,4 @@
-"""Weights that exist, loaded into an encoder: every tensor by its name, or not at all."""
+"""Existing weights are loaded into an encoder: every tensor by its name, or none of them."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def test_the_features_are_those_of_the_network_it_was_taken_from() -> None:
+def test_a_loaded_encoder_has_the_features_of_the_original_network() -> None:
     network = import_torchvision().models.resnet18(weights=None).eval()
     for name, buffer in network.named_buffers():
         if name.endswith("running_mean"):
@@ -36,7 +36,7 @@ def test_the_features_are_those_of_the_network_it_was_taken_from() -> None:
     assert torch.allclose(encoder.eval()(images), network(images), rtol=0, atol=1e-6)
 
 
-def test_a_counter_may_be_missing_and_nothing_else() -> None:
+def test_only_counters_may_be_missing() -> None:
     tensors = tensors_of(built(seed=2))
     without = {name: each for name, each in tensors.items() if not name.endswith("num_batches_tracked")}
     load_initial(encoder := built(), without)
@@ -48,7 +48,7 @@ def test_a_counter_may_be_missing_and_nothing_else() -> None:
     assert all(torch.equal(each, before[name]) for name, each in encoder.state_dict().items())
 
 
-def test_more_tensors_than_the_network_has_are_refused() -> None:
+def test_unknown_tensors_are_refused() -> None:
     larger = built(EncoderConfig(name="resnet50", stem="imagenet"))
     with pytest.raises(SpecError, match=r"unknown \(layer1\.0\.bn3\.bias, .* more\).*Set model\.encoder"):
         load_initial(built(), tensors_of(larger))
@@ -93,7 +93,7 @@ def test_channels_are_summed_and_divided_as_documented() -> None:
 @pytest.mark.parametrize(
     ("adapt", "reason"), [(["conv1"], "leave it out"), (["layer9"], "not a convolution .* conv1"), (["bn1"], "not a")]
 )
-def test_what_needs_no_adapting_is_refused(adapt: list[str], reason: str) -> None:
+def test_unnecessary_or_impossible_adaptations_are_refused(adapt: list[str], reason: str) -> None:
     with pytest.raises(SpecError, match=reason):
         load_initial(built(), tensors_of(built()), adapt)
 
@@ -106,7 +106,7 @@ def vit(size: int, channels: int = 1, seed: int = 1) -> Encoder:
 
 
 @torch.no_grad()
-def test_positions_are_interpolated_as_the_network_does_for_images_of_another_size() -> None:
+def test_interpolated_positions_equal_the_networks_own_for_images_of_another_size() -> None:
     source, images = vit(16), torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     table = load_initial(encoder := vit(8, seed=2), tensors_of(source), ["pos_embed"])
     assert [row.name for row in table.of("adapted")] == ["pos_embed"]
@@ -128,7 +128,7 @@ def test_other_positions_are_refused_with_the_setting_that_interpolates_them() -
         load_initial(vit(8), tensors_of(vit(8)), ["cls_token"])
 
 
-def test_the_heads_of_a_run_are_ignored() -> None:
+def test_heads_in_the_weights_of_a_run_are_ignored() -> None:
     tensors = tensors_of(built(seed=2)) | {"projector.0.weight": torch.zeros(2, 2)}
     assert load_initial(built(), tensors).fits
 

@@ -1,4 +1,4 @@
-"""Networks that are built without weights have the names, shapes and types of those with weights."""
+"""Networks that are built without weights have the names, shapes and dtypes of those with weights."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,7 +37,8 @@ def test_a_network_on_the_meta_device_has_the_tensors_of_one_with_weights(config
         found = build_encoder(config, 3, 32).state_dict()
 
     assert calls.names
-    assert not calls.names & {"aten.normal_.default", "aten.uniform_.default"}  # drawing nothing took most of the time
+    # Drawing random numbers for nothing took most of the time.
+    assert not calls.names & {"aten.normal_.default", "aten.uniform_.default"}
     assert {tensor.device.type for tensor in found.values()} == {"meta"}
     assert {name: (t.shape, t.dtype) for name, t in found.items()} == {
         name: (t.shape, t.dtype) for name, t in expected.items()

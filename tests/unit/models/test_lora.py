@@ -1,4 +1,4 @@
-"""Low-rank adapters: what they compute, where they are, and what is left once they are merged."""
+"""Low-rank adapters: what they compute, which layers have them, and what remains after merging."""
 
 import importlib.metadata
 import math
@@ -24,7 +24,7 @@ def _adapted(rank: int = 2, alpha: float | None = None, layers: tuple[str, ...] 
     return network
 
 
-def test_the_change_is_the_product_of_both_factors() -> None:
+def test_an_adapter_adds_the_scaled_product_of_both_factors() -> None:
     """W = 0, b = (1, 0), A = (1, 2), B = (3, 4)^T, x = (5, 6): A x = 17, so y = b + s (51, 68)."""
     linear = nn.Linear(2, 2)
     with torch.no_grad():
@@ -37,7 +37,7 @@ def test_the_change_is_the_product_of_both_factors() -> None:
     assert layer(torch.tensor([[5.0, 6.0]])).tolist() == [[26.5, 34.0]]
 
 
-def test_a_layer_starts_as_it_was_and_keeps_its_names() -> None:
+def test_an_adapted_layer_starts_with_the_same_output_and_keeps_its_names() -> None:
     plain = initialised(lambda: nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 5, bias=False)), 0)
     adapted, x = _adapted(), torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     assert torch.equal(adapted(x), plain(x))
@@ -47,8 +47,8 @@ def test_a_layer_starts_as_it_was_and_keeps_its_names() -> None:
     assert 0 < float(adapted[0].lora_a.detach().abs().max()) <= bound
 
 
-def test_merging_gives_what_the_adapter_gives() -> None:
-    """Against W + (alpha / r) B A, computed by numpy in float64."""
+def test_merged_weights_give_the_output_of_the_adapter() -> None:
+    """They are compared with W + (alpha / r) B A, computed by numpy in float64."""
     network, generator = _adapted(rank=2, alpha=3.0), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for layer in (network[0], network[2]):
@@ -65,7 +65,7 @@ def test_merging_gives_what_the_adapter_gives() -> None:
     torch.testing.assert_close(plain(x), network(x), rtol=1e-5, atol=1e-6)
 
 
-def test_tensors_without_adapters_are_what_they_were() -> None:
+def test_merging_tensors_without_adapters_changes_nothing() -> None:
     tensors = nn.Linear(2, 3).state_dict()
     assert merged(tensors) == tensors
 
@@ -78,7 +78,7 @@ def test_an_incomplete_adapter_is_refused(lost: str) -> None:
         merged(tensors)
 
 
-def test_patterns_choose_the_layers() -> None:
+def test_patterns_select_the_adapted_layers() -> None:
     with torch.device("meta"):
         encoder = build_encoder(VIT, 1, 8)
         add_adapters(encoder, LoRAConfig(rank=4))
@@ -90,8 +90,8 @@ def test_patterns_choose_the_layers() -> None:
         add_adapters(build_encoder(VIT, 1, 8), LoRAConfig(rank=4, layers=("*", "head.*")))
 
 
-def test_a_layer_that_the_network_does_not_call_is_refused() -> None:
-    """EVA multiplies by `qkv.weight` itself, so that an adapter of `qkv` would change nothing."""
+def test_a_layer_whose_forward_is_not_called_is_refused() -> None:
+    """EVA multiplies by `qkv.weight` itself, so an adapter of `qkv` would have no effect."""
     version = importlib.metadata.version("timm")
     config = {"name": "timm:eva02_tiny_patch14_224", "timm_version": version, "timm_width": 192}
     with torch.device("meta"):
@@ -115,7 +115,7 @@ def test_encoders_without_linear_layers_are_refused(name: str) -> None:
         ModelConfig.model_validate({"encoder": {"name": name}, "lora": {"rank": 2}})
 
 
-def test_an_encoder_is_loaded_merged_and_starts_another_run_merged() -> None:
+def test_an_encoder_with_adapters_is_merged_when_it_is_loaded_or_starts_another_run() -> None:
     with torch.no_grad():
         encoder = initialised(lambda: build_encoder(VIT, 1, 8), 3)
         add_adapters(encoder, LoRAConfig(rank=2, layers=("blocks.0.attn.qkv",)))
@@ -132,7 +132,7 @@ def test_an_encoder_is_loaded_merged_and_starts_another_run_merged() -> None:
         torch.testing.assert_close(other.eval()(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_with_adapters_are_checked_by_the_layers_they_are_merged_into() -> None:
+def test_weights_with_adapters_are_checked_against_the_layers_that_they_are_merged_into() -> None:
     convnet = build_encoder(EncoderConfig(), 1)
     shapes = {f"encoder.{name}": tuple(each.shape) for name, each in convnet.state_dict().items()}
     assert table_for(EncoderConfig(), DataConfig(channels=1), {**shapes, "encoder.x.lora_a": (1, 2)}).fits

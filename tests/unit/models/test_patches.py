@@ -1,4 +1,4 @@
-"""Patches: how they are cut, hidden, given positions and put together again."""
+"""Patches: how they are cut, hidden, given positions and reassembled."""
 
 import math
 
@@ -13,7 +13,7 @@ from fedssl.protocol.model import EncoderConfig
 
 
 def test_patches_are_cut_row_by_row_with_channels_last() -> None:
-    """Pixel value = 100 channel + 10 row + column of a 4 x 4 image of two channels."""
+    """The pixels are 100 channel + 10 row + column of a 4 x 4 image of two channels."""
     rows, columns = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
     image = torch.stack([10 * rows + columns, 100 + 10 * rows + columns])[None]
     found = patchify(image, 2)
@@ -31,7 +31,7 @@ def test_the_number_of_visible_patches_is_rounded_down(num_patches: int, ratio: 
     assert masking.mask.sum(dim=1).tolist() == [num_patches - kept] * 3
 
 
-def test_visible_patches_are_those_that_the_mask_leaves() -> None:
+def test_visible_patches_are_those_that_are_not_masked() -> None:
     masking = random_masking(torch.rand(50, 9, generator=torch.Generator().manual_seed(1)), 0.6)
     patches = torch.arange(9).expand(50, -1)
     hidden = torch.full((50, 6), -1)
@@ -51,8 +51,8 @@ def test_positions_are_sines_and_cosines_of_column_and_row() -> None:
     np.testing.assert_allclose(found[0, 1 + 5].numpy(), expected, rtol=1e-6)
 
 
-def test_the_decoder_puts_patches_in_their_places() -> None:
-    """Without blocks and positions, each predicted patch depends only on its own token, or on the mask's."""
+def test_the_decoder_restores_the_order_of_the_patches() -> None:
+    """Without blocks and positions, each predicted patch depends only on its own token or on the mask's token."""
     decoder = initialised(lambda: PatchDecoder(4, 4, 3, width=8, depth=1, num_heads=2), 0)
     decoder.blocks, decoder.positions = torch.nn.Sequential(), torch.zeros_like(decoder.positions)
     tokens = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(2))
@@ -82,7 +82,7 @@ def test_all_patches_visible_give_the_tokens_of_the_whole_image(pooling: str) ->
         torch.testing.assert_close(shuffled[1, 1 + 1], tokens[1, 1 + 0], rtol=1e-4, atol=1e-5)
 
 
-def test_hidden_patches_have_no_influence() -> None:
+def test_hidden_patches_do_not_influence_the_tokens() -> None:
     config = EncoderConfig(name="vit-tiny", patch_size=4)
     encoder = initialised(lambda: build_encoder(config, 1, 8), 0).eval()
     assert isinstance(encoder, VisionTransformer)

@@ -1,4 +1,4 @@
-"""A pulled encoder: loaded in one line, and written for other programs with the same outputs."""
+"""A pulled encoder is loaded in one line, and exported for other programs with the same outputs."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def images() -> torch.Tensor:
 
 @pytest.mark.parametrize("file", ["encoder.safetensors", "model.safetensors"])
 @torch.no_grad()
-def test_one_line_loads_it_with_its_normalisation(tmp_path: Path, images: torch.Tensor, file: str) -> None:
+def test_a_pulled_encoder_is_loaded_with_its_normalisation(tmp_path: Path, images: torch.Tensor, file: str) -> None:
     spec = tiny_spec(data=NORMALISED)
     original = pulled(tmp_path, spec, file)
     for place in (tmp_path, str(tmp_path / file)):
@@ -40,7 +40,7 @@ def test_one_line_loads_it_with_its_normalisation(tmp_path: Path, images: torch.
         assert torch.equal(encoder(images), original(normalize(images, spec.data)))
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_or_unfitting_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="fedssl run pull"):
         load_encoder(tmp_path)
     pulled(tmp_path, tiny_spec())
@@ -82,7 +82,7 @@ def _theirs(form: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("form", ["torchvision", "timm"])
-def test_a_resnet_loads_into_other_libraries_networks(tmp_path: Path, form: str) -> None:
+def test_a_resnet_can_be_loaded_into_other_libraries_networks(tmp_path: Path, form: str) -> None:
     encoder = {"name": "resnet18", "stem": "imagenet"}
     original = pulled(tmp_path, tiny_spec(model={"encoder": encoder}, data={"image_size": 32}))
     done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", form])
@@ -96,7 +96,7 @@ def test_a_resnet_loads_into_other_libraries_networks(tmp_path: Path, form: str)
         assert torch.equal(theirs.eval()(batch), original(batch))
 
 
-def test_a_convnet_has_no_name_elsewhere(tmp_path: Path) -> None:
+def test_a_convnet_cannot_be_exported_to_other_libraries(tmp_path: Path) -> None:
     pulled(tmp_path, tiny_spec())
     with pytest.raises(ExportError, match="ONNX"):
         export_state_dict(load_encoder(tmp_path), tmp_path / "x")

@@ -1,4 +1,4 @@
-"""Every encoder: weights of its library come into round 0 with the library's features, and go back as they came."""
+"""Every encoder: weights of its library give the library's features in round 0, and are exported unchanged."""
 
 import importlib.metadata
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedssl.protocol.runs import RunSpec
 from support.federation import tiny_spec
 
 SIZE = 32
-# Two blocks of each ViT, and a small network of timm: the others have one size.
+# Two blocks of each ViT, and a small network of timm: the others have only one size.
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"stem": "imagenet"} for name in ENCODERS if name.startswith("resnet")},
     **{name: {"patch_size": 8, "depth": 2} for name in ENCODERS if name.startswith("vit-")},
@@ -52,7 +52,7 @@ def _theirs(config: EncoderConfig) -> nn.Module:
 
 
 def _trained(network: nn.Module, images: Tensor) -> nn.Module:
-    """Train it on three classes for two steps, so that no weight and no statistic is what it began with."""
+    """Train the network on three classes for two steps, so that every weight and statistic changes, and return it."""
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     for _ in range(2):
         optimizer.zero_grad()
@@ -62,7 +62,7 @@ def _trained(network: nn.Module, images: Tensor) -> nn.Module:
 
 
 def _features(network: nn.Module, images: Tensor) -> Tensor:
-    """Return what the library's classifier is given."""
+    """Return the input of the library's classifier."""
     given: list[Tensor] = []
     layers = [module for module in network.modules() if isinstance(module, nn.Linear) and module.out_features == 3]
     handle = layers[-1].register_forward_hook(lambda module, inputs, output: given.append(inputs[0]))
@@ -109,11 +109,11 @@ def test_round_zero_has_the_features_of_the_library_and_export_gives_its_weights
         assert len(left.missing_keys) == 2, "the classifier's"
 
 
-def test_an_encoder_of_ours_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_a_convnet_is_the_same_after_saving_and_starting_a_run_from_it(tmp_path: Path) -> None:
     """The ConvNet is in no other library: `encoder.safetensors` of a run is the start of the next."""
     config = EncoderConfig(widths=(4, 8))
     encoder = initialised(lambda: build_encoder(config, 3), 3)
-    encoder(torch.rand(6, 3, SIZE, SIZE))  # statistics
+    encoder(torch.rand(6, 3, SIZE, SIZE))  # changes the statistics
     path = tmp_path / "encoder.safetensors"
     save_tensors({f"encoder.{key}": tensor for key, tensor in encoder.state_dict().items()}, path)
     found = _round_zero(_starting(config, path)).encoder.state_dict()

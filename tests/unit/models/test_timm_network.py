@@ -1,4 +1,4 @@
-"""Networks of timm by name: timm's own numbers and tensors, and what is refused."""
+"""Networks of timm by name: timm's own outputs and tensors, and what is refused."""
 
 import importlib.metadata
 from typing import Any
@@ -28,7 +28,7 @@ def _spec(encoder: dict[str, Any], method: str = "fedbyol", size: int = 32, **ch
 
 @torch.no_grad()
 @pytest.mark.parametrize("given", [RESNET, VIT], ids=lambda given: given["name"])
-def test_it_is_timms_network(given: dict[str, Any]) -> None:
+def test_an_encoder_of_timm_has_its_outputs_and_names(given: dict[str, Any]) -> None:
     config = EncoderConfig.model_validate(given)
     encoder = initialised(lambda: build_encoder(config, 1, 32), 3)
     import_torchvision()  # before timm, which imports it without our guard
@@ -44,7 +44,7 @@ def test_it_is_timms_network(given: dict[str, Any]) -> None:
     assert str(config) == f"{given['name']} (timm {VERSION})"
 
 
-def test_a_run_trains_it_and_two_runs_have_the_same_bits() -> None:
+def test_training_a_timm_network_is_reproducible() -> None:
     spec = _spec(RESNET, size=8, batch_norm="local")
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
     first, second = (simulate(spec, shards(spec)).model for _ in range(2))
@@ -53,15 +53,15 @@ def test_a_run_trains_it_and_two_runs_have_the_same_bits() -> None:
 
 
 @torch.no_grad()
-def test_no_network_draws_random_numbers_in_training() -> None:
-    """GhostNet has no dropout layer: it calls the function, with its attribute `drop_rate`."""
+def test_timm_networks_draw_no_random_numbers_in_training() -> None:
+    """GhostNet has no dropout layer: it calls the function with its attribute `drop_rate`."""
     config = EncoderConfig.model_validate({"name": "timm:ghostnet_050", "timm_version": VERSION, "timm_width": 1280})
     encoder = build_encoder(config, 1, 32).train()
     x = torch.rand(4, 1, 32, 32)
     assert torch.equal(*(initialised(lambda: encoder(x), seed) for seed in (1, 2)))
 
 
-def test_names_are_read_as_people_write_them() -> None:
+def test_names_of_timm_networks_are_parsed() -> None:
     assert read_encoder("timm:test_resnet") == {"name": "timm:test_resnet"}
     config = EncoderConfig.model_validate(RESNET)
     assert (config.name, config.timm_model, config.feature_dim) == ("timm", "test_resnet", 96)
@@ -87,7 +87,7 @@ def test_names_are_read_as_people_write_them() -> None:
         ({**VIT, "name": "timm:xcit_nano_12_p16_224"}, SpecError, "cannot be built for 1 channel and images of 40"),
     ],
 )
-def test_what_cannot_be_built_is_refused_before_training(
+def test_networks_that_cannot_be_built_are_refused_before_training(
     encoder: dict[str, Any], error: type[Exception], reason: str
 ) -> None:
     spec = _spec(encoder, size=40)
@@ -109,6 +109,8 @@ def test_what_cannot_be_built_is_refused_before_training(
         ({"encoder": RESNET, "method": "fedu"}, "does not declare any: set method.merge.distance to paper"),
     ],
 )
-def test_what_a_spec_cannot_ask_for_is_refused_when_it_is_read(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_of_a_timm_network_are_refused_when_the_spec_is_read(
+    changes: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValidationError, match=reason):
         _spec(**changes)

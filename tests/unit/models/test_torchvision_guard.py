@@ -23,7 +23,7 @@ except RuntimeError:
 """
 
 
-def test_fresh_process_and_after_a_failed_import() -> None:
+def test_torchvision_is_imported_in_a_fresh_process_and_after_a_failed_import() -> None:
     for before in ("", FAILED_IMPORT):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM.format(before=before)],

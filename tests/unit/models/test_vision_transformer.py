@@ -55,9 +55,7 @@ def _timms(config: EncoderConfig, channels: int, size: int) -> torch.nn.Module:
     ],
 )
 @torch.no_grad()
-def test_it_is_timms_network_with_timms_names(
-    name: str, patch_size: Any, channels: int, size: int, pooling: Any
-) -> None:
+def test_a_vit_has_timms_outputs_and_names(name: str, patch_size: Any, channels: int, size: int, pooling: Any) -> None:
     config = EncoderConfig(name=name, patch_size=patch_size, pooling=pooling)
     encoder, theirs = build_encoder(config, channels, size).eval(), _timms(config, channels, size)
     x = torch.rand(3, channels, size, size)
@@ -67,7 +65,7 @@ def test_it_is_timms_network_with_timms_names(
 
 
 @torch.no_grad()
-def test_weights_start_as_timms_do() -> None:
+def test_initial_weights_are_distributed_as_timms() -> None:
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="vit-tiny", patch_size=8), 3, 32), 0)
     theirs = initialised(lambda: _timms(EncoderConfig(name="vit-tiny", patch_size=8), 3, 32), 0)
     for name, tensor in theirs.state_dict().items():
@@ -77,8 +75,8 @@ def test_weights_start_as_timms_do() -> None:
 
 
 @torch.no_grad()
-def test_attention_is_its_equation() -> None:
-    """softmax(q k^T / sqrt(d)) v per head, in float64 and by loops."""
+def test_attention_follows_its_equation() -> None:
+    """softmax(q k^T / sqrt(d)) v per head is computed in float64 and in loops."""
     encoder = build_encoder(EncoderConfig(name="vit-tiny", patch_size=4), 1, 8).double()
     attention = encoder.get_submodule("blocks.0.attn")
     x = torch.randn(2, 5, 192, dtype=torch.float64)
@@ -92,7 +90,7 @@ def test_attention_is_its_equation() -> None:
     torch.testing.assert_close(attention(x), expected)
 
 
-def test_multiply_adds_are_counted_with_attention() -> None:
+def test_multiply_adds_include_attention() -> None:
     encoder = build_encoder(EncoderConfig(name="vit-tiny", patch_size=4), 3, 8)
     tokens, width = 5, 192
     block = 12 * tokens * width**2 + 2 * tokens**2 * width
@@ -100,14 +98,14 @@ def test_multiply_adds_are_counted_with_attention() -> None:
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_it_is_built_on_the_meta_device(name: str) -> None:
+def test_a_vit_can_be_built_on_the_meta_device(name: str) -> None:
     with torch.device("meta"):
         encoder = build_encoder(EncoderConfig(name=name), 3, 224)
     assert encoder(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, encoder.feature_dim)
     assert encoder.convolutions() == []
 
 
-def test_an_image_that_patches_do_not_divide_is_refused_with_what_to_change() -> None:
+def test_an_image_size_that_patches_do_not_divide_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ValidationError, match=r"28 is not a multiple of that: set data.image_size to 32"):
         tiny_spec(model={"encoder": {"name": "vit-tiny"}}, data={"image_size": 28})
     with pytest.raises(ValidationError, match="patch_size"):
@@ -116,14 +114,14 @@ def test_an_image_that_patches_do_not_divide_is_refused_with_what_to_change() ->
         build_encoder(EncoderConfig(name="vit-tiny"), 3)
 
 
-def test_a_clients_own_encoder_must_fit_the_images_too() -> None:
+def test_a_clients_own_encoder_must_also_fit_the_images() -> None:
     spec = method_spec("flesd").model_dump(mode="json")
     spec["method"]["reducer"]["client_encoders"] = {"client-1": {"name": "vit-tiny", "patch_size": 16}}
     with pytest.raises(ValidationError, match=r"8 is not a multiple of that: set data.image_size to 16"):
         type(method_spec("flesd")).model_validate(spec)
 
 
-def test_settings_are_in_the_description_and_left_out_if_they_are_the_defaults() -> None:
+def test_settings_are_in_the_description_and_defaults_are_not_serialised() -> None:
     config = EncoderConfig(name="vit-small", patch_size=8, pooling="mean")
     assert str(config) == "vit-small (patches of 8, mean)"
     assert not config.is_same_network(EncoderConfig(name="vit-small", patch_size=4, pooling="mean"))
@@ -133,7 +131,7 @@ def test_settings_are_in_the_description_and_left_out_if_they_are_the_defaults()
 
 
 @pytest.mark.parametrize("name", ["fedsimclr", pytest.param("fedema", marks=pytest.mark.full)])
-def test_it_trains_in_a_federation(name: str) -> None:
+def test_a_vit_trains_in_a_federation(name: str) -> None:
     model = {**method_spec(name).model.model_dump(), "encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}}
     spec = method_spec(name, model=model, num_rounds=1)
     result = simulate(spec, shards(spec))
@@ -144,7 +142,7 @@ def test_it_trains_in_a_federation(name: str) -> None:
 
 @pytest.mark.full
 @torch.no_grad()
-def test_it_is_exported_to_onnx_and_to_timm(tmp_path: Path) -> None:
+def test_a_vit_is_exported_to_onnx_and_timm(tmp_path: Path) -> None:
     vit = {"name": "vit-tiny", "patch_size": 4, "pooling": "mean", "depth": 3}
     pulled(tmp_path, tiny_spec(model={"encoder": vit}, data={"channels": 1, "image_size": 8}))
     encoder, images = load_encoder(tmp_path), torch.rand(3, 1, 8, 8)
@@ -160,8 +158,8 @@ def test_it_is_exported_to_onnx_and_to_timm(tmp_path: Path) -> None:
         export_state_dict(encoder, tmp_path / "x", "torchvision")
 
 
-def test_positions_of_smaller_images_are_interpolated_between_those_of_the_encoder() -> None:
-    """Four by four patches to two by two, against torch's bicubic interpolation of each number's grid."""
+def test_positions_of_smaller_images_are_interpolated() -> None:
+    """Four by four patches become two by two, compared with torch's bicubic interpolation of each number's grid."""
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="vit-tiny", patch_size=4), 1, 16), 0)
     assert isinstance(encoder, VisionTransformer)
     assert encoder._positions(4, 4) is encoder.pos_embed
