@@ -1,6 +1,6 @@
-"""One client's round on several devices: the result of one device, whatever the method, or a clear error.
+"""One client's round on several devices gives the result of one device for every method, or a clear error.
 
-The devices are CPUs, whose processes talk through gloo. Processes on GPUs take the same way through NCCL.
+The devices are CPUs, whose processes communicate through gloo. Processes on GPUs do the same through NCCL.
 """
 
 import os
@@ -37,8 +37,8 @@ def _together(spec: RunSpec, received: Tensors, state: Tensors | None = None, nu
 
 CASES: dict[str, dict[str, Any]] = {
     "fedsimclr": {},  # all images are negatives of each other
-    "fedbyol": {},  # a target by moving average, which is kept
-    "feddino": {  # multi-crop, a centre, prototypes that are frozen in the first round
+    "fedbyol": {},  # a target network by moving average, which is kept
+    "feddino": {  # multi-crop, a center, and prototypes that are frozen in the first round
         "data": {"channels": 1, "image_size": 8, "local_crops": {"num_crops": 2, "image_size": 6}}
     },
 }
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", ["fedsimclr", *(pytest.param(name, marks=pytest.mark.full) for name in ("fedbyol", "feddino"))]
 )
-def test_a_round_is_that_of_one_device(name: str) -> None:
+def test_a_round_on_several_devices_equals_that_of_one_device(name: str) -> None:
     spec = digits_spec(name, **CASES[name])
     received = start(spec).received
     first = local_round(spec, received)
@@ -56,7 +56,7 @@ def test_a_round_is_that_of_one_device(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["fedbarlow", "fedmae", "fedmoco", "fedx", "flesd", "orchestra", "scaffold"])
-def test_a_second_round_is_that_of_one_device(name: str) -> None:
+def test_a_second_round_on_several_devices_equals_that_of_one_device(name: str) -> None:
     spec = digits_spec(name)
     received = start(spec).received
     state = local_round(spec, received).state
@@ -65,7 +65,7 @@ def test_a_second_round_is_that_of_one_device(name: str) -> None:
 
 
 @pytest.mark.full
-def test_parts_of_batches_and_activations_that_are_computed_again() -> None:
+def test_micro_batches_and_checkpointing_give_the_result_of_one_device() -> None:
     training = {"batch_size": 32, "local_epochs": 1, "num_micro_batches": 2, "gradient_checkpointing": True}
     spec = digits_spec("fedsimclr", training={**training, "optimizer": {"max_gradient_norm": 1.0}})
     received = start(spec).received
@@ -73,8 +73,8 @@ def test_parts_of_batches_and_activations_that_are_computed_again() -> None:
 
 
 @pytest.mark.full
-def test_batches_with_fewer_images_than_devices() -> None:
-    # A few steps only: BatchNorm over two images gives signs, whose changes by rounding grow from step to step.
+def test_batches_with_fewer_images_than_devices_give_the_result_of_one_device() -> None:
+    # Only a few steps: BatchNorm over two images gives signs, and their rounding errors grow from step to step.
     spec = digits_spec("fedbyol", 30, training={"batch_size": 2, "local_epochs": 1})
     received = start(spec).received
     assert_close(_together(spec, received), local_round(spec, received), received)
@@ -95,7 +95,7 @@ def test_a_killed_process_ends_the_round_with_the_reason(forks: list[Forked]) ->
 
 
 @pytest.mark.full
-def test_an_error_is_that_of_one_device(forks: list[Forked]) -> None:
+def test_an_error_is_reported_as_on_one_device(forks: list[Forked]) -> None:
     diverging = {"batch_size": 32, "local_epochs": 5, "optimizer": {"learning_rate": 100, "weight_decay": 1}}
     spec = digits_spec("fedsimclr", training=diverging)
     received = start(spec).received

@@ -1,4 +1,4 @@
-"""Clients that several processes train: the bits are those of one process, and no process is ever left behind."""
+"""Clients that several processes train: the bits are those of one process, and no process is left behind."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def wait_for_the_end(pids: Collection[int]) -> None:
 
 
 def outcome(result: Result) -> tuple[object, ...]:
-    """Return everything that must be equal: the bits of the weights and states and the figures, not the times."""
+    """Return everything that must be equal: the bits of weights and states and the metrics, but not the times."""
     states = {name: serialised(state) for name, state in result.client_states.items()}
     rounds = [
         (list(record.clients.items()), list(record.num_examples.items()), record.num_images, record.server)
@@ -63,7 +63,7 @@ def test_two_processes_give_the_bits_of_one(name: str, forks: None) -> None:
     assert outcome(simulate(spec, shards(spec), jobs=2)) == outcome(simulate(spec, shards(spec)))
 
 
-def test_more_processes_than_clients_report_the_progress_of_each_client_and_end() -> None:
+def test_more_processes_than_clients_report_all_progress_and_end() -> None:
     told: dict[tuple[int, str], LocalProgress] = {}
     before = processes_of()
 
@@ -77,8 +77,8 @@ def test_more_processes_than_clients_report_the_progress_of_each_client_and_end(
     assert processes_of() == before
 
 
-def test_the_cpu_threads_of_each_process_are_those_of_this_one() -> None:
-    """With another number of threads, sums are taken in another order."""
+def test_worker_processes_use_as_many_cpu_threads_as_this_one() -> None:
+    """With a different number of threads, sums are computed in a different order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -87,7 +87,7 @@ def test_the_cpu_threads_of_each_process_are_those_of_this_one() -> None:
         torch.set_num_threads(threads)
 
 
-def test_an_error_of_a_client_is_the_one_of_a_single_process() -> None:
+def test_an_error_of_a_client_is_reported_as_by_a_single_process() -> None:
     diverging = {"batch_size": 32, "local_epochs": 5, "optimizer": {"learning_rate": 100, "weight_decay": 1}}
     spec = method_spec("fedsimclr", training=diverging)
     before, descriptors = processes_of(), len(os.listdir("/proc/self/fd"))
@@ -103,7 +103,7 @@ def test_an_error_of_a_client_is_the_one_of_a_single_process() -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_an_interruption_in_the_middle_of_a_round_ends_all_processes() -> None:
+def test_cancelling_in_the_middle_of_a_round_ends_all_processes() -> None:
     before = processes_of()
 
     def stop(number: int, client: str, progress: LocalProgress) -> None:
@@ -115,7 +115,7 @@ def test_an_interruption_in_the_middle_of_a_round_ends_all_processes() -> None:
     assert processes_of() == before
 
 
-def test_a_killed_process_ends_the_simulation_and_any_number_continues_it(tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_simulation_which_resumes_with_any_number_of_processes(tmp_path: Path) -> None:
     before = processes_of()
 
     def kill_one(number: int, client: str, progress: LocalProgress) -> None:

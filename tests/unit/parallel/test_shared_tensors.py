@@ -40,7 +40,7 @@ def test_another_holder_of_the_file_reads_what_was_written(ours: SharedTensors) 
     ours.close()
 
 
-def test_the_file_grows_and_each_writing_replaces_the_last(ours: SharedTensors) -> None:
+def test_the_file_grows_and_each_write_replaces_the_previous_one(ours: SharedTensors) -> None:
     theirs = SharedTensors(os.dup(ours.descriptor))
     for size in (3, 300_000, 7):
         tensor = torch.full((size,), float(size))
@@ -50,7 +50,7 @@ def test_the_file_grows_and_each_writing_replaces_the_last(ours: SharedTensors) 
     ours.close()
 
 
-def test_what_was_read_outlives_the_file(ours: SharedTensors) -> None:
+def test_tensors_that_were_read_outlive_the_file(ours: SharedTensors) -> None:
     found = ours.read(ours.write(TENSORS))
     ours.close()
 
