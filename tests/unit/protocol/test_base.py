@@ -9,7 +9,7 @@ from fedssl.protocol.base import RegisteredName, StrictModel
 from fedssl.protocol.validation import first_problem
 
 
-def test_ctrl_c_while_a_model_is_written_stays_an_interruption() -> None:
+def test_ctrl_c_during_serialisation_raises_a_keyboard_interrupt() -> None:
     """Otherwise `fedssl compare` counts the run as failed and continues with the next one."""
     presses = iter([True])
 
@@ -26,7 +26,7 @@ def test_ctrl_c_while_a_model_is_written_stays_an_interruption() -> None:
     assert Pressed().model_dump_json() == '{"number":7}'
 
 
-def test_a_name_that_is_refused_may_be_that_of_weights() -> None:
+def test_an_invalid_registered_name_is_reported_without_assuming_its_kind() -> None:
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(RegisteredName).validate_python("Weights of 2025")
     assert first_problem(refused.value).message.startswith("a registered name has lower-case letters and digits")

@@ -1,4 +1,4 @@
-"""The data card: suppression, drift and moments, with constants that were worked out by hand."""
+"""The data card: suppression, drift and moments, with constants worked out by hand."""
 
 import math
 
@@ -11,7 +11,7 @@ from fedssl.protocol.data_card import ChannelSums, drift, mean_histogram, moment
 from fedssl.protocol.policy import AllowRule
 
 
-def test_small_counts_are_suppressed_and_what_would_reveal_them() -> None:
+def test_small_counts_and_those_that_would_reveal_them_are_suppressed() -> None:
     assert suppressed([100, 0, 40], [100, 0, 40], 10) == [100, 0, 40]
     assert suppressed([100, 4, 40], [100, 4, 40], 10) == [100, None, None], "40 and the total would give 4"
     assert suppressed([100, 4, 7, 40], [100, 4, 7, 40], 10) == [100, None, None, 40]
@@ -20,7 +20,7 @@ def test_small_counts_are_suppressed_and_what_would_reveal_them() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(1, 30))
-def test_no_shown_count_is_small_and_no_single_one_is_hidden(counts: list[int], min_count: int) -> None:
+def test_no_small_count_is_shown_and_a_hidden_count_is_never_the_only_one(counts: list[int], min_count: int) -> None:
     shown = suppressed(counts, counts, min_count)
     hidden = [count for count, each in zip(counts, shown, strict=True) if each is None]
     assert all(each is None or each == 0 or each >= min_count for each in shown)
@@ -43,7 +43,7 @@ def test_drift_is_the_total_variation_distance_over_the_shown_bins() -> None:
 
 
 def test_moments_are_those_of_all_images() -> None:
-    """Images of one pixel: 0 and 1 at one site, 0.5 at the other. Mean 0.5, variance (0.25 + 0.25 + 0) / 3."""
+    """The images have one pixel: 0 and 1 at one site, 0.5 at the other. Mean 0.5, variance (0.25 + 0.25 + 0) / 3."""
     found = moments_of(
         [
             ChannelSums(num_images=2, means=(1.0,), squares=(1.0,)),
@@ -65,7 +65,7 @@ def test_impossible_sums_are_refused(sums: dict[str, tuple[float, ...]]) -> None
 @pytest.mark.parametrize(
     "more", [{"max_rounds": 3}, {"tensors": ("a",)}, {"methods": ("fedbyol",)}, {"secure": "required"}]
 )
-def test_a_rule_for_statistics_has_only_a_minimum(more: dict[str, object]) -> None:
+def test_a_rule_for_statistics_allows_only_a_minimum_count(more: dict[str, object]) -> None:
     for artifact in ("statistics", "channel-sums"):
         assert AllowRule.model_validate({"artifact": artifact, "methods": ("*",), "min_count": 5}).min_count == 5
         with pytest.raises(ValidationError, match="min_count, and no other keys"):

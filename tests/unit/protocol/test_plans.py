@@ -1,4 +1,4 @@
-"""The artifact plan, and what workers and coordinator say to each other."""
+"""The artifact plan, and the messages between workers and the coordinator."""
 
 from typing import Any
 from uuid import uuid4
@@ -13,14 +13,14 @@ from fedssl.protocol.work import Claim, Decline, Heartbeat, Progress, Register, 
 TENSOR = TensorSpec(name="encoder.weight", dtype="F32", shape=(2, 3))
 
 
-def test_a_plan_survives_json() -> None:
+def test_a_plan_can_be_converted_to_json_and_back() -> None:
     plan = ArtifactPlan(broadcast=(TENSOR,), update=(TENSOR, TENSOR.model_copy(update={"name": "b", "shape": ()})))
     assert ArtifactPlan.model_validate(plan.model_dump(mode="json")) == plan
     assert ArtifactPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
 @pytest.mark.parametrize("direction", ["broadcast", "update"])
-def test_a_tensor_is_declared_once(direction: str) -> None:
+def test_a_tensor_that_is_declared_twice_is_refused(direction: str) -> None:
     tensors = {"broadcast": (TENSOR,), "update": (TENSOR,), direction: (TENSOR, TENSOR)}
     with pytest.raises(ValidationError, match=f"the plan's {direction} declares a tensor twice"):
         ArtifactPlan.model_validate(tensors)
@@ -46,7 +46,7 @@ def test_a_tensor_is_declared_once(direction: str) -> None:
         {"pickle": True},
     ],
 )
-def test_a_tensor_that_makes_no_sense(values: dict[str, Any]) -> None:
+def test_invalid_tensor_specs_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TensorSpec.model_validate({**TENSOR.model_dump(), **values})
 
@@ -75,16 +75,16 @@ def _submit(**changes: Any) -> dict[str, Any]:
                     "image_size": 8}),
     ],
 )  # fmt: skip
-def test_a_message_that_makes_no_sense(model: Any, values: dict[str, Any]) -> None:
+def test_invalid_messages_are_refused(model: Any, values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         model.model_validate(values)
 
 
-def test_metrics_of_parts_have_a_slash() -> None:
+def test_names_of_metrics_may_have_a_slash() -> None:
     assert Submit.model_validate(_submit(metrics={"loss/alignment": 0.5})).metrics == {"loss/alignment": 0.5}
 
 
-def test_a_newer_problem_can_be_read() -> None:
+def test_a_problem_with_unknown_keys_can_be_read() -> None:
     """Errors come from a coordinator that may be newer than its client."""
     problem = Problem.model_validate({"type": "urn:x", "title": "T", "status": 418, "detail": "d", "instance": "/new"})
     assert problem.detail == "d"

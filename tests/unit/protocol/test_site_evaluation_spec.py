@@ -1,4 +1,4 @@
-"""`evaluation.at` and `[evaluation.sites]`: what belongs together, and that earlier specs stay as they are."""
+"""`evaluation.at` and `[evaluation.sites]`: which settings belong together, and that earlier specs do not change."""
 
 import pytest
 from pydantic import ValidationError
@@ -9,21 +9,21 @@ from fedssl.protocol.runs import RunSpec
 SITES = {"classes": ["cat", "dog"]}
 
 
-def test_an_evaluation_by_the_coordinator_is_written_as_before():
+def test_an_evaluation_by_the_coordinator_is_serialised_as_before():
     config = EvaluationConfig(dataset="digits")
     assert not {"at", "sites"} & config.model_dump().keys()
     spec = RunSpec(evaluation=config)
     assert (spec.central_evaluation, spec.site_evaluation) == (config, None)
 
 
-def test_sites_need_no_data_set_of_the_coordinator():
+def test_an_evaluation_by_sites_needs_no_data_set_of_the_coordinator():
     spec = RunSpec.model_validate({"evaluation": {"at": "sites", "sites": SITES}})
     assert "dataset" not in spec.evaluation.model_dump()
     assert (spec.central_evaluation, spec.site_evaluation) == (None, spec.evaluation)
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
 
 
-def test_both_are_evaluated():
+def test_sites_and_the_coordinator_can_both_evaluate():
     spec = RunSpec.model_validate({"evaluation": {"at": "both", "dataset": "digits", "sites": SITES}})
     assert spec.central_evaluation == spec.site_evaluation == spec.evaluation
 
@@ -43,6 +43,6 @@ def test_both_are_evaluated():
         ({"at": "sites", "sites": {**SITES, "test_share": 1}}, "less than 1"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(values, message):
+def test_settings_that_do_not_belong_together_are_refused(values, message):
     with pytest.raises(ValidationError, match=message):
         EvaluationConfig.model_validate(values)

@@ -1,4 +1,4 @@
-"""Run specs: what is accepted comes back as it was, and what makes no sense is refused with a word on what to do."""
+"""Run specs: what is accepted is read back unchanged, and invalid values are refused with an explanation."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def _mistakes(model: Any, values: dict[str, Any]) -> list[tuple[str, str]]:
     return [(".".join(map(str, error["loc"])), error["msg"]) for error in caught.value.errors()]
 
 
-def test_an_empty_spec_is_complete() -> None:
+def test_an_empty_spec_has_defaults_for_everything() -> None:
     spec = RunSpec()
     assert RunSpec.model_validate({}) == spec
     assert spec.method.name in METHOD_CONFIGS
@@ -46,8 +46,8 @@ def test_an_empty_spec_is_complete() -> None:
         ),
     )
 )
-def test_a_spec_survives_json_bit_for_bit(spec: RunSpec) -> None:
-    """Simulation and deployment read the same numbers: one goes through a file, the other through Postgres."""
+def test_a_spec_is_read_back_from_json_bit_for_bit(spec: RunSpec) -> None:
+    """Simulation and deployment read the same numbers: one through a file, the other through Postgres."""
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
 
@@ -62,7 +62,7 @@ SECTIONS = ["", "model", "model.encoder", "model.projector", "data", "data.augme
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_misspelt_key_is_never_ignored(section: str) -> None:
+def test_a_misspelt_key_of_a_section_is_refused(section: str) -> None:
     values: dict[str, Any] = {"mispelt": 1}
     for name in reversed(section.split(".") if section else []):
         values = {name: values}
@@ -71,12 +71,12 @@ def test_a_misspelt_key_is_never_ignored(section: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHOD_CONFIGS))
-def test_a_misspelt_key_of_a_method_is_never_ignored(name: str) -> None:
+def test_a_misspelt_key_of_a_method_is_refused(name: str) -> None:
     mistakes = _mistakes(RunSpec, {"method": {"name": name, "mispelt": 1}})
     assert (f"method.{name}.mispelt", "Extra inputs are not permitted") in mistakes
 
 
-def test_an_unknown_method_is_told_which_there_are() -> None:
+def test_an_unknown_method_is_refused_with_a_list_of_methods() -> None:
     [(place, message)] = _mistakes(RunSpec, {"method": {"name": "fedmagic"}})
     assert place == "method"
     assert all(f"'{name}'" in message for name in METHOD_CONFIGS)
@@ -86,7 +86,7 @@ def test_an_unknown_method_is_told_which_there_are() -> None:
     ("fraction", "num_batches", "num_steps"),
     [(1, 7, 7), (0.5, 7, 4), (0.29, 50, 15), (1 / 3, 15, 5), (1e-9, 7, 1), (0.5, 1, 1)],
 )
-def test_a_fraction_of_an_epoch_is_rounded_half_up_and_not_to_nothing(
+def test_a_fraction_of_an_epoch_is_rounded_half_up_to_at_least_one_step(
     fraction: float, num_batches: int, num_steps: int
 ) -> None:
     assert TrainingConfig(epoch_fraction=fraction).num_steps(num_batches) == num_steps
@@ -125,7 +125,7 @@ IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "values", "what"), IMPOSSIBLE)
-def test_an_impossible_value(model: Any, values: dict[str, Any], what: str) -> None:
+def test_impossible_values_are_refused(model: Any, values: dict[str, Any], what: str) -> None:
     assert any(what in message for _, message in _mistakes(model, values))
 
 
@@ -138,35 +138,35 @@ def _takes(kind: Any, value: object) -> bool:
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b", "a" * 63, "client-1", "1-a"])
-def test_names_of_clients(name: str) -> None:
+def test_valid_names_of_clients_are_accepted(name: str) -> None:
     assert _takes(ClientId, name)
 
 
 @pytest.mark.parametrize(
     "name", ["", "-", "-a", "a-", "A", "a_b", "a.b", "a b", "ä", "a" * 64, "a\n", "\na", "a\x00", "a/b", "٣", 1, None]
 )
-def test_what_is_no_name_of_a_client(name: object) -> None:
+def test_invalid_names_of_clients_are_refused(name: object) -> None:
     assert not _takes(ClientId, name)
 
 
 @pytest.mark.parametrize("digest", ["0" * 63, "0" * 65, "A" * 64, "g" * 64, "0" * 64 + "\n", "٣" * 64, 0])
-def test_what_is_no_digest(digest: object) -> None:
+def test_invalid_digests_are_refused(digest: object) -> None:
     assert not _takes(Digest, digest)
     assert _takes(Digest, "0123456789abcdef" * 4)
 
 
 @pytest.mark.parametrize("name", ["unnamed", "SSD alpha=0.1".replace("=", "-"), "a", "9 lives", "x" * 100, "a.b+c_d-e"])
-def test_names_of_runs(name: str) -> None:
+def test_valid_names_of_runs_are_accepted(name: str) -> None:
     assert _takes(RunName, name)
 
 
 @pytest.mark.parametrize("name", ["", " a", "-a", "x" * 101, "a\n", "a\tb", "a/b", "<b>", "é", "a\u202e"])
-def test_what_is_no_name_of_a_run(name: str) -> None:
+def test_invalid_names_of_runs_are_refused(name: str) -> None:
     assert not _takes(RunName, name)
 
 
 @pytest.mark.parametrize(("seed", "fits"), [(0, True), (2**63 - 1, True), (2**63, False), (-1, False), (0.5, False)])
-def test_seeds(seed: object, fits: bool) -> None:  # noqa: FBT001
+def test_seeds_are_integers_from_zero_to_2_63_minus_1(seed: object, fits: bool) -> None:  # noqa: FBT001
     assert _takes(Seed, seed) == fits
 
 
@@ -181,10 +181,10 @@ def test_seeds(seed: object, fits: bool) -> None:  # noqa: FBT001
         ({"evaluation": {"dataset": "cifar10"}}, {"evaluation": {"embedding_map": "pca"}}),
     ],
 )
-def test_a_key_that_came_later_is_left_out_while_it_says_what_was_so_before(
+def test_newer_keys_are_serialised_only_if_they_differ_from_their_defaults(
     values: dict[str, Any], later: dict[str, Any]
 ) -> None:
-    """A worker or coordinator of the version before refuses keys that it does not know."""
+    """A worker or coordinator of the previous version refuses keys that it does not know."""
     [(part, changes)] = later.items()
     [key] = changes
     spec = RunSpec.model_validate(values)
@@ -225,20 +225,20 @@ def test_secure_aggregation_is_left_out_of_a_spec_without_it() -> None:
         ({"aggregation": {"matrix_bits": 32}}, 'matrix_bits is of integers: set aggregation.arithmetic = "fixed"'),
     ],
 )
-def test_what_secure_aggregation_cannot_carry_is_refused(changes: dict[str, Any], why: str) -> None:
+def test_settings_that_secure_aggregation_does_not_support_are_refused(changes: dict[str, Any], why: str) -> None:
     sections = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {}}
     with pytest.raises(ValidationError) as refused:
         RunSpec.model_validate({**sections, **changes})
     assert why in str(refused.value)
 
 
-def test_a_norm_bound_that_clips_goes_with_secure_aggregation() -> None:
+def test_clipping_can_be_combined_with_secure_aggregation() -> None:
     sections = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {}}
     assert RunSpec.model_validate({**sections, "robustness": {"max_update_norm": 1.0}}).secure_aggregation
     assert RunSpec.model_validate({**sections, "robustness": {"action": "reject"}}).secure_aggregation
 
 
-def test_the_arithmetic_is_left_out_of_a_spec_that_computes_in_float() -> None:
+def test_float_arithmetic_is_left_out_of_a_serialised_spec() -> None:
     assert "aggregation" not in RunSpec().model_dump(mode="json")
     assert "aggregation" not in RunSpec(aggregation=AggregationConfig(arithmetic="float")).model_dump(mode="json")
     fixed = RunSpec(aggregation=AggregationConfig(arithmetic="fixed"))

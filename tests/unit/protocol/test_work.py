@@ -1,4 +1,4 @@
-"""The bounds of the messages between a worker and the coordinator."""
+"""The limits of the messages between a worker and the coordinator."""
 
 from uuid import uuid4
 
