@@ -1,4 +1,4 @@
-"""A client refuses whatever could disclose an update, and sends nothing then."""
+"""A client refuses everything that could disclose an update, and sends nothing in that case."""
 
 import hashlib
 from collections.abc import Callable
@@ -39,12 +39,12 @@ def secure() -> SecureRound:
         (OwnerLimits(pins={}), "identity key of c001 is not the pinned one"),
     ],
 )
-def test_a_round_below_the_owners_limits_is_refused(secure: SecureRound, limits: OwnerLimits, why: str) -> None:
+def test_a_round_below_the_data_owners_limits_is_refused(secure: SecureRound, limits: OwnerLimits, why: str) -> None:
     with pytest.raises(Refused, match=why):
         SecureClient(secure.context, FIRST, secure.identities[FIRST], limits)
 
 
-def test_a_cohort_with_a_client_that_no_pin_has_is_refused(secure: SecureRound) -> None:
+def test_a_cohort_with_a_client_whose_key_is_not_pinned_is_refused(secure: SecureRound) -> None:
     pins = {member.client: member.identity for member in secure.context.cohort}
     SecureClient(secure.context, FIRST, secure.identities[FIRST], OwnerLimits(pins=pins))
     with pytest.raises(Refused, match="identity key of c002"):
@@ -88,7 +88,7 @@ def _invented(keys: KeyAnnouncement, secure: SecureRound) -> KeyAnnouncement:
         (lambda keys, _: replace(keys, client="c900"), "c900 is not in the cohort"),
     ],
 )
-def test_a_roster_with_a_wrong_key_is_refused(
+def test_a_roster_with_an_invalid_key_is_refused(
     secure: SecureRound, altered: Callable[[KeyAnnouncement, SecureRound], KeyAnnouncement], why: str
 ) -> None:
     roster = secure.announce()
@@ -111,7 +111,7 @@ def test_a_roster_with_swapped_repeated_or_missing_clients_is_refused(secure: Se
             client.share(wrong)
 
 
-def test_two_clients_with_one_key_are_refused(secure: SecureRound) -> None:
+def test_two_clients_with_the_same_key_are_refused(secure: SecureRound) -> None:
     roster = secure.announce()
     copied = replace(roster[1], mask_key=roster[2].mask_key)
     copied = replace(copied, signature=secure.identities[SECOND].sign(copied.signed_bytes(secure.context.digest)))
@@ -119,7 +119,7 @@ def test_two_clients_with_one_key_are_refused(secure: SecureRound) -> None:
         secure.clients[FIRST].share((roster[0], copied, *roster[2:]))
 
 
-def test_shares_asked_for_twice_are_the_same_and_for_another_roster_refused(secure: SecureRound) -> None:
+def test_shares_for_the_same_roster_are_repeated_and_those_for_another_are_refused(secure: SecureRound) -> None:
     roster = secure.announce()
     client = secure.clients[FIRST]
     assert client.share(roster) is client.share(roster)
@@ -140,7 +140,7 @@ def test_a_second_vector_or_inbox_is_refused(secure: SecureRound) -> None:
         client.mask(replace(inbox, deliveries=inbox.deliveries[1:]), words)
 
 
-def test_inboxes_that_cannot_be_are_refused(secure: SecureRound) -> None:
+def test_impossible_inboxes_are_refused(secure: SecureRound) -> None:
     secure.announce()
     secure.share()
     client, inbox, words = secure.clients[FIRST], secure.inboxes[FIRST], secure.words[FIRST]
@@ -178,7 +178,7 @@ def test_phases_out_of_order_are_refused(secure: SecureRound) -> None:
         secure.clients[FIRST].reveal(())
 
 
-def test_survivors_that_cannot_be_are_refused(secure: SecureRound) -> None:
+def test_impossible_lists_of_survivors_are_refused(secure: SecureRound) -> None:
     survivors = secure.until_survivors()
     client, names = secure.clients[FIRST], survivors.clients
     forged = survivors.signatures | {SECOND: survivors.signatures[THIRD]}
@@ -210,7 +210,7 @@ def test_a_second_list_of_survivors_is_refused(secure: SecureRound) -> None:
     assert client.reveal(()) is answer
 
 
-def test_no_share_leaves_before_enough_survivors_confirmed_the_same_list(secure: SecureRound) -> None:
+def test_no_share_is_revealed_before_enough_survivors_confirmed_the_same_list(secure: SecureRound) -> None:
     survivors = secure.until_survivors()
     confirmations = secure.confirm(survivors)
     client, needed = secure.clients[FIRST], secure.context.quorum
@@ -227,7 +227,7 @@ def test_no_share_leaves_before_enough_survivors_confirmed_the_same_list(secure:
 
 
 def test_confirmations_of_another_list_or_round_do_not_count(secure: SecureRound) -> None:
-    # Half of the clients get a list without c005.
+    # Half of the clients receive a list without c005.
     survivors = secure.until_survivors()
     without = replace(survivors, clients=survivors.clients[:-1])
     shown = {name: without if name < "c003" else survivors for name in secure.names}
@@ -245,7 +245,8 @@ def test_confirmations_of_another_list_or_round_do_not_count(secure: SecureRound
 
 
 def test_different_models_for_different_clients_give_no_sum(secure: SecureRound) -> None:
-    # c000 trains from another broadcast: its context, and so its signature and all its keys, are of another round.
+    # c000 trains from another broadcast: its context, and therefore its signature and all its keys, belong to another
+    # round.
     context = replace(secure.context, broadcast=hashlib.sha256(b"another model").hexdigest())
     roster = secure.announce()
     victim = secure.client(FIRST, context)
@@ -260,7 +261,7 @@ def test_different_rosters_for_different_clients_give_no_sum(secure: SecureRound
     liar.share(FIRST, liar.roster(secure.names[:-1]))
     for name in secure.names[1:]:
         liar.share(name, liar.roster(secure.names))
-    # What the first client sealed for the others is bound to its roster. It is the first of each pair itself.
+    # What the first client sealed for the others is bound to its roster. It is the first client of each of its pairs.
     assert liar.mask(FIRST, secure.names[:-1])
     for name in secure.names[1:]:
         assert liar.mask(name, secure.names) is None
@@ -277,10 +278,10 @@ def _with_keys(secure: SecureRound, name: str) -> tuple[CheckedRoster, MaskKeys]
     )
 
 
-def test_a_client_with_the_same_seed_and_its_stored_shares_continues_with_the_same_messages(
+def test_a_client_resumes_from_its_seed_and_stored_shares_with_the_same_messages(
     secure: SecureRound,
 ) -> None:
-    # Encapsulation draws random numbers: without the stored shares, others would be sent.
+    # Encapsulation draws random numbers: without the stored shares, different ones would be sent.
     survivors = secure.until_survivors()
     old, sent = secure.clients[SECOND], secure.server.collected.shares[SECOND]
     new = SecureClient(secure.context, SECOND, secure.identities[SECOND], OwnerLimits(), old._seed)
@@ -298,7 +299,7 @@ def test_a_client_with_the_same_seed_and_its_stored_shares_continues_with_the_sa
     assert set(other.pairs.values()).isdisjoint(sent.pairs.values())
 
 
-def test_both_clients_of_a_pair_derive_its_key_and_only_from_what_the_first_one_sealed(secure: SecureRound) -> None:
+def test_both_clients_of_a_pair_derive_its_key_only_from_what_the_first_one_sealed(secure: SecureRound) -> None:
     secure.until_survivors()
     sent = secure.server.collected.shares[FIRST].pairs
     (roster, first), (_, second), (_, third) = (_with_keys(secure, name) for name in (FIRST, SECOND, THIRD))
@@ -321,8 +322,8 @@ def test_both_clients_of_a_pair_derive_its_key_and_only_from_what_the_first_one_
             keys.pair_key(roster, other, committed)
 
 
-def test_the_mask_secret_of_a_lost_client_opens_no_shares_and_no_pair_of_others(secure: SecureRound) -> None:
-    # The coordinator knows the mask secret of c001, and every message.
+def test_the_mask_secret_of_a_lost_client_opens_neither_shares_nor_pairs_of_others(secure: SecureRound) -> None:
+    # The coordinator knows the mask secret of c001 and every message.
     secure.lost_in[SECOND] = 2
     secure.until_survivors()
     roster, keys = _with_keys(secure, SECOND)
@@ -345,7 +346,7 @@ def _spoilt(shares: SealedShares, sender: str, recipient: str) -> SealedShares:
     return replace(shares, boxes={**shares.boxes, recipient: box[:-1] + bytes([box[-1] ^ 1])})
 
 
-def test_shares_that_cannot_be_opened_are_reported_and_the_sum_is_right(secure: SecureRound) -> None:
+def test_shares_that_cannot_be_opened_are_reported_and_the_sum_is_correct(secure: SecureRound) -> None:
     secure.announce()
     secure.share(lambda shares: _spoilt(shares, SECOND, FIRST))
     survivors = secure.mask()

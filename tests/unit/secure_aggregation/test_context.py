@@ -1,4 +1,4 @@
-"""The context: every part of it changes its digest, and contexts that are not private cannot be made."""
+"""The context: every part of it changes its digest, and contexts that are not private cannot be created."""
 
 from dataclasses import replace
 
@@ -27,15 +27,15 @@ CONTEXT = SecureRound(5).context
         {"cohort": (*CONTEXT.cohort[:4], Member("c004", "0" * 64))},
     ],
 )
-def test_every_part_changes_the_digest(change: dict[str, object]) -> None:
+def test_every_part_of_the_context_changes_its_digest(change: dict[str, object]) -> None:
     assert replace(CONTEXT, **change).digest != CONTEXT.digest  # type: ignore[arg-type]
 
 
-def test_the_same_context_has_the_same_digest() -> None:
+def test_equal_contexts_have_the_same_digest() -> None:
     assert replace(CONTEXT).digest == CONTEXT.digest
 
 
-def test_keys_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_another_protocol_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     secure, digest = SecureRound(5), CONTEXT.digest
     with monkeypatch.context() as patch:
         patch.setattr(primitives, "_DOMAIN", "fedssl/secagg/1|")
@@ -49,7 +49,7 @@ def _with(**change: object) -> RoundContext:
     return replace(CONTEXT, **change)  # type: ignore[arg-type]
 
 
-def test_contexts_that_cannot_be_are_refused() -> None:
+def test_invalid_contexts_are_refused() -> None:
     cohort = CONTEXT.cohort
     with pytest.raises(ValueError, match="needs 3 to 10000 clients, not 2"):
         _with(cohort=cohort[:2])
@@ -70,7 +70,7 @@ def test_contexts_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize("num_clients", [3, 5, 10, 40, 200])
 @pytest.mark.parametrize("collusion", [0, 1])
 def test_two_lists_cannot_both_be_confirmed(num_clients: int, collusion: int) -> None:
-    # Honest clients confirm one list, colluding ones both.
+    # Honest clients confirm one list, and colluding ones confirm both.
     context = SecureRound(num_clients, limits=choose_thresholds(num_clients, collusion=collusion)).context
     assert 2 * context.quorum > (num_clients - collusion) + 2 * collusion
     assert context.quorum <= num_clients

@@ -1,4 +1,4 @@
-"""Masks change no bit of fixed-point arithmetic: the unmasked sum gives the mean of `FixedPointSum`."""
+"""Masks do not change a bit of fixed-point arithmetic: the unmasked sum gives the mean of `FixedPointSum`."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Graphs: regular, symmetric, the same for everyone, different per seed; and which clients are connected."""
+"""Graphs: regular, symmetric, the same for all clients, different for each seed; and which clients are connected."""
 
 import pytest
 
@@ -8,7 +8,7 @@ NAMES = [f"c{number}" for number in range(12)]
 
 
 @pytest.mark.parametrize("degree", [2, 4, 6, 8, 10])
-def test_every_client_has_as_many_neighbours_and_they_agree(degree: int) -> None:
+def test_every_client_has_degree_neighbours_and_the_graph_is_symmetric(degree: int) -> None:
     graph = neighbours(b"seed", NAMES, degree)
     for client, others in graph.items():
         assert len(set(others) - {client}) == len(others) == degree
@@ -18,23 +18,23 @@ def test_every_client_has_as_many_neighbours_and_they_agree(degree: int) -> None
 
 
 @pytest.mark.parametrize("degree", [11, 12, 128])
-def test_a_large_degree_connects_everyone(degree: int) -> None:
+def test_a_large_degree_connects_all_clients(degree: int) -> None:
     graph = neighbours(b"", NAMES, degree)
     assert all(others == tuple(sorted(set(NAMES) - {client})) for client, others in graph.items())
 
 
 @pytest.mark.parametrize("degree", [0, 1, 3, 9])
-def test_an_odd_degree_is_refused(degree: int) -> None:
+def test_an_odd_or_zero_degree_is_refused(degree: int) -> None:
     with pytest.raises(ValueError, match="must be even and at least 2"):
         neighbours(b"", NAMES, degree)
 
 
-def test_a_client_twice_is_refused() -> None:
+def test_a_client_listed_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         neighbours(b"", ["a", "a", "b"], 2)
 
 
-def test_a_ring_without_two_arcs_is_in_two_parts() -> None:
+def test_a_ring_without_two_arcs_is_not_connected() -> None:
     ring, graph = ring_order(b"", NAMES), neighbours(b"", NAMES, 4)
     assert is_connected(graph, NAMES)
     assert is_connected(graph, [*ring[:3], *ring[4:9]])

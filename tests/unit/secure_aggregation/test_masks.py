@@ -1,4 +1,4 @@
-"""Masks: both word sizes, chunks, exact cancellation, and no part of the stream used twice."""
+"""Masks: both word sizes, chunks, exact cancellation, and no part of the stream is used twice."""
 
 import numpy as np
 import pytest
@@ -37,8 +37,8 @@ def test_adding_and_subtracting_a_mask_cancel_modulo_the_word() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_threads_and_many_masks_give_the_bits_of_one_mask_after_the_other(num_threads: int) -> None:
-    sizes = (5 * CHUNK_BYTES // 8 + 3, 4 * CHUNK_BYTES // 4 + 5)  # several parts, and a last one that is not full
+def test_threads_and_many_masks_give_the_bits_of_applying_one_mask_after_another(num_threads: int) -> None:
+    sizes = (5 * CHUNK_BYTES // 8 + 3, 4 * CHUNK_BYTES // 4 + 5)  # several parts, the last of them incomplete
     masks = [Mask(number.to_bytes(32), is_negative=number % 3 == 0) for number in range(300)]
     found = Words.zeros(*sizes)
     apply_masks(found, masks, num_threads=num_threads)
@@ -50,7 +50,7 @@ def test_threads_and_many_masks_give_the_bits_of_one_mask_after_the_other(num_th
     assert found.is_equal(expected)
 
 
-def test_sums_wrap() -> None:
+def test_sums_wrap_modulo_the_word_size() -> None:
     total = Words(np.array([2**64 - 1], np.uint64), np.array([2**32 - 2], np.uint32))
     total.add(Words(np.array([3], np.uint64), np.array([3], np.uint32)))
     assert (total.words64.tolist(), total.words32.tolist()) == ([2], [1])

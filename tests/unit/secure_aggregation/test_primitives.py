@@ -1,4 +1,4 @@
-"""Keys of low order, changed sealed messages and foreign signatures are refused."""
+"""Keys of low order, modified sealed messages and signatures of other keys are refused."""
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,19 +33,19 @@ def test_a_public_key_of_low_order_is_refused(coordinate: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_public_key_of_another_size_is_refused(size: int) -> None:
+def test_a_public_key_of_the_wrong_size_is_refused(size: int) -> None:
     with pytest.raises(InvalidMessage, match="wrong size"):
         agree(random_secret(), bytes([9]) * size)
 
 
-def test_derivation_is_that_of_rfc_5869() -> None:
+def test_key_derivation_follows_rfc_5869() -> None:
     # Appendix A.1: the first 32 of its 42 bytes.
     context, info = bytes(range(13)), bytes(range(0xF0, 0xFA))
     expected = "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
     assert derive(bytes([0x0B]) * 22, context, info).hex() == expected
 
 
-def test_a_sealed_message_is_opened_with_its_key_and_data_only() -> None:
+def test_a_sealed_message_opens_only_with_its_key_and_associated_data() -> None:
     key = random_secret()
     sealed = seal(key, b"text", b"data")
     assert open_sealed(key, sealed, b"data") == b"text"
@@ -63,7 +63,7 @@ def test_the_same_text_is_never_sealed_to_the_same_bytes() -> None:
     assert len({seal(key, b"text", b"") for _ in range(100)}) == 100
 
 
-def test_a_signature_is_of_one_key_and_one_message() -> None:
+def test_a_signature_is_valid_for_one_key_and_one_message() -> None:
     key = Ed25519PrivateKey.generate()
     identity, signature = key.public_key().public_bytes_raw(), key.sign(b"message")
     assert is_signed_by(identity, signature, b"message")

@@ -1,4 +1,4 @@
-"""The coordinator's side: what it refuses, from whom, and that a refusal changes nothing."""
+"""The coordinator's side: which messages it refuses, from which clients, and that a refusal changes nothing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_repeated_messages_are_accepted_and_counted_once(secure: SecureRound) ->
     assert secure.server.phase == "done"
 
 
-def test_a_second_message_with_other_content_is_a_conflict(secure: SecureRound) -> None:
+def test_a_second_message_with_different_content_is_a_conflict(secure: SecureRound) -> None:
     secure.server.add_keys(secure.client(FIRST).announcement)
     with pytest.raises(Conflict):
         secure.server.add_keys(secure.client(FIRST).announcement)
@@ -70,7 +70,7 @@ def test_a_second_message_with_other_content_is_a_conflict(secure: SecureRound) 
     assert secure.reveal(confirmations).words.is_equal(secure.expected(survivors.clients))
 
 
-def test_keys_that_cannot_be_used_are_refused(secure: SecureRound) -> None:
+def test_unusable_keys_are_refused(secure: SecureRound) -> None:
     def signed(name: str, **change: bytes) -> None:
         keys = replace(secure.client(name).announcement, **change)  # type: ignore[arg-type]
         signature = secure.identities[name].sign(keys.signed_bytes(secure.context.digest))
@@ -135,13 +135,15 @@ def test_phases_out_of_order_and_late_messages_are_refused(secure: SecureRound) 
         (lambda s: replace(s, client="c900"), "c900 did not send keys in time"),
     ],
 )
-def test_wrong_shares_are_refused(secure: SecureRound, alter: Callable[[SealedShares], SealedShares], why: str) -> None:
+def test_invalid_shares_are_refused(
+    secure: SecureRound, alter: Callable[[SealedShares], SealedShares], why: str
+) -> None:
     secure.announce()
     with pytest.raises(InvalidMessage, match=why):
         secure.share(alter)
 
 
-def test_a_vector_of_another_size_or_of_a_client_without_shares_is_refused(secure: SecureRound) -> None:
+def test_a_vector_of_the_wrong_size_or_of_a_client_without_shares_is_refused(secure: SecureRound) -> None:
     secure.announce()
     secure.lost_in[LAST] = 1
     secure.share()
@@ -151,7 +153,7 @@ def test_a_vector_of_another_size_or_of_a_client_without_shares_is_refused(secur
         secure.server.add_vector(MaskedVector(LAST, Words.zeros(3, 3), b""))
 
 
-def test_a_wrong_share_names_its_sender_and_the_sum_is_right_without_it(secure: SecureRound) -> None:
+def test_a_wrong_share_names_its_sender_and_the_sum_is_correct_without_it(secure: SecureRound) -> None:
     survivors = secure.until_survivors()
     confirmations = secure.confirm(survivors)
     answer = secure.clients[FIRST].reveal(confirmations)
@@ -174,7 +176,7 @@ def test_both_secrets_of_one_client_are_never_accepted(secure: SecureRound) -> N
             secure.server.add_reveals(both)
 
 
-def test_a_lost_client_cannot_reveal(secure: SecureRound) -> None:
+def test_a_lost_client_cannot_reveal_shares(secure: SecureRound) -> None:
     secure.lost_in[LAST] = 2
     confirmations = secure.until_confirmations()
     answer = replace(secure.clients[FIRST].reveal(confirmations), client=LAST)
@@ -183,7 +185,7 @@ def test_a_lost_client_cannot_reveal(secure: SecureRound) -> None:
 
 
 def _shares_of_another_secret(secure: SecureRound, shares: SealedShares, sender: str) -> SealedShares:
-    """Return well-formed shares, with right commitments, of another secret than the sender's own."""
+    """Return well-formed shares with valid commitments, but of a secret other than the sender's own."""
     if shares.client != sender:
         return shares
     context, client = secure.context.digest, secure.clients[sender]
@@ -203,8 +205,8 @@ def _shares_of_another_secret(secure: SecureRound, shares: SealedShares, sender:
 
 
 @pytest.mark.parametrize("lost_in", [2, 4])
-def test_shares_of_another_secret_name_their_owner(secure: SecureRound, lost_in: int) -> None:
-    # If the liar is lost before its vector, its mask key is missing, otherwise its own mask.
+def test_shares_of_another_secret_end_the_round_and_name_their_owner(secure: SecureRound, lost_in: int) -> None:
+    # If the dishonest client is lost before it sends its vector, its mask key is missing, otherwise its own mask.
     secure.announce()
     secure.share(lambda shares: _shares_of_another_secret(secure, shares, LAST))
     secure.lost_in[LAST] = lost_in
@@ -221,8 +223,8 @@ def _with_garbage(shares: SealedShares, sender: str, recipient: str) -> SealedSh
     return replace(shares, pairs={**shares.pairs, recipient: bytes(len(shares.pairs[recipient]))})
 
 
-def test_a_pair_secret_that_cannot_be_opened_ends_the_round_and_names_who_sealed_it(secure: SecureRound) -> None:
-    # c001 refuses, and is lost: its mask secret, which the others give back, shows what it has seen.
+def test_a_pair_secret_that_cannot_be_opened_ends_the_round_and_names_its_sender(secure: SecureRound) -> None:
+    # c001 refuses, and is lost: its mask secret, which the others reveal, shows what it received.
     secure.announce()
     secure.share(lambda shares: _with_garbage(shares, FIRST, SECOND))
     with pytest.raises(Refused, match="c000 sealed a pair secret for c001 that c001 cannot open"):
@@ -235,7 +237,7 @@ def test_a_pair_secret_that_cannot_be_opened_ends_the_round_and_names_who_sealed
     assert secure.server.phase == "failed"
 
 
-def test_garbage_of_a_client_that_is_lost_as_well_changes_nothing(secure: SecureRound) -> None:
+def test_an_invalid_pair_secret_of_a_client_that_is_also_lost_does_not_change_the_sum(secure: SecureRound) -> None:
     secure.announce()
     secure.share(lambda shares: _with_garbage(shares, FIRST, SECOND))
     secure.lost_in |= {FIRST: 2, SECOND: 2}
@@ -243,7 +245,9 @@ def test_garbage_of_a_client_that_is_lost_as_well_changes_nothing(secure: Secure
     assert secure.reveal(secure.confirm(survivors)).words.is_equal(secure.expected(survivors.clients))
 
 
-def test_a_client_that_only_claims_to_have_received_garbage_leaves_the_sum_right(secure: SecureRound) -> None:
+def test_a_client_that_only_claims_to_have_received_an_invalid_secret_does_not_change_the_sum(
+    secure: SecureRound,
+) -> None:
     secure.announce()
     secure.share()
     secure.lost_in[SECOND] = 2  # it declines
@@ -251,10 +255,10 @@ def test_a_client_that_only_claims_to_have_received_garbage_leaves_the_sum_right
     assert secure.reveal(secure.confirm(survivors)).words.is_equal(secure.expected(survivors.clients))
 
 
-def test_a_pair_secret_other_than_that_of_the_shared_mask_secret_names_its_owner(
+def test_a_pair_secret_that_contradicts_the_shared_mask_secret_names_its_owner(
     secure: SecureRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # c001 can open what c000 sealed, and it is what c000 committed to. Only the mask secret of c000 shows the lie.
+    # c001 can open what c000 sealed, and it is what c000 committed to. Only the mask secret of c000 proves the fraud.
     with monkeypatch.context() as patch:
         patch.setattr(MaskKeys, "_chosen", lambda self, second: bytes(32))
         secure.announce()
@@ -267,7 +271,7 @@ def test_a_pair_secret_other_than_that_of_the_shared_mask_secret_names_its_owner
     assert refused.value.clients == (FIRST,)
 
 
-def test_an_ml_kem_key_that_is_not_that_of_the_shared_secret_names_its_owner(secure: SecureRound) -> None:
+def test_an_ml_kem_key_that_contradicts_the_shared_secret_names_its_owner(secure: SecureRound) -> None:
     other = secure.client(LAST).announcement.mask_key[32:]
     for name in secure.names:
         secure.clients[name] = secure.client(name)
@@ -287,7 +291,7 @@ def test_an_ml_kem_key_that_is_not_that_of_the_shared_secret_names_its_owner(sec
     assert refused.value.clients == (LAST,)
 
 
-def test_words_of_another_mask_give_no_sum(secure: SecureRound) -> None:
+def test_masks_that_do_not_cancel_give_no_sum(secure: SecureRound) -> None:
     secure.announce()
     secure.share()
     for name in secure.names[1:]:
@@ -311,7 +315,7 @@ def test_too_few_reveals_give_no_sum_until_more_arrive(secure: SecureRound) -> N
     assert secure.server.finish().words.is_equal(secure.expected(survivors.clients))
 
 
-def test_a_vector_of_a_client_that_was_shown_other_sharers_is_refused(secure: SecureRound) -> None:
+def test_a_vector_of_a_client_with_another_list_of_sharers_is_refused(secure: SecureRound) -> None:
     secure.announce()
     secure.share()
     inbox = secure.inboxes[FIRST]

@@ -1,4 +1,4 @@
-"""Shamir's sharing: any threshold of shares gives the secret, fewer are consistent with every secret."""
+"""Shamir's secret sharing: any threshold of shares gives the secret, and fewer are consistent with every secret."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from support.secure_rounds import random_coefficients
 
 
 def _is_probably_prime(number: int) -> bool:
-    """Miller-Rabin with the first bases."""
+    """Run Miller-Rabin with the first bases."""
     odd, twos = number - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -24,7 +24,7 @@ def _is_probably_prime(number: int) -> bool:
     return True
 
 
-def test_the_field_is_that_of_the_smallest_prime_above_all_secrets() -> None:
+def test_the_field_has_the_smallest_prime_above_all_secrets() -> None:
     assert _is_probably_prime(PRIME)
     assert not any(_is_probably_prime(number) for number in range(2**256 + 1, PRIME, 2))
 
@@ -39,10 +39,11 @@ def test_any_threshold_of_shares_gives_the_secret(secret: bytes, data: st.DataOb
     assert combine({point: shares[point - 1] for point in points}) == secret
 
 
-def test_one_share_less_is_consistent_with_every_secret() -> None:
+def test_one_share_less_than_the_threshold_is_consistent_with_every_secret() -> None:
     shares = dict(enumerate(split(bytes([7]) * 32, 4, random_coefficients(3)), start=1))
     for other in (bytes(32), b"\xff" * 32):
-        # The share at a third point that makes any other secret of the first two: the line through three points.
+        # Compute the share at a third point that gives any other secret with the first two: a polynomial through three
+        # points.
         wanted = {0: other, 1: shares[1], 2: shares[2]}
         value = 0
         for x, share in wanted.items():
@@ -64,7 +65,7 @@ def test_a_changed_share_changes_the_secret() -> None:
             assert combine(given) != secret
 
 
-def test_a_value_that_is_not_a_secret_is_refused() -> None:
+def test_shares_whose_value_is_not_a_secret_are_refused() -> None:
     with pytest.raises(InvalidMessage, match="do not belong to one secret"):
         combine({1: (PRIME - 1).to_bytes(33)})
 

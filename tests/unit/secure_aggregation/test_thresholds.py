@@ -1,4 +1,4 @@
-"""Thresholds: the design's figures, what a choice guarantees, and choices that are refused."""
+"""Thresholds: the numbers of the design, what a choice guarantees, and which choices are refused."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from fedssl.secure_aggregation.thresholds import (
 
 
 def test_a_coordinator_that_shows_two_lists_never_gets_both_secrets() -> None:
-    # Each honest holder gives one share, each colluding one both; the threshold is the smallest such.
+    # Each honest holder gives one share and each colluding one gives both; the threshold is the smallest that suffices.
     for holders in range(3, 60):
         for collusion in range(holders - 1):
             threshold = share_threshold(holders, collusion)
@@ -25,7 +25,7 @@ def test_a_coordinator_that_shows_two_lists_never_gets_both_secrets() -> None:
             assert threshold <= holders
 
 
-def test_threshold_of_the_design() -> None:
+def test_the_thresholds_are_those_of_the_design() -> None:
     assert [share_threshold(n, n // 4) for n in (5, 10, 20, 100)] == [4, 7, 13, 63]
 
 
@@ -33,7 +33,9 @@ def test_threshold_of_the_design() -> None:
     ("degree", "threshold", "corrupt", "expected"),
     [(128, 90, 100, (-66, -32)), (134, 100, 200, (-41, -20))],
 )
-def test_bounds_of_the_design(degree: int, threshold: int, corrupt: int, expected: tuple[int, int]) -> None:
+def test_the_bounds_are_those_of_the_design(
+    degree: int, threshold: int, corrupt: int, expected: tuple[int, int]
+) -> None:
     found = (
         log2_split_view(1000, degree, threshold, corrupt),
         log2_abort(1000, degree, threshold, 100),
@@ -41,14 +43,15 @@ def test_bounds_of_the_design(degree: int, threshold: int, corrupt: int, expecte
     assert found == pytest.approx(expected, abs=0.6)
 
 
-def test_split_view_of_a_small_graph_by_enumeration() -> None:
-    # Seven clients, degree 4 and 3 colluding: two of all 4-subsets of the 6 others have at least 2 t - n of them.
+def test_the_split_view_probability_of_a_small_graph_matches_enumeration() -> None:
+    # Seven clients, degree 4 and 3 colluding: count the 4-subsets of the 6 others with at least 2 t - n colluding
+    # clients.
     subsets = list(itertools.combinations(range(6), 4))
     many = [subset for subset in subsets if len([x for x in subset if x < 3]) >= 2 * 4 - 5]
     assert 2 ** log2_split_view(7, 4, 4, 3) == pytest.approx(7 * len(many) / len(subsets))
 
 
-def test_parted_graph_of_a_small_ring_by_enumeration() -> None:
+def test_the_probability_of_a_parted_ring_matches_enumeration() -> None:
     # Eleven clients, degree 6, threshold 5, 4 colluding: of the next 3 on the ring at least 5 - 3 - 1 = 1 colludes.
     subsets = list(itertools.combinations(range(10), 3))
     bad = [subset for subset in subsets if any(x < 4 for x in subset)]
@@ -71,7 +74,7 @@ def test_a_sparse_graph_is_within_its_bounds_and_may_lose_a_tenth(num_clients: i
 
 
 @pytest.mark.parametrize("num_clients", [3, 4, 5, 40, 128])
-def test_a_small_cohort_is_a_complete_graph(num_clients: int) -> None:
+def test_a_small_cohort_has_a_complete_graph(num_clients: int) -> None:
     limits = choose_thresholds(num_clients)
     assert limits.degree == num_clients - 1
     assert 2 * limits.threshold > num_clients + limits.collusion
@@ -79,7 +82,7 @@ def test_a_small_cohort_is_a_complete_graph(num_clients: int) -> None:
         require_private(limits, remaining)
 
 
-def test_choices_that_cannot_be_are_refused() -> None:
+def test_invalid_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 3 clients, not 2"):
         choose_thresholds(2)
     with pytest.raises(ValueError, match=r"min_cohort must be between 3 and the cohort's 5 clients, not 6"):

@@ -1,8 +1,8 @@
-"""The design's test vectors, which were computed by another program: keys, masks, shares, commitment, graph, words.
+"""The design's test vectors, which another program computed: keys, masks, shares, commitment, graph, words.
 
-They are of version 1 of the protocol, whose name was in each derived key. `vectors_2.json` has what version 2 derives:
-it was computed by kyber-py 1.2.0 (ML-KEM), PyCryptodome 4.4.0 (AES), and HKDF and X25519 in plain Python, with the
-encapsulated message 05 x 32 and the nonce 06 x 12.
+They are of version 1 of the protocol, whose name was part of each derived key. `vectors_2.json` has what version 2
+derives: it was computed by kyber-py 1.2.0 (ML-KEM), PyCryptodome 4.4.0 (AES), and HKDF and X25519 in plain Python, with
+the encapsulated message 05 x 32 and the nonce 06 x 12.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def _mask(key: bytes, count: int) -> list[str]:
     return [f"{word:08x}" for word in words.words32]
 
 
-def test_context_and_public_keys() -> None:
+def test_the_context_and_the_public_keys_match_the_vectors() -> None:
     assert hashlib.sha256(b"fedssl test context").digest() == CONTEXT
     assert public_key(ONE).hex() == VECTORS["pk_01"]
     assert public_key(TWO).hex() == VECTORS["pk_02"]
@@ -48,14 +48,14 @@ def version_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("version_1")
-def test_mask_of_a_pair_from_its_x25519_secret() -> None:
+def test_the_mask_of_a_pair_derives_from_its_x25519_secret_in_version_1() -> None:
     key = derive(agree(ONE, public_key(TWO)), CONTEXT, label("pair", "c001", "c002"))
     assert key.hex() == VECTORS["pair_key"]
     assert _mask(key, 8) == VECTORS["pair_mask_words"]
 
 
 @pytest.mark.usefixtures("version_1")
-def test_own_mask_and_its_commitment() -> None:
+def test_the_own_mask_and_its_commitment_match_the_vectors_of_version_1() -> None:
     key = self_mask_key(CONTEXT, THREE, "c001")
     assert key.hex() == VECTORS["self_key"]
     assert _mask(key, 4) == VECTORS["self_mask_words"]
@@ -76,15 +76,15 @@ def test_both_clients_derive_the_mask_of_the_pair_in_version_2() -> None:
     own = first.seal_for(roster, "c002")
     assert second.pair_key(roster, "c001", own).hex() == VECTORS_2["pair_key"]
     assert len(own) == len(message)
-    assert own[-32:] == message[-32:]  # the commitment: the rest is random
+    assert own[-32:] == message[-32:]  # the commitment; the rest is random
 
 
-def test_own_mask_and_its_commitment_in_version_2() -> None:
+def test_the_own_mask_and_its_commitment_match_the_vectors_of_version_2() -> None:
     assert self_mask_key(CONTEXT, THREE, "c001").hex() == VECTORS_2["self_key"]
     assert secret_commitment(CONTEXT, THREE).hex() == VECTORS_2["commit"]
 
 
-def test_shares() -> None:
+def test_shares_match_the_vectors() -> None:
     expected = VECTORS["shamir"]
     assert bytes.fromhex(expected["secret"]) == FOUR
     shares = split(FOUR, expected["n"], expected["coefficients"])
@@ -92,12 +92,12 @@ def test_shares() -> None:
     assert combine({point: shares[point - 1] for point in (5, 1, 3)}) == FOUR
 
 
-def test_graph() -> None:
+def test_the_graph_matches_the_vectors() -> None:
     graph = neighbours(CONTEXT, VECTORS["graph"], 4)
     assert {client: list(others) for client, others in graph.items()} == VECTORS["graph"]
 
 
-def test_words_of_the_public_scale() -> None:
+def test_fixed_point_words_match_the_vectors() -> None:
     # The vector's scale, 2^(bits - 1 - exponent - log2_cap) = 2^16, as fraction bits; the first four words are counts.
     expected = VECTORS["encoding"]
     bits = expected["bits"] - 1 - expected["exponent"] - expected["log2_cap"]
@@ -106,6 +106,6 @@ def test_words_of_the_public_scale() -> None:
     assert words.numpy().astype(np.uint32).tolist() == expected["words"][4:]
 
 
-def test_head_of_a_ledger() -> None:
+def test_the_head_of_a_ledger_matches_the_vectors() -> None:
     hashed = hashlib.sha256(b"fedssl/ledger/1\n" + bytes(32) + canonical(VECTORS["ledger"]["body"]))
     assert hashed.hexdigest() == VECTORS["ledger"]["hash"]
