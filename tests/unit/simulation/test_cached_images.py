@@ -1,4 +1,4 @@
-"""Simulations that crop from cached images: the same bits with several processes, and for every way to give them."""
+"""Simulations that crop from cached images: the same bits with several processes, and for every way to pass them."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_two_processes_give_the_bits_of_one(folder: Path) -> None:
     assert _differences(simulate(_spec(folder)).model, simulate(_spec(folder), jobs=2).model) == []
 
 
-def test_crops_of_the_whole_image_differ_from_crops_of_its_square(folder: Path) -> None:
+def test_crops_of_whole_images_differ_from_crops_of_their_squares(folder: Path) -> None:
     spec = _spec(folder)
     squares = RunSpec.model_validate({**spec.model_dump(), "data": {**_CACHED, "cache_size": None}})
     assert _differences(simulate(spec).model, simulate(squares).model)
@@ -68,7 +68,7 @@ def test_sites_are_evaluated_on_the_middle_squares(folder: Path) -> None:
     assert result.site_evaluations
 
 
-def test_images_of_another_kind_are_refused(folder: Path) -> None:
+def test_images_that_do_not_match_the_cache_settings_are_refused(folder: Path) -> None:
     spec = _spec(folder)
     plain = spec.data.model_copy(update={"cache_size": None})
     squares = dict.fromkeys("abc", load_conformed(str(folder), "train", plain))
@@ -92,7 +92,7 @@ def test_unreadable_files_belong_to_no_client(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("cache_size", [None, 12])
-def test_five_channels_of_floating_point_are_trained_on(folder: Path, cache_size: int | None) -> None:
+def test_images_of_five_floating_point_channels_can_be_trained_on(folder: Path, cache_size: int | None) -> None:
     own = folder.parent / "channels"
     own.mkdir()
     rng = np.random.default_rng(1)
@@ -107,7 +107,7 @@ def test_five_channels_of_floating_point_are_trained_on(folder: Path, cache_size
     assert sum(result.history[0].num_examples.values()) == 24
 
 
-def test_dicom_and_16_bit_tiff_are_trained_on_with_patients_kept_together(folder: Path) -> None:
+def test_dicom_and_16_bit_tiff_can_be_trained_on_and_patients_are_kept_together(folder: Path) -> None:
     own, rng = folder.parent / "scans", np.random.default_rng(2)
     for number in range(24):
         values = rng.integers(0, 4096, (14, 11)).astype(np.uint16)

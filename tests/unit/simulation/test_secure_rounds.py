@@ -21,7 +21,7 @@ def _spec(method: str, **changes: Any) -> RunSpec:
     return method_spec(method, **{**FIXED, "secure_aggregation": {"min_cohort": 3, "collusion": 0}, **changes})
 
 
-def test_lost_clients_leave_the_bits_of_a_run_without_their_updates() -> None:
+def test_a_run_with_lost_clients_has_the_bits_of_one_without_their_updates() -> None:
     spec, plain = _spec("fedbyol"), method_spec("fedbyol", **FIXED)
     a, b, c, d, e = sorted(shards(spec))
     secure = simulate(spec, shards(spec), lost_clients={1: {a: "vectors"}, 2: {b: "confirmations", c: "keys"}})
@@ -51,7 +51,7 @@ def _up(spec: RunSpec) -> int:
     return traffic.up
 
 
-def test_a_round_without_a_sum_is_skipped_and_moves_no_client_state() -> None:
+def test_a_round_without_a_sum_is_skipped_and_changes_no_client_state() -> None:
     spec = _spec("fedbyol", num_rounds=1)
     result = simulate(spec, shards(spec), lost_clients={1: dict.fromkeys(sorted(shards(spec))[:3], "shares")})
     assert result.history[0].skipped == ("2 clients sent shares: 2 clients are fewer than the 3 that a sum must have")
@@ -59,7 +59,7 @@ def test_a_round_without_a_sum_is_skipped_and_moves_no_client_state() -> None:
     assert result.client_states == {}
 
 
-def test_matrices_of_32_bits_have_the_bits_of_a_run_without_masks_and_64_bits_after_a_skipped_round() -> None:
+def test_32_bit_matrices_have_the_bits_of_plain_runs_and_64_bits_after_a_skipped_round() -> None:
     changes: dict[str, Any] = {"num_rounds": 4, "aggregation": {"arithmetic": "fixed", "matrix_bits": 32}}
     spec, plain = _spec("fedbyol", **changes), method_spec("fedbyol", **{**FIXED, **changes})
     names = sorted(shards(spec))
@@ -75,13 +75,13 @@ def test_matrices_of_32_bits_have_the_bits_of_a_run_without_masks_and_64_bits_af
     assert not are_equal(wide.model, simulate(plain.model_copy(update={"num_rounds": 2}), shards(plain)).model)
 
 
-def test_more_updates_than_there_are_clients_cannot_be_demanded() -> None:
+def test_a_min_cohort_above_the_number_of_clients_is_refused() -> None:
     spec = _spec("fedsimclr", secure_aggregation={"min_cohort": 6})
     with pytest.raises(SpecError, match="min_cohort is 6, more than the 5 clients of a cohort of these 5"):
         simulate(spec, shards(spec))
 
 
-def test_without_cryptography_a_simulation_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_without_the_package_cryptography_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     spec = _spec("fedsimclr")
     with pytest.raises(SpecError, match=r"needs the package cryptography: pip install 'fedssl\[secure\]'"):

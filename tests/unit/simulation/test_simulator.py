@@ -1,4 +1,4 @@
-"""The figures that a simulation reports of its rounds: bytes, images, measures."""
+"""The numbers that a simulation reports of its rounds: bytes, images and measures."""
 
 import dataclasses
 from pathlib import Path
@@ -25,7 +25,7 @@ KNN = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)
-def test_bytes_are_those_of_the_files_that_travel(name: str) -> None:
+def test_reported_bytes_are_those_of_the_files_that_are_sent(name: str) -> None:
     spec = method_spec(name)
     method = METHODS[name]
     plan = method.bind(spec).plan
@@ -33,7 +33,7 @@ def test_bytes_are_those_of_the_files_that_travel(name: str) -> None:
     assert file_bytes(plan.broadcast) == len(serialised(start_run(method, context(spec, 0)).broadcast))
 
 
-def test_a_round_s_bytes_images_and_time_are_the_cohort_s() -> None:
+def test_the_bytes_images_and_time_of_a_round_are_those_of_the_cohort() -> None:
     spec = method_spec("fedsimclr", cohort={"fraction": 0.67}, training={"batch_size": 32, "local_epochs": 2})
     sizes = {name: len(images) for name, images in shards(spec).items()}
 
@@ -41,14 +41,14 @@ def test_a_round_s_bytes_images_and_time_are_the_cohort_s() -> None:
 
     for record in result.history:
         assert len(record.clients) == 2
-        # drop_last: what does not fill a batch of 32 is left out, twice.
+        # drop_last: images that do not fill a batch of 32 are left out, twice.
         assert record.num_images == sum(2 * (sizes[name] // 32) * 32 for name in record.clients)
         assert record.bytes_down == record.bytes_up == 2 * len(serialised(result.model))
         assert record.seconds > 0
 
 
-def test_a_round_s_images_are_those_that_were_trained_on() -> None:
-    """Not those that are held out, and not those that the groups of a batch leave out."""
+def test_only_images_that_were_trained_on_are_counted() -> None:
+    """Images that are held out, or left out because of their group, are not counted."""
     spec = method_spec("classifier", training={"batch_size": 8, "local_epochs": 2})
     first = simulate(spec, shards(spec)).history[0]
     assert first.num_images == sum(2 * (count // 8) * 8 for count in first.num_examples.values())
@@ -60,7 +60,7 @@ def test_a_round_s_images_are_those_that_were_trained_on() -> None:
     assert simulate(grouped, {"client-0": images}).history[0].num_images == 3 + 8
 
 
-def test_a_method_that_sends_nothing_sends_an_empty_file() -> None:
+def test_a_method_that_sends_nothing_uploads_empty_files() -> None:
     spec = method_spec("single")
 
     result = simulate(spec, shards(spec))
@@ -69,7 +69,7 @@ def test_a_method_that_sends_nothing_sends_an_empty_file() -> None:
     assert result.history[0].bytes_down > 10_000
 
 
-def test_the_encoder_is_judged_when_the_spec_says_so() -> None:
+def test_the_encoder_is_evaluated_in_the_rounds_of_the_spec() -> None:
     spec = method_spec("fedsimclr", num_rounds=5, evaluation=KNN)
     told: list[int] = []
 
@@ -80,7 +80,7 @@ def test_the_encoder_is_judged_when_the_spec_says_so() -> None:
     assert 0.1 < result.evaluations["knn"] <= 1
 
 
-def test_judging_changes_no_bit_of_the_training() -> None:
+def test_evaluation_does_not_change_a_bit_of_the_training() -> None:
     spec = method_spec("fedbyol")
 
     plain, judged = simulate(spec, shards(spec)), simulate(method_spec("fedbyol", evaluation=KNN), shards(spec))
@@ -88,7 +88,7 @@ def test_judging_changes_no_bit_of_the_training() -> None:
     assert serialised(plain.model) == serialised(judged.model)
 
 
-def test_where_nothing_is_sent_every_client_is_judged() -> None:
+def test_every_client_is_evaluated_if_nothing_is_sent() -> None:
     spec = method_spec("single", evaluation={**KNN, "every": 0})
 
     result = simulate(spec, shards(spec))
@@ -98,7 +98,7 @@ def test_where_nothing_is_sent_every_client_is_judged() -> None:
     assert result.evaluations["knn_min"] <= result.evaluations["knn"]
 
 
-def test_a_missing_evaluation_set_is_noticed_before_training() -> None:
+def test_a_missing_evaluation_set_is_reported_before_training() -> None:
     spec = method_spec("fedsimclr", evaluation={**KNN, "dataset": "nowhere"})
     trained: list[int] = []
 
@@ -107,8 +107,8 @@ def test_a_missing_evaluation_set_is_noticed_before_training() -> None:
     assert trained == []
 
 
-def test_whose_updates_counted_can_be_given() -> None:
-    """As in a deployed run: a skipped round, and one with the cohort that would have been drawn anyway."""
+def test_the_clients_whose_updates_count_can_be_given() -> None:
+    """As in a deployed run, a round can be skipped. It can also have the cohort that would be drawn anyway."""
     spec = method_spec("fedsimclr", num_rounds=1)
     skipped = simulate(spec, shards(spec), cohorts={1: ()})
     assert all(torch.equal(skipped.model[name], skipped.initial[name]) for name in skipped.model)
@@ -118,7 +118,7 @@ def test_whose_updates_counted_can_be_given() -> None:
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(TRAINED_METHODS))
-def test_a_client_with_one_image_takes_no_step_and_one_with_none_is_refused(name: str) -> None:
+def test_a_client_with_one_image_takes_no_step_and_one_without_images_is_refused(name: str) -> None:
     spec = method_spec(name, num_rounds=1)
     few = dict(shards(spec))
     few["client-0"] = few["client-0"].subset(torch.arange(1).numpy())
@@ -129,13 +129,13 @@ def test_a_client_with_one_image_takes_no_step_and_one_with_none_is_refused(name
         simulate(spec, few)
 
 
-def test_more_updates_than_a_cohort_can_give_are_refused() -> None:
+def test_a_min_updates_above_the_number_of_clients_is_refused() -> None:
     spec = method_spec("fedsimclr", cohort={"min_updates": 4})
     with pytest.raises(SpecError, match=r"min_updates is 4, more than a cohort of these 3 clients"):
         simulate(spec, shards(spec))
 
 
-def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
+def test_invalid_arguments_are_reported_as_on_the_command_line() -> None:
     spec = method_spec("fedsimclr")
     large = dict.fromkeys("abc", ImageData(np.zeros((4, 3, 20, 20), np.uint8)))
 
@@ -151,7 +151,7 @@ def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
         simulate(spec, large)
 
 
-def test_too_little_memory_names_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_reported_with_the_setting_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError
 
@@ -161,7 +161,7 @@ def test_too_little_memory_names_what_to_change(monkeypatch: pytest.MonkeyPatch)
         simulate(method_spec("fedsimclr"))
 
 
-def test_images_that_do_not_fit_on_the_device_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_do_not_fit_on_the_device_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_evaluation_set_is_refused(tmp_path: Path) -> None:
-    """Else the accuracies of one run would be those on two sets."""
+    """Otherwise the accuracies of one run would be those on two sets."""
     place, digits = tmp_path / "labelled.npz", load_dataset("digits", "test")
     spec = method_spec("fedsimclr", evaluation={**KNN, "dataset": str(place)})
 
@@ -204,8 +204,8 @@ def test_a_checkpoint_of_another_evaluation_set_is_refused(tmp_path: Path) -> No
         simulate(spec, shards(spec), checkpoint=FolderCheckpoint(tmp_path / "run"))
 
 
-def test_a_finished_run_of_other_images_is_not_read(tmp_path: Path) -> None:
-    """It can be read if its images are not here."""
+def test_a_finished_run_of_other_images_is_refused(tmp_path: Path) -> None:
+    """A finished run can be read if its images are no longer here."""
     place, folder, digits = tmp_path / "own.npz", tmp_path / "run", load_dataset("digits", "test")
     save_npz(place, digits, digits)
     partition = {"dataset": str(place), "num_clients": 3}
@@ -220,7 +220,7 @@ def test_a_finished_run_of_other_images_is_not_read(tmp_path: Path) -> None:
     assert run_in_folder(spec, folder) == finished
 
 
-def test_the_files_of_a_finished_run_are_decoded_again_only_if_one_has_changed(
+def test_the_images_of_a_finished_run_are_decoded_again_only_if_a_file_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digits = load_dataset("digits", "test")
@@ -240,7 +240,7 @@ def test_the_files_of_a_finished_run_are_decoded_again_only_if_one_has_changed(
         run_in_folder(spec, tmp_path / "run")
 
 
-def test_a_spec_may_be_given_as_keys_and_values() -> None:
+def test_a_spec_may_be_given_as_a_dictionary() -> None:
     spec = method_spec("fedsimclr")
 
     assert simulate(spec.model_dump(mode="json")).spec == spec
@@ -286,7 +286,7 @@ def test_sites_of_a_method_that_sends_nothing_evaluate_once_they_have_trained() 
 
 
 def test_a_site_without_its_state_does_not_evaluate_its_own_norms() -> None:
-    """A deployed site cannot either. It can again once one of its updates is used."""
+    """A deployed site cannot do so either. It can again once one of its updates is used."""
     model = {"encoder": {"widths": [8, 16]}, "batch_norm": "local"}
     spec = method_spec("fedsimclr", num_rounds=3, model=model, evaluation={**SITES, "every": 1})
     lost, *others = sorted(shards(spec))
@@ -298,7 +298,7 @@ def test_a_site_without_its_state_does_not_evaluate_its_own_norms() -> None:
     assert "has lost its client state" in str(refusals[2])
 
 
-def test_a_client_with_too_few_images_gives_its_reason_and_holds_nothing_up() -> None:
+def test_a_client_with_too_few_images_reports_its_reason_and_does_not_delay_the_run() -> None:
     sites = {**SITES, "sites": {**SITES["sites"], "min_count": 30}}
     spec = method_spec("fedsimclr", num_rounds=1, evaluation=sites)
 
@@ -308,7 +308,7 @@ def test_a_client_with_too_few_images_gives_its_reason_and_holds_nothing_up() ->
     assert all("a classifier needs 2" in str(answer) for answer in result.site_evaluations[1].values())
 
 
-def test_a_class_that_the_spec_does_not_list_ends_a_simulation_before_it_trains() -> None:
+def test_a_class_that_the_spec_does_not_list_is_refused_before_training() -> None:
     spec = method_spec("fedsimclr", evaluation={**SITES, "sites": {"classes": ["0", "1"]}})
 
     with pytest.raises(DataError, match=r"the images of .*, class 2: '2' is not a class of the run"):

@@ -1,4 +1,4 @@
-"""Simulations that start from an encoder that exists."""
+"""Simulations that start from an existing encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return encoder_file(tmp_path_factory.mktemp("weights"), ENCODER)
 
 
-# The coordinator trains before the first round with the others, from the start. FedMAE has no ConvNet.
+# The coordinator of the other methods trains before the first round, from the start. FedMAE has no ConvNet.
 @pytest.mark.parametrize(
     "name", [n for n in ALL_METHODS if n != "fedmae" and not method_spec(n).method.distillation_epochs(0)]
 )
-def test_round_zero_is_the_start_and_the_heads_are_the_seeds(file: Path, name: str) -> None:
+def test_round_zero_has_the_given_encoder_and_the_heads_of_the_seed(file: Path, name: str) -> None:
     spec, method = starting(name, file), METHODS[name]
     tensors = {key: torch.from_numpy(array.copy()) for key, array in read_weights(file).arrays.items()}
     first = start_run(method, context(spec, 0), initial=tensors)
@@ -60,7 +60,7 @@ def result(file: Path) -> Result:
     return simulate(spec, shards(spec))
 
 
-def test_a_simulation_trains_from_the_start(file: Path, result: Result) -> None:
+def test_a_simulation_trains_from_the_given_encoder(file: Path, result: Result) -> None:
     assert are_equal(part(result.initial, "encoder."), encoder_tensors(ENCODER))
     assert not are_equal(part(result.model, "encoder."), encoder_tensors(ENCODER))
     assert result.spec.model.initial is not None
@@ -77,14 +77,14 @@ def test_the_same_weights_under_other_names_give_the_same_bits(tmp_path: Path, r
     assert "2 left out (fc.bias, fc.weight)" in other.loaded
 
 
-def test_a_run_of_ours_is_a_start(tmp_path: Path, result: Result) -> None:
+def test_a_run_can_start_from_another_runs_model(tmp_path: Path, result: Result) -> None:
     save_tensors(result.model, tmp_path / "model.safetensors")
     spec = starting("fedsimclr", tmp_path / "model.safetensors")
     assert are_equal(part(simulate(spec, shards(spec)).initial, "encoder."), part(result.model, "encoder."))
 
 
 @pytest.mark.parametrize("digest", [registered_digest, lambda weights: weights.source_digest])
-def test_either_digest_of_the_file_is_accepted_and_no_other(file: Path, digest: Any) -> None:
+def test_either_digest_of_the_file_is_accepted_and_others_are_refused(file: Path, digest: Any) -> None:
     spec = starting("fedbyol", file, digest=digest(read_weights(file)))
     assert simulate(spec.model_copy(update={"num_rounds": 1}), shards(spec)).rounds_done == 1
     with pytest.raises(SpecError, match="the file that was registered"):
@@ -113,7 +113,7 @@ def test_a_pickled_start_is_refused(tmp_path: Path) -> None:
         simulate(starting("fedbyol", tmp_path / "a.pth"), shards(method_spec("fedbyol")))
 
 
-def test_without_its_weights_no_run_starts_from_random_ones(file: Path) -> None:
+def test_a_run_with_a_start_is_refused_if_the_weights_are_not_given(file: Path) -> None:
     with pytest.raises(MethodError, match="these weights were not given"):
         start_run(METHODS["fedbyol"], context(starting("fedbyol", file), 0))
 
@@ -138,12 +138,12 @@ def test_results_belong_to_the_file_that_was_read(tmp_path: Path) -> None:
         ({"weights": "a", "adapt": ["conv1", "conv1"]}, "lists a module twice"),
     ],
 )
-def test_a_start_is_one_thing(initial: dict[str, Any], reason: str) -> None:
+def test_contradictory_starts_are_refused(initial: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         RunSpec.model_validate({"model": {"initial": initial}})
 
 
-def test_clients_with_encoders_of_their_own_cannot_have_a_start() -> None:
+def test_clients_with_their_own_encoders_cannot_have_a_start() -> None:
     values = method_spec("flesd").model_dump(mode="json")
     values["model"]["initial"] = {"weights": "a"}
     values["method"]["reducer"]["client_encoders"] = {"client-0": {"name": "convnet", "widths": [4, 16]}}
