@@ -54,9 +54,7 @@ def test_a_map_is_rotated_and_mirrored_onto_the_previous_one() -> None:
     turned = first @ np.array([[0.0, 1.0], [1.0, 0.0]])  # mirrored at the diagonal
     assert np.allclose(aligned_map(_features(), "pca", turned), turned)
     assert np.allclose(aligned_map(7 * _features() + 3, "pca", turned), turned, atol=1e-5)
-    assert np.allclose(
-        aligned_map(_features(), "pca", turned[:5]), first
-    )  # of other images: there is nothing to align with
+    assert np.allclose(aligned_map(_features(), "pca", turned[:5]), first)  # other images: nothing to align with
     assert not aligned_map(torch.ones(4, 3), "pca").any()
 
 
