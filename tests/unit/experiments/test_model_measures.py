@@ -146,7 +146,7 @@ def test_the_cells_of_figures_are_measured_under_their_names(folder: Path) -> No
     assert 0 < by_class["inter-class angle"] < 180
 
 
-def test_a_measure_that_is_not_finite_is_not_an_error_when_read_again(tmp_path: Path) -> None:
+def test_a_measure_that_is_nan_can_be_stored_and_read_again(tmp_path: Path) -> None:
     rounds = [{"clients": {"a": {"loss": math.nan}}, "num_examples": {"a": 1}, "server": {}}]
     (tmp_path / "history.json").write_text(json.dumps(rounds))
     finished = FinishedRun(1, 1, 0, 0, 1.0, {}, {}, [])

@@ -17,7 +17,7 @@ R50 = EncoderConfig(name="resnet50")
 
 @pytest.mark.parametrize("size", [8, 16, 28, 32])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_convnet_takes_images_of_any_size_and_channels(size: int, channels: int) -> None:
+def test_the_width_of_a_convnet_does_not_depend_on_the_images_shape(size: int, channels: int) -> None:
     encoder = build_encoder(EncoderConfig(widths=(4, 8, 16, 24)), channels)
     h_BH = encoder(torch.rand(5, channels, size, size))
     assert h_BH.shape == (5, 24)

@@ -104,7 +104,7 @@ def test_eua_steps_along_the_shortest_combination_of_normalised_drifts() -> None
         np.testing.assert_allclose(after[name].double().numpy(), expected.numpy(), rtol=1e-6)
 
 
-def test_euas_step_reduces_the_distance_to_every_client() -> None:
+def test_euas_step_is_the_shortest_combination_and_opposes_no_clients_drift() -> None:
     """Among all convex combinations the step is the shortest, and no client's drift points the other way."""
     spec = _spec({"name": "eua", "server_learning_rate": 1.0})
     state = start(spec).state

@@ -232,7 +232,7 @@ def test_only_the_parameters_of_the_momentum_encoder_follow() -> None:
 
 
 @pytest.mark.parametrize(("skip", "trained"), [("first_epoch", [3, 5]), ("every_epoch", [3, 3])])
-def test_the_first_steps_only_fill_the_queue(skip: str, trained: list[int]) -> None:
+def test_the_first_steps_of_the_first_or_of_every_epoch_only_fill_the_queue(skip: str, trained: list[int]) -> None:
     """72 images are 5 batches of 16; filling a queue of 32 takes two batches."""
     task, ctx = _task(_spec(reducer={"skip": skip}))
     modules = task.build(ctx)
