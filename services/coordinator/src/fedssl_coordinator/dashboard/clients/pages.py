@@ -77,7 +77,8 @@ def _page(
     count, total = member_queries.sent_by_client(session, [client_id]).get(client_id, (0, 0))
     return render(
         "client.html", visitor, status=422 if wrong.text else 200, wrong=wrong,
-        shown_as=client.display_name if shown_as is None else shown_as, client=client, known=known, runs=runs, ribbons=ribbons, ledger=ledger[:_LEDGER],
+        shown_as=client.display_name if shown_as is None else shown_as,
+        client=client, known=known, runs=runs, ribbons=ribbons, ledger=ledger[:_LEDGER],
         more=encode_cursor(ledger[_LEDGER - 1].at.isoformat()) if len(ledger) > _LEDGER else None,
         is_first=cursor is None, site=data_reports.show_site(session, client_id, client.project),
         size_bounds=SIZE_BOUNDS,
