@@ -91,7 +91,7 @@ def test_a_run_with_rows_in_a_table_of_a_newer_version_is_not_deleted(coordinato
     coordinator.client.stop(run_id)
     tables.execute("CREATE TABLE from_later (run_id uuid REFERENCES runs (id))")
     tables.execute("INSERT INTO from_later VALUES (%s)", run_id)
-    with pytest.raises(Conflict, match="or because rows of a newer version belong to it: .* upgrade the coordinator"):
+    with pytest.raises(Conflict, match=r"or because rows of a newer version belong to it: .* upgrade the coordinator"):
         coordinator.client.delete_run(run_id)
     tables.execute("DROP TABLE from_later")
     coordinator.client.delete_run(run_id)
