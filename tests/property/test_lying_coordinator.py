@@ -17,7 +17,7 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 def start(num_clients: int, collusion: int) -> LyingCoordinator:
     """Return a coordinator with so many colluding clients, which are the last ones."""
-    secure = SecureRound(num_clients, sizes=(2, 2), limits=choose_thresholds(num_clients, collusion=collusion))
+    secure = SecureRound(num_clients, num_words=3, limits=choose_thresholds(num_clients, collusion=collusion))
     return LyingCoordinator(secure, secure.names[num_clients - collusion :])
 
 
