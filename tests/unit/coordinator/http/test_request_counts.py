@@ -1,4 +1,4 @@
-"""The counts of requests while Redis is away."""
+"""The counts of requests while Redis does not answer."""
 
 import asyncio
 import time
