@@ -56,7 +56,7 @@ def baselines_of(variant: Variant) -> list[Variant]:
 
 
 def has_traffic(name: str) -> bool:
-    """Return False for the baseline whose images are in one place, where no weights travel."""
+    """Return False for the baseline whose images are in one place: no weights travel."""
     return name != CENTRALISED
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedssl_coordinator.http.rate_limits import RequestCounts
 
 
-def test_a_clock_that_is_set_back_refuses_nobody_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_refuses_no_caller_for_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = time.time
 
     async def hits(counts: RequestCounts) -> list[bool]:
