@@ -50,8 +50,9 @@ def test_the_order_of_prototypes_does_not_matter() -> None:
 
 def test_concentrations_match_a_hand_calculation() -> None:
     # Unit embeddings and given prototypes. Cluster 0: distances 0 and sqrt(2), mean 0.7071, over log 12 = 2.4849:
-    # 0.28456. Cluster 1: distances 0 and 0: 0. Cluster 2 has a single member: the largest, 0.28456. Percentiles of (0,
-    # x, x) by linear interpolation: 10% is 0.2x, 90% is x. So (x, 0.2x, x), of mean 2.2x/3, scaled to a mean of 0.1.
+    # 0.28456. Cluster 1: distances 0 and 0: 0. Cluster 2 has a single member: the largest, 0.28456.
+    # Percentiles of (0, x, x) by linear interpolation: 10% is 0.2x, 90% is x. So (x, 0.2x, x), of mean 2.2x/3, scaled
+    # to a mean of 0.1.
     z = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [-3.0, 0.0], [0.0, -1.0]])
     prototypes = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     phi = prototype_concentrations(z, prototypes, torch.tensor([0, 0, 1, 1, 2]), 0.1)

@@ -238,12 +238,12 @@ def test_scaffold_can_be_added_to_other_methods(host: str) -> None:
 
 
 def test_variates_restart_after_a_client_lost_its_own_as_worked_out_by_hand() -> None:
-    """Two clients have one number each, gradients 1 and 3, no momentum, and S s = 1: c_k' = c_k - c + (g_k + c - c_k) =
-    g_k.
+    """Two clients have one number each and the gradients 1 and 3, without momentum.
 
-    Round 1: c_a = 1, c_b = 3, c = 0 + (1 + 3) / 2 = 2. Then b loses c_b. In round 2 it starts from 0 and sends 3 - 0 =
-    3, and a sends 1 - 1 = 0: c would become 2 + 3 / 2 = 3.5, not the mean, 2. Therefore c restarts from 0, and so do
-    both variates: round 3 gives c_a = 1, c_b = 3, c = 2, their mean.
+    With S s = 1, c_k' = c_k - c + (g_k + c - c_k) = g_k. Round 1: c_a = 1, c_b = 3, c = 0 + (1 + 3) / 2 = 2. Then b
+    loses c_b. In round 2 it starts from 0 and sends 3 - 0 = 3, and a sends 1 - 1 = 0: c would become 2 + 3 / 2 = 3.5,
+    not the mean, 2. Therefore c restarts from 0, and so do both variates: round 3 gives c_a = 1, c_b = 3, c = 2, their
+    mean.
     """
     spec = _spec(cohort={"clients": ["client-0", "client-1"], "min_clients": 2})
     state = start(spec).state
