@@ -70,7 +70,7 @@ def test_cards_are_compared_and_drift_raises_one_alarm(coordinator: Coordinator,
 
 
 def test_a_report_that_would_outweigh_the_other_sites_is_refused(coordinator: Coordinator, tables: Tables) -> None:
-    """Otherwise one client decides the mean and the deviation of all images, and the others' images raise the alarm."""
+    """Such a report once decided the mean of all images and their deviation, and the other sites raised the alarm."""
     workers = {name: coordinator.worker(name) for name in "abc"}
     for name in "ab":
         workers[name].report_data(DataReport(card=_card(5)))

@@ -215,7 +215,7 @@ def test_a_value_that_postgres_refuses_is_reported_like_any_failure(
 
 
 @pytest.mark.full
-def test_a_run_of_more_clients_than_a_statement_has_parameters(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_run_can_have_more_clients_than_a_statement_has_parameters(coordinator: Coordinator, tables: Tables) -> None:
     tables.execute("INSERT INTO clients (id, registered_at) SELECT 'c' || i, now() FROM generate_series(1, 70000) i")
     run = coordinator.client.create_run(tiny_spec(cohort={"fraction": 0.0001})).id
     coordinator.advance(run)

@@ -42,7 +42,7 @@ def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
-def test_an_offer_far_in_the_future_is_given_out_at_once(cast: Cast) -> None:
+def test_an_offer_far_in_the_future_can_be_claimed_at_once(cast: Cast) -> None:
     """The database's clock was set back by a day after the round had opened."""
     cast.tables.execute("UPDATE assignments SET offered_at = now() + interval '299 seconds'")
     assert cast.workers["a"].claim(0) is None  # the round's own pause

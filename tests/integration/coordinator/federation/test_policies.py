@@ -62,7 +62,7 @@ def test_the_rules_of_a_policy_are_shown(cast: Cast) -> None:
     assert cast.coordinator.client.client("a").policy is None
 
 
-def test_a_policy_that_also_allows_metrics_takes_part_and_is_listed(cast: Cast) -> None:
+def test_a_client_whose_policy_also_allows_metrics_takes_part_and_is_listed(cast: Cast) -> None:
     introduce(cast.workers["b"], WEIGHTS, {"artifact": "metrics", "methods": ["fed*"], "tensors": ["loss"]})
     client = cast.coordinator.client
     shown = client.client("b").policy

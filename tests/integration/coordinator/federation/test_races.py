@@ -194,7 +194,7 @@ def test_a_run_that_is_stopped_while_it_is_aggregated_gets_no_new_weights(
     assert [event.kind for event in cast.coordinator.client.event_log(cast.id)][-1] == "run.finished"
 
 
-def test_a_run_that_is_paused_while_its_round_fails_fails_too(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_round_ends_a_run_that_was_paused_meanwhile(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the round would end without its run, which would open the same round repeatedly."""
     from fedssl.errors import MethodError
     from fedssl_coordinator.aggregator import rounds

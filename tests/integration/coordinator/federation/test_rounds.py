@@ -120,7 +120,7 @@ def test_an_update_that_arrives_after_the_deadline_but_before_the_check_counts(m
     assert cast.round.verdict == Verdict.AGGREGATED
 
 
-def test_a_sampled_cohort_matches_the_specs_own_sampling(make_cast: MakeCast) -> None:
+def test_a_sampled_cohort_follows_from_the_spec_the_seed_and_the_round(make_cast: MakeCast) -> None:
     from fedssl.seeding import sample_cohort
 
     cast = make_cast("abcdef", cohort={"fraction": 0.5}, seed=3)

@@ -143,7 +143,7 @@ def test_centroids_leave_without_masks_if_the_policy_permits_it(coordinator: Coo
     centroids = AllowRule(artifact="centroids", methods=("*",))
     allowed = SECURE_ONLY.model_copy(update={"allow": (*SECURE_ONLY.allow, centroids)})
     with RecordingProxy(coordinator.url) as proxy:
-        workers = SecureWorkers(coordinator, tmp_path, spec, {"client-0": proxy.url})  # only with masks
+        workers = SecureWorkers(coordinator, tmp_path, spec, {"client-0": proxy.url})  # allows only masks
         coordinator.advance(workers.id)
         run = coordinator.client.run(workers.id)
         assert run.current_round is None
@@ -319,7 +319,7 @@ def test_wrong_messages_are_refused_with_the_reason(coordinator: Coordinator, ta
     assert tables.query("SELECT kind FROM events WHERE kind = 'secure_message.refused'") != []
 
 
-def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
+def test_a_client_whose_identity_key_changed_is_left_out_until_it_is_confirmed(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(1))

@@ -216,7 +216,7 @@ def test_too_many_mistyped_tokens_are_answered_with_a_page(make: Make) -> None:
 
 
 @pytest.mark.full
-def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Make) -> None:
+def test_two_hundred_workers_behind_one_address_are_within_the_default_limits(make: Make) -> None:
     defaults = dict.fromkeys((name.removeprefix("FEDSSL_").lower() for name in UNLIMITED), "")
     from fedssl_coordinator.core.settings import Settings
 
@@ -369,7 +369,7 @@ def test_an_endless_head_is_not_read_to_its_end(make: Make) -> None:
 
 
 @pytest.mark.parametrize("fields", [1, 50])
-def test_a_head_that_arrives_at_once_has_the_same_limit(make: Make, fields: int) -> None:
+def test_a_head_that_arrives_in_one_piece_has_the_same_limit(make: Make, fields: int) -> None:
     coordinator = make(max_head_bytes=8192)
     for total, status in ((8000, b"200"), (8400, b"431"), (100_000, b"431")):
         headers = b"".join(b"X: " + b"y" * (total // fields - 5) + b"\r\n" for _ in range(fields))

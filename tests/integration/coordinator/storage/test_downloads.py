@@ -184,7 +184,7 @@ def test_an_artifact_that_the_store_has_lost_is_not_found(cast: Cast) -> None:
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:fedssl:problem:not-found")
 
 
-def test_a_download_streams_and_does_not_fill_the_memory(cast: Cast, tables: Tables) -> None:
+def test_a_download_is_streamed_and_does_not_fill_the_memory(cast: Cast, tables: Tables) -> None:
     """The first bytes of a sparse gigabyte arrive at once, and the server still works after the reader has left."""
     digest = "ab" * 32
     path = cast.coordinator.store / digest[:2] / digest[2:4] / digest

@@ -227,7 +227,7 @@ def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: On
     assert event.data == {}
 
 
-def test_headers_and_queries_are_not_kept(stage: Stage, onlooker: Onlooker) -> None:
+def test_undeclared_headers_and_parameters_are_not_stored(stage: Stage, onlooker: Onlooker) -> None:
     """Data in headers and parameters that the API does not declare is ignored."""
     content = serialised(stage.tensors("fedsimclr"))
     params = {"assignment": str(stage.items["fedsimclr"].assignment_id), "note": PAYLOAD.decode()}

@@ -187,7 +187,7 @@ def test_bytes_with_another_digest_are_refused_and_removed(
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-def test_a_file_that_takes_the_place_of_the_one_that_arrived_is_hashed_itself(
+def test_a_file_that_replaced_the_received_one_is_hashed_before_it_is_stored(
     coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     append, location = PartialFile.append, tus.begun(len(DATA), DIGEST)
