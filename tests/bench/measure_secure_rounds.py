@@ -23,11 +23,12 @@ from itertools import product
 from typing import TypeVar
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from fedssl.aggregation.fixed_point import COUNTED_BITS, fixed_point_words
 from fedssl.cores import num_usable_cores
-from fedssl.secure_aggregation import Words, agreement, wire
+from fedssl.secure_aggregation import agreement, wire
 from fedssl.secure_aggregation import roster as roster_module
 from fedssl.secure_aggregation.masks import Mask, apply_masks
 from fedssl.secure_aggregation.messages import Confirmation
@@ -56,9 +57,8 @@ class Clock:
 def masking(bits: int, num_masks: int, num_threads: int, part: float) -> tuple[float, float]:
     """Return the seconds of all masks over a vector, by the clock and of CPU time: the least of several trials over a
     part of it, because other processes only make them longer."""
-    size = int(MODEL_BYTES // 4 * part)
-    wide, narrow = (size, 0) if bits == 64 else (0, size)
-    vector, masks = Words.zeros(wide, narrow), [Mask(number.to_bytes(32)) for number in range(num_masks)]
+    num_words = int(MODEL_BYTES // 4 * part) * bits // 64  # two numbers of 32 bits share a word
+    vector, masks = np.zeros(num_words, np.uint64), [Mask(number.to_bytes(32)) for number in range(num_masks)]
     trials = []
     for _ in range(NUM_TRIALS):
         began, began_cpu = time.perf_counter(), time.process_time()
@@ -93,7 +93,7 @@ def encoding_seconds() -> float:
 def run(num_clients: int, clock: Clock) -> tuple[int, int, int, int]:
     """Run all phases with tiny vectors. Return the masks of a client and of the coordinator, and the bytes that the
     first client sends and receives, without the vector."""
-    secure, first = SecureRound(num_clients, sizes=(2, 0)), "c000"
+    secure, first = SecureRound(num_clients, num_words=2), "c000"
     server, num_lost = secure.server, num_clients // 10
     secure.lost_in |= dict.fromkeys(secure.names[-num_lost:], 2)
 
@@ -131,7 +131,7 @@ def run(num_clients: int, clock: Clock) -> tuple[int, int, int, int]:
         clock.time("coordinator", lambda reveals=reveals: server.add_reveals(reveals))  # type: ignore[misc]
         sent += [wire.reveals_to_wire(reveals).model_dump_json()] if name == first else []
     found = clock.time("coordinator", server.finish)
-    assert found.words.is_equal(secure.expected(found.survivors))
+    assert np.array_equal(found.words, secure.expected(found.survivors))
     assert secure.lost_in[first] == NEVER
     graph = server._frozen().graph
     lost = set(secure.names) - set(found.survivors)

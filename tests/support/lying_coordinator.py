@@ -8,6 +8,8 @@ from functools import cache
 from itertools import combinations
 from typing import TypeVar
 
+import numpy as np
+
 from fedssl.secure_aggregation import PhaseClosed, Refused, Words
 from fedssl.secure_aggregation.agreement import sharers_statement, survivors_statement
 from fedssl.secure_aggregation.errors import InvalidMessage
@@ -133,10 +135,10 @@ class LyingCoordinator:
 
     def _unmasked(self, chosen: frozenset[str], secret: Callable[[str, SecretKind], bytes | None]) -> Words | None:
         context = self.secure.context
-        total = Words.zeros(context.num_words64 + 1, context.num_words32)
+        total = np.zeros(context.num_words + 1, np.uint64)
         for name in sorted(chosen):
             vector, inbox = self._vectors[name]
-            total.add(vector.words)
+            total += vector.words
             own = secret(name, "self")
             if own is None:
                 return None
@@ -148,7 +150,7 @@ class LyingCoordinator:
                 if key is None:
                     return None
                 apply_masks(total, [Mask(key, is_negative=name < other)])
-        return Words(total.words64[1:], total.words32)
+        return total[1:]
 
     def _secret(self, owner: str, kind: SecretKind) -> bytes | None:
         """Return a client's secret, if it colludes or enough shares are known."""

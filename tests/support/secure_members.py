@@ -77,7 +77,7 @@ class SecureMembers:
         """Upload a client's masked vector, and return the message about it."""
         inbox = self.status(name).inbox or SecureInbox(sharers=(), deliveries=())
         vector = self.secure[name].mask(wire.inbox_from_wire(inbox), words)
-        return self.uploaded(name, vector.words.words64, vector.signature)
+        return self.uploaded(name, vector.words, vector.signature)
 
     def uploaded(self, name: str, words: np.ndarray[Any, np.dtype[np.uint64]], signature: bytes) -> SecureVector:
         """Upload a vector as it is, and return the message about it."""

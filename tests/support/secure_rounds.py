@@ -36,7 +36,7 @@ NEVER = 5
 class SecureRound:
     """A cohort c000, c001, ..., whose clients are lost in the phases of `lost_in` (`NEVER`: not at all)."""
 
-    def __init__(self, num_clients: int, *, sizes: tuple[int, int] = (2, 3), limits: Thresholds | None = None) -> None:
+    def __init__(self, num_clients: int, *, num_words: int = 4, limits: Thresholds | None = None) -> None:
         self.names = [f"c{number:03d}" for number in range(num_clients)]
         self.identities = {name: Ed25519PrivateKey.generate() for name in self.names}
         members = tuple(Member(n, k.public_key().public_bytes_raw().hex()) for n, k in self.identities.items())
@@ -45,8 +45,7 @@ class SecureRound:
             round=3,
             broadcast=hashlib.sha256(b"broadcast").hexdigest(),
             plan=hashlib.sha256(b"plan").hexdigest(),
-            num_words64=sizes[0],
-            num_words32=sizes[1],
+            num_words=num_words,
             thresholds=limits or choose_thresholds(num_clients),
             cohort=members,
         )
@@ -55,10 +54,7 @@ class SecureRound:
         self.inboxes: dict[str, Inbox] = {}
         self.roster: Roster = ()
         rng = np.random.default_rng(num_clients)
-        self.words = {
-            name: Words(rng.integers(0, 2**64, sizes[0], np.uint64), rng.integers(0, 2**32, sizes[1], np.uint32))
-            for name in self.names
-        }
+        self.words = {name: rng.integers(0, 2**64, num_words, np.uint64) for name in self.names}
         self.lost_in = dict.fromkeys(self.names, NEVER)
 
     def client(self, name: str, context: RoundContext | None = None) -> SecureClient:
@@ -121,9 +117,9 @@ class SecureRound:
 
     def expected(self, survivors: tuple[str, ...]) -> Words:
         """Return the sum of these clients' words."""
-        total = Words.zeros(*self.words[self.names[0]].sizes)
+        total = np.zeros_like(self.words[self.names[0]])
         for name in survivors:
-            total.add(self.words[name])
+            total += self.words[name]
         return total
 
 

@@ -1,5 +1,7 @@
 """Scores: which of a run's evaluations are shown, and which run is better."""
 
+import html
+import json
 import re
 from dataclasses import asdict
 from typing import Any
@@ -55,6 +57,12 @@ def _cells(text: str, name: str) -> list[str]:
     """Return the cells of one row of the table, as HTML."""
     [line] = re.findall(rf'<th scope="row">{name}</th>(.*?)</tr>', text, re.DOTALL)
     return re.findall(r"<td.*?</td>", line, re.DOTALL)
+
+
+def _drawn(text: str) -> Any:
+    """Return the numbers that the page's script draws."""
+    [found] = re.findall(r"data-runs='(.*?)'", text)
+    return json.loads(html.unescape(found))
 
 
 @pytest.fixture
@@ -138,7 +146,7 @@ def test_the_curves_are_of_the_chosen_measure(
         tables.execute(row, own.id, number, value)
     tables.execute("UPDATE runs SET rounds_closed = 2 WHERE id = %s", own.id)
     for name, values in (("probe", [0.3, 0.4]), ("knn", [0.25, 0.35]), ("loss", [3.0, 2.0])):
-        [run] = viewer.get(f"/compare/curves.json?runs={own.id}&y={name}").json()["runs"]
+        [run] = _drawn(viewer.get(f"/compare?runs={own.id}&y={name}").text)
         assert (run["rounds"], run["values"]) == ([1, 2], values), name
     page = viewer.get(f"/compare?runs={own.id}&y=loss&scale=log-x&smooth=5").text
     assert f"runs={own.id}&amp;x=bytes&amp;y=loss&amp;scale=log-x&amp;smooth=5" in page
@@ -168,6 +176,36 @@ def test_runs_that_differ_only_in_their_seeds_have_the_mean_of_the_command(
     assert f">{mean_and_deviation(line.spread('probe_last'), QUALITY['probe'])}<" in row
     assert (">44.33 ± 3.51<" in row, ">training diverged<" in row, ">–<" in row) == (True, True, True)
     assert text.count('class="w wide"') == 2
+
+
+def test_means_over_seeds_have_the_best_of_all_rounds_if_the_seeds_were_evaluated_after_the_same_ones(
+    standing: Coordinator, tables: Tables, viewer: Browser
+) -> None:
+    """The best round may be one that the curves leave out: they have about 200 of the rounds."""
+    runs = [Judged(standing, tables, "held-out", seed=seed) for seed in (0, 1)]
+    finished = "UPDATE runs SET state = 'finished', outcome = 'completed' WHERE id = %s"
+    for run, probe in zip(runs, (0.75, 0.65), strict=True):
+        tables.execute(finished, run.id)
+        for number in range(202):
+            run.add(number, "held-out", {"probe": 0.9 if number == 0 else probe if number == 2 else 0.5})
+    path = f"/compare?runs={runs[0].id},{runs[1].id}"
+
+    def cells() -> list[str]:
+        [row] = re.findall(r"<tr>(?:(?!<tr>).)*2: 0, 1<.*?</tr>", viewer.get(path).text, re.DOTALL)
+        return re.findall(r'<td class="num">(.*?)</td>', row)
+
+    assert cells() == ["50.00 ± 0.00", "70.00 ± 7.07", "–", "–", "–", "–"]
+    tables.execute("DELETE FROM evaluations WHERE run_id = %s AND round_number = 2", runs[0].id)
+    assert cells() == ["50.00 ± 0.00", "–", "–", "–", "–", "–"]
+
+
+def test_names_of_runs_are_text_in_the_drawn_numbers(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
+    judged = Judged(standing, tables, "held-out")
+    name = "</script><b>&\u2028\"'"
+    tables.execute("UPDATE runs SET name = %s WHERE id = %s", name, judged.id)
+    text = viewer.get(f"/compare?runs={judged.id}").text
+    assert name not in text
+    assert [run["name"] for run in _drawn(text)] == [name]
 
 
 def test_accuracies_are_shown_next_to_their_baselines(

@@ -45,7 +45,7 @@ def _paths(cast: Cast) -> list[str]:
     values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop", "digest": cast.run.initial_model}
     query = {"/runs/{run_id}/metric.json": "?name=loss", "/runs/{run_id}/heat.json": "?name=loss"}
     query["/runs/{run_id}/embedding.json"] = f"?evaluation={EVALUATION}"
-    query["/compare"] = query["/compare/curves.json"] = f"?runs={cast.id}"
+    query["/compare"] = f"?runs={cast.id}"
     streams = {"/runs/{run_id}/stream", "/", "/sign-in", "/sign-in/oidc", "/sign-in/oidc/callback"}
     return [
         path.format(**values) + query.get(path, "")

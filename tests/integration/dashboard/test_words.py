@@ -91,7 +91,10 @@ def test_a_client_is_shown_by_the_name_that_operators_give_it(
     for page in ("/clients", "/clients/b", f"/runs/{cast.id}/clients", "/clients?q=mary"):
         assert "St. Mary&#39;s &lt;b&gt;" in viewer.get(page).text, page
     for wrong in ("x" * 101, "two\nlines"):
-        assert operator.send(path, display_name=wrong).status_code == 422
+        answer = operator.send(path, display_name=wrong)
+        assert answer.status_code == 422
+        assert fields_with_a_mistake(answer.text) == ["display_name"]
+        assert [f'value="{wrong}"' in answer.text, "Nothing was changed: " in answer.text] == [True, True]
     assert viewer.send(path, display_name="x").status_code == 403
     assert operator.send("/clients/nobody/rename", display_name="x").status_code == 404
     assert operator.send(path, display_name="").status_code == 303

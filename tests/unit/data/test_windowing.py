@@ -41,6 +41,12 @@ def test_values_percentiles_and_stored_ranges() -> None:
     assert _unit([-161, 240], np.int16, center=40, width=400) == [0, 1]
 
 
+@pytest.mark.parametrize(("dtype", "largest"), [(np.float32, 3e38), (np.float64, 1.5e308)])
+def test_ranges_beyond_the_largest_number_of_their_type(dtype: type, largest: float) -> None:
+    assert _unit([-largest, 0, largest], dtype, percentiles=(0, 100)) == [0, 0.5, 1]
+    assert _unit([-largest, 0, largest], dtype, values=(-largest, largest)) == [0, 0.5, 1]
+
+
 def test_percentiles_of_each_channel_by_itself() -> None:
     pixels = np.stack([np.arange(5), 1000 * np.arange(5)], axis=-1).astype(np.uint16)[np.newaxis]
     together = to_unit(pixels, WindowConfig(percentiles=(0, 100)), None)

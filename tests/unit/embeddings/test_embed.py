@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedssl.data import load_conformed, save_npz
+from fedssl.data import decode_file, load_conformed, save_npz
 from fedssl.data.images import ImageData
 from fedssl.embeddings.embed import embed
 from fedssl.embeddings.encoders import Model, load_model
@@ -223,6 +224,24 @@ def test_another_encoder_or_folder_is_refused_in_a_half_made_file_and_in_a_compl
     written = out.stat().st_mtime_ns
     assert embed(open_source(str(folder), None, None), model, "run", out).num_before == 600
     assert out.stat().st_mtime_ns == written
+
+
+def test_a_half_made_file_is_not_continued_with_another_version_of_a_decoder(
+    tmp_path: Path, model: Model, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = photos(tmp_path / "photos", 600), tmp_path / "out.npz"
+    Image.new("L", (12, 12)).save(folder / "last.tif")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(decode_file, "_with_versions", lambda *packages: " tifffile 2020.1.1")
+        stop_after(folder, model, out, 1)
+    with pytest.raises(ResultsError, match=r"out.npz.partial .* decoded by .* tifffile 2020\.1\.1, not by .*remove"):
+        embed(open_source(str(folder), None, None), model, "run", out)
+    shutil.rmtree(tmp_path / "out.npz.partial")
+    about = embed(open_source(str(folder), None, None), model, "run", out).about
+    assert len(about["decoders"]) == 2
+    with monkeypatch.context() as later:
+        later.setattr(decode_file, "_with_versions", lambda *packages: " tifffile 9999")
+        assert embed(open_source(str(folder), None, None), model, "run", out).num_before == 601
 
 
 PEAK = """

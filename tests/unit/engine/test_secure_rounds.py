@@ -142,7 +142,7 @@ def test_the_coordinator_receives_no_word_of_an_update(monkeypatch: pytest.Monke
     add = SecureServer.add_vector
 
     def spy(server: SecureServer, vector: MaskedVector) -> None:
-        seen.append(vector.words.words64)
+        seen.append(vector.words)
         add(server, vector)
 
     monkeypatch.setattr(SecureServer, "add_vector", spy)

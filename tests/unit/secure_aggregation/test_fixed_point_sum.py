@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedssl.aggregation.fixed_point import COUNTED_BITS, fixed_point_mean, fixed_point_words
-from fedssl.secure_aggregation import UnmaskedSum, Words
+from fedssl.secure_aggregation import UnmaskedSum
 from support.secure_rounds import SecureRound
 
 NUM_CLIENTS, SIZE = 5, 50
@@ -19,14 +19,14 @@ def test_the_unmasked_mean_has_the_bits_of_the_mean_without_masks(lost: int) -> 
     base = torch.randn(SIZE, generator=generator)
     updates = [base + 0.01 * torch.randn(SIZE, generator=generator) for _ in range(NUM_CLIENTS)]
     weights = [60, 4039, 1, 777, 250]
-    secure = SecureRound(NUM_CLIENTS, sizes=(SIZE + 1, 0))
+    secure = SecureRound(NUM_CLIENTS, num_words=SIZE + 1)
     for name, update, weight in zip(secure.names, updates, weights, strict=True):
         words = fixed_point_words("w", update, base, weight, fraction_bits=COUNTED_BITS, num_clients=NUM_CLIENTS)
         counted = np.array([weight, *words.tolist()], np.int64)
-        secure.words[name] = Words(counted.view(np.uint64), np.zeros(0, np.uint32))
+        secure.words[name] = counted.view(np.uint64)
     outcome = secure.outcome(dict.fromkeys(secure.names[:lost], 2))
     assert isinstance(outcome, UnmaskedSum)
-    total, *summed = outcome.words.words64.view(np.int64).tolist()
+    total, *summed = outcome.words.view(np.int64).tolist()
     assert total == sum(weights[lost:])
     exact = torch.tensor(summed, dtype=torch.float64) / math.ldexp(float(total), COUNTED_BITS) + base.double()
     expected = fixed_point_mean([{"w": update} for update in updates[lost:]], weights[lost:], {"w": base})

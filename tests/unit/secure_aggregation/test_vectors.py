@@ -18,7 +18,7 @@ from fedssl.protocol.ledger import canonical
 from fedssl.secure_aggregation import primitives
 from fedssl.secure_aggregation.graph import neighbours
 from fedssl.secure_aggregation.mask_keys import MaskKeys
-from fedssl.secure_aggregation.masks import Mask, Words, apply_masks
+from fedssl.secure_aggregation.masks import Mask, apply_masks
 from fedssl.secure_aggregation.messages import KeyAnnouncement, secret_commitment
 from fedssl.secure_aggregation.primitives import agree, derive, label, public_key
 from fedssl.secure_aggregation.roster import CheckedRoster, self_mask_key
@@ -31,9 +31,9 @@ ONE, TWO, THREE, FOUR = (bytes([number]) * 32 for number in (1, 2, 3, 4))
 
 
 def _mask(key: bytes, count: int) -> list[str]:
-    words = Words.zeros(0, count)
+    words = np.zeros(count // 2, np.uint64)
     apply_masks(words, [Mask(key)])
-    return [f"{word:08x}" for word in words.words32]
+    return [f"{word:08x}" for word in words.astype("<u8").view("<u4")]  # the vectors have words of 32 bits
 
 
 def test_context_and_public_keys() -> None:

@@ -80,7 +80,7 @@ class Cohort:
         self.others = {
             name: SecureClient(self.context, name, self.identities[name], OwnerLimits()) for name in names[1:]
         }
-        self.words = Words(np.arange(5, dtype=np.uint64), np.zeros(0, np.uint32))
+        self.words = np.arange(5, dtype=np.uint64)
         self.sent: list[Any] = []
         self.lies: dict[str, Lie] = {}
         self._shown: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class Cohort:
         part = self.worker(policy).begin(self.item, self.context)
         with part.agreeing():
             time.sleep(0.05)  # it trains
-        part.finish(self.finished, words or self.words, lambda: None)
+        part.finish(self.finished, self.words if words is None else words, lambda: None)
 
     def secure_status(self, assignment_id: UUID) -> SecureStatus:
         phase = "done" if self.server.phase == "reveals" and self._has(SecureReveals) else self.server.phase
@@ -326,7 +326,7 @@ def test_the_file_of_an_older_version_ends_its_round_and_the_next_one_begins(tmp
 def test_no_second_vector_leaves_if_the_update_was_trained_again_with_other_bits(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     _killed_at(cohort, "confirmations")
-    other = Words(cohort.words.words64 + np.uint64(1), cohort.words.words32)
+    other = cohort.words + np.uint64(1)
     with pytest.raises(NotPermitted, match="trained again with other bits"):
         cohort.take_part(words=other)
     assert cohort.kinds_sent() == ["keys", "shares", "vectors"]

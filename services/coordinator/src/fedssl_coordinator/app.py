@@ -216,7 +216,11 @@ async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_broken_reference(request: Request, error: Exception) -> JSONResponse:
-    detail = "nothing was changed; what this belongs to was deleted at the same moment: repeat the request to see what"
+    detail = (
+        "nothing was changed, because what this belongs to was deleted at the same moment, or because rows of a newer "
+        "version belong to it: repeat the request to see what was deleted, and upgrade the coordinator if you get the "
+        "same answer"
+    )
     return problem_response(ProblemError("conflict", detail))
 
 

@@ -199,7 +199,7 @@ class Executor:
                 f"{OUT_OF_RANGE}{tensor}: a value does not fit into its word: lower training.optimizer.learning_rate",
                 Cause.SPEC,
             ) from None
-        return Words(words.numpy().view(np.uint64), np.zeros(0, np.uint32))
+        return words.numpy().view(np.uint64)
 
     def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
         """Return the images with the labels that the run's method trains on. Raises DataError.

@@ -60,7 +60,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _MASKED = "masked.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Trained:
     """A trained update with its words and their digest, and where the file of its masked vector will be."""
 
@@ -206,7 +206,7 @@ class SecureRound:
         `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, LedgerError, ClientError,
         and Cancelled, also if the round has ended without a sum.
         """
-        digest, masked = hashlib.sha256(words.words64.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
+        digest, masked = hashlib.sha256(words.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
         record = self._record
         if record.words not in (None, digest):
             raise self._refused("the update was trained again with other bits than the one that was masked")
@@ -288,7 +288,7 @@ class SecureRound:
         inbox = status.inbox or SecureInbox(sharers=(), deliveries=())
         vector = self._guarded(lambda: self._secure.mask(wire.inbox_from_wire(inbox), trained.words))
         self._store(inbox=inbox, words=trained.digest)
-        masked = {VECTOR_NAME: torch.from_numpy(vector.words.words64.view(np.int64))}
+        masked = {VECTOR_NAME: torch.from_numpy(vector.words.view(np.int64))}
         if apart := self._item.spec.sent_apart(self._item.plan):
             update = read_tensors(trained.finished.update, trained.finished.digest)
             masked |= {each.name: update[each.name] for each in apart}

@@ -23,14 +23,11 @@ from fedssl.data.rasters import (
     MAX_BYTES,
     SIXTEEN_BITS,
     Raster,
-    has_planes_of_16_bits,
-    has_signed_bytes,
     is_inverted,
-    is_misread,
     is_whole,
+    misreading,
     num_bits,
     num_pages,
-    num_unread,
     open_by_pil,
     read_raster,
     refuse_animation,
@@ -235,7 +232,7 @@ def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
     """
     if _is_read_by_pil(files, name, None) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as image:
-            if num_bits(image) == 8 and image.mode not in ("I", "F") and not is_misread(image):
+            if num_bits(image) == 8 and image.mode not in ("I", "F") and misreading(image) is None:
                 upright, _ = _upright(files, name, image, "RGB")
                 upright.thumbnail((side, side))
                 return upright
@@ -350,12 +347,5 @@ def _refuse_partial(image: Image.Image, depth: int) -> None:
         raise ValueError(f"it has {num} pages, and only the first would be read; save each page as a file")
     if depth > 8 and is_inverted(image):
         raise NeedsWindow(f"it stores inverted values (WhiteIsZero) with 16 bits: {NEEDS_WINDOW}")
-    if has_signed_bytes(image):
-        raise NeedsWindow(f"its values are signed: {NEEDS_WINDOW}")
-    if has_planes_of_16_bits(image):
-        raise NeedsWindow(f"its colours of 16 bits are stored one after the other: {NEEDS_WINDOW}")
-    if (unread := num_unread(image)) > 0:
-        raise ValueError(
-            f"it has {unread + 1} channels, and only the first would be read: ask for {unread + 1} channels (worker: "
-            "--channels, spec: data.channels), or save each as a file"
-        )
+    if (error := misreading(image)) is not None:
+        raise error

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedssl.data.array_files import ARRAY_ERRORS
 from fedssl.data.trees import is_array
-from fedssl.data.windowing import NO_VOI, Range, range_of, require_finite, to_unit
+from fedssl.data.windowing import NEEDS_WINDOW, NO_VOI, NeedsWindow, Range, range_of, require_finite, to_unit
 from fedssl.protocol.data import WindowConfig, channels_in_words
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
@@ -171,17 +171,25 @@ def num_pages(image: Image.Image) -> int:
 
 def is_whole(image: Image.Image) -> bool:
     """Return whether PIL reads all values of a file: it has one page, which PIL does not misread."""
-    return image.format != "TIFF" or (num_pages(image) == 1 and not is_misread(image))
+    return image.format != "TIFF" or (num_pages(image) == 1 and misreading(image) is None)
 
 
-def is_misread(image: Image.Image) -> bool:
-    """Return whether PIL would read the values of a TIFF file's first page wrongly or in part."""
-    return has_signed_bytes(image) or has_planes_of_16_bits(image) or num_unread(image) > 0
+def misreading(image: Image.Image) -> ValueError | None:
+    """Return why PIL would read the values of a TIFF file's first page wrongly or in part; None if it reads them right.
 
-
-def has_signed_bytes(image: Image.Image) -> bool:
-    """Return whether a TIFF file has signed values of 8 bits, which PIL takes for unsigned ones."""
-    return image.mode == "L" and _SIGNED in _tags(image).get(ExifTags.Base.SampleFormat, ())
+    The error is NeedsWindow if a window lets them be read in another way.
+    """
+    if image.mode == "L" and _SIGNED in _tags(image).get(ExifTags.Base.SampleFormat, ()):  # PIL takes it for unsigned
+        return NeedsWindow(f"its values are signed: {NEEDS_WINDOW}")
+    if has_planes_of_16_bits(image):
+        return NeedsWindow(f"its colours of 16 bits are stored one after the other: {NEEDS_WINDOW}")
+    is_grey = image.mode in ("1", "L", *SIXTEEN_BITS)
+    if is_grey and (num := int(_tags(image).get(ExifTags.Base.SamplesPerPixel, 1))) > 1:
+        return ValueError(
+            f"it has {num} channels, and only the first would be read: ask for {num} channels (worker: --channels, "
+            "spec: data.channels), or save each as a file"
+        )
+    return None
 
 
 def has_planes_of_16_bits(image: Image.Image) -> bool:
@@ -193,12 +201,6 @@ def has_planes_of_16_bits(image: Image.Image) -> bool:
     is_uncompressed = all(tile[0] == "raw" for tile in getattr(image, "tile", ()))
     most_bits: int = max(_tags(image).get(ExifTags.Base.BitsPerSample, (1,)))
     return is_apart and is_uncompressed and most_bits > 8
-
-
-def num_unread(image: Image.Image) -> int:
-    """Return how many channels of a TIFF file PIL leaves out, because it takes the first for a grey image."""
-    is_grey = image.mode in ("1", "L", *SIXTEEN_BITS)
-    return int(_tags(image).get(ExifTags.Base.SamplesPerPixel, 1)) - 1 if is_grey else 0
 
 
 def _tags(image: Image.Image) -> Any:

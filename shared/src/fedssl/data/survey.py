@@ -19,7 +19,7 @@ from fedssl.data.contents import readable
 from fedssl.data.decode_file import Damaged, examine, read_values
 from fedssl.data.image_cache.build import expected_bytes
 from fedssl.data.image_files import ImageFiles
-from fedssl.data.windowing import prepared_type, require_finite
+from fedssl.data.windowing import as_float, prepared_type, require_finite
 from fedssl.protocol.data import DataConfig, channels_in_words
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class _Seen:
     is_deep: bool
     is_constant: bool
     digest: bytes
-    values: NDArray[np.float32]
+    values: NDArray[np.floating]
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class _Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
     num_deep: int = 0
-    values: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    values: dict[str, list[NDArray[np.floating]]] = field(default_factory=dict)
     constant: list[str] = field(default_factory=list)
     duplicates: list[tuple[str, str]] = field(default_factory=list)
     first: dict[bytes, str] = field(default_factory=dict)
@@ -199,7 +199,7 @@ def _see(files: ImageFiles, name: str, num_values: int) -> _Seen:
     digest = hashlib.blake2b(repr((values.shape, values.dtype.str)).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(values).data)
     flat = values.reshape(-1)
-    some = flat[:: _step(flat.size, num_values, width * channels)].astype(np.float32)
+    some = as_float(flat[:: _step(flat.size, num_values, width * channels)])
     floating = ", floating-point" * (values.dtype.kind == "f")
     return _Seen(
         (width, height),
@@ -208,7 +208,7 @@ def _see(files: ImageFiles, name: str, num_values: int) -> _Seen:
         values.dtype != np.uint8,
         bool(values.min() == values.max()),
         digest.digest(),
-        some[np.isfinite(some)],
+        some,
     )
 
 
@@ -226,12 +226,13 @@ def _step(size: int, num_values: int, row: int) -> int:
     return step
 
 
-def _histogram(values: NDArray[np.float32]) -> Histogram:
+def _histogram(values: NDArray[np.floating]) -> Histogram:
     if not values.size:
         return Histogram((0.0, 1.0), (0,), (0.0,) * len(_PERCENTILES))
-    counts, edges = np.histogram(values.astype(np.float64), NUM_BINS)
-    percentiles = np.percentile(values, _PERCENTILES)
-    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), tuple(percentiles.tolist()))
+    halves = values.astype(np.float64) / 2  # whose differences are never infinite
+    counts, edges = np.histogram(halves, NUM_BINS)
+    percentiles = np.percentile(halves, _PERCENTILES)
+    return Histogram(tuple((2 * edges).tolist()), tuple(counts.tolist()), tuple((2 * percentiles).tolist()))
 
 
 def _class_counts(files: ImageFiles) -> dict[str, int]:

@@ -145,19 +145,28 @@ def range_of(dtype: np.dtype[np.generic]) -> Range | None:
 
 
 def _between(values: NDArray[np.generic], low: float, high: float) -> NDArray[np.float32]:
-    unit = (_as_float(values) - low) / (high - low)
-    return np.clip(unit, 0, 1).astype(np.float32)
+    unit = _halves(values)
+    unit -= low / 2
+    unit /= high / 2 - low / 2
+    return np.clip(unit, 0, 1, out=unit).astype(np.float32, copy=False)
 
 
 def _by_percentiles(values_HWC: NDArray[np.generic], which: Range, *, per_channel: bool) -> NDArray[np.float32]:
-    values = _as_float(values_HWC)
-    low, high = np.percentile(values, which, axis=(0, 1) if per_channel else None)
+    halves = _halves(values_HWC)
+    low, high = np.percentile(halves, which, axis=(0, 1) if per_channel else None)
     span = np.where(high > low, high - low, 1)  # an image of one value becomes black
-    unit: NDArray[np.float32] = np.clip((values - low) / span, 0, 1).astype(np.float32)
+    unit: NDArray[np.float32] = np.clip((halves - low) / span, 0, 1).astype(np.float32)
     return unit
 
 
-def _as_float(values: NDArray[np.generic]) -> NDArray[np.float32] | NDArray[np.float64]:
+def _halves(values: NDArray[np.generic]) -> NDArray[np.float32] | NDArray[np.float64]:
+    """Return half of each value. The difference of two of them is never infinite, and their ratios are the values'."""
+    halves = as_float(values)
+    halves *= 0.5
+    return halves
+
+
+def as_float(values: NDArray[np.generic]) -> NDArray[np.float32] | NDArray[np.float64]:
     """Return the values in the smallest type in which they are exact, because an image may have many."""
     if values.dtype.itemsize <= 2 or values.dtype == np.float32:
         return values.astype(np.float32)

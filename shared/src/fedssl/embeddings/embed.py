@@ -53,13 +53,14 @@ def embed(
         on_progress: called after each batch with the number of images that are done.
 
     Raises:
-        ResultsError: the file, or the folder of a half-made one, is of another encoder or of other images.
+        ResultsError: the file, or the folder of a half-made one, is of another encoder or of other images, or other
+            versions of packages have decoded the images of a half-made one.
         DataError: no image can be decoded, or the representations are not finite.
         ExportError: the format is unknown, or needs pyarrow.
         FolderInUseError: another process writes the same file.
     """
     require_format(destination)
-    about = {"model": model_name, **model.identity(), "images": describe(source)}
+    about = {"model": model_name, **model.identity(), "images": describe(source), "decoders": source.decoders()}
     if destination.exists():
         return _complete(destination, about)
     destination.parent.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ class HalfMade:
             for name in (_ROWS, _BATCHES):
                 (self.folder / name).unlink(missing_ok=True)
             write_json(self.folder / _ABOUT, about)
-        elif different := difference(found, about):
+        elif different := difference(found, about) or _other_decoders(found, about):
             raise ResultsError(
                 f"{self.folder} holds the beginning of a file of {different}: remove the folder to start from "
                 "scratch, or choose another --out"
@@ -103,6 +103,14 @@ class HalfMade:
                 num_rows, num_bytes = num_rows + done.num, num_bytes + len(line)
         os.truncate(lines, num_bytes)
         os.truncate(rows, 4 * self.width * num_rows)
+
+
+def _other_decoders(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Return in words that other versions of packages decoded the images of `found`; else an empty text."""
+    if found.get("decoders") == wanted["decoders"]:
+        return ""
+    before, now = ("; ".join(about.get("decoders", ["an unknown version"])) for about in (found, wanted))
+    return f"images that were decoded by {before}, not by {now}"
 
 
 def _parse(line: bytes) -> Done | None:

@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from fedssl.data import KNOWN, ImageData, Split, conform
 from fedssl.data.contents import readable
 from fedssl.data.datasets import find_path, list_files, load_arrays
-from fedssl.data.decode_file import draw, thumbnail
+from fedssl.data.decode_file import decoder_of, draw, thumbnail
 from fedssl.data.decoding import decode_batches
 from fedssl.data.folders import list_all
 from fedssl.data.formats import StoredArrays
@@ -71,6 +72,10 @@ class Source(Protocol):
 
     def digest(self) -> str:
         """Return a sha256 that changes if images are added, removed, renamed or rewritten."""
+        ...
+
+    def decoders(self) -> list[str]:
+        """Return the packages that decode the images, with their versions; none if the images are arrays."""
         ...
 
     def batches(self, data: DataConfig, batch_size: int, start: int) -> Generator[Batch]:
@@ -141,6 +146,9 @@ class FileSource:
             digest.update(b"%s\0%s\0" % (os.fsencode(name), self.files.tree.stamp(name).encode()))
         return digest.hexdigest()
 
+    def decoders(self) -> list[str]:
+        return sorted({f"PIL {PIL.__version__}{decoder_of(name)}" for name in self.files.names})
+
     def batches(self, data: DataConfig, batch_size: int, start: int) -> Generator[Batch]:
         files = replace(self.files, reading=Reading.of(data))
         with closing(decode_batches(files, data.channels, data.image_size, batch_size, start)) as batches:
@@ -185,6 +193,9 @@ class ArraySource:
         for start in range(0, len(self), _CHUNK):
             digest.update(self.arrays.pixels[start : start + _CHUNK].tobytes())
         return digest.hexdigest()
+
+    def decoders(self) -> list[str]:
+        return []
 
     def batches(self, data: DataConfig, batch_size: int, start: int) -> Generator[Batch]:
         for first in range(start, len(self), batch_size):

@@ -34,7 +34,6 @@ from fedssl.secure_aggregation import (
     SecureClient,
     SecureServer,
     UnmaskedSum,
-    Words,
 )
 from fedssl.secure_aggregation.round_context import round_context
 
@@ -89,7 +88,7 @@ def run_secure_round(
         found = protocol.sum(lambda name: client_words(method, broadcast, cohort[name], len(cohort), ctx))
     except NoSum as error:
         raise NoSecureSum(str(error), protocol.rejected) from error
-    total = torch.from_numpy(found.words.words64.view(np.int64))
+    total = torch.from_numpy(found.words.view(np.int64))
     names = [each.name for each in ctx.spec.sent_apart(method.bind(ctx.spec).plan)]
     apart = {client: {name: cohort[client].load()[name] for name in names} for client in found.survivors}
     ctx = dataclasses.replace(ctx, restarting=[name for name in found.survivors if name in ctx.restarting])
@@ -138,7 +137,7 @@ class _Protocol:
             except UnusableUpdate:
                 self.rejected.append(name)
             else:
-                words = Words(vector.numpy().view(np.uint64), np.zeros(0, np.uint32))
+                words = vector.numpy().view(np.uint64)
                 server.add_vector(clients[name].mask(inboxes[name], words))
         survivors = server.freeze_vectors()
         for name in self._present("confirmations"):

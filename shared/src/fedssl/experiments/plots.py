@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedssl.experiments.runs import FinishedRun
-from fedssl.experiments.variants import CENTRALISED
+from fedssl.experiments.variants import has_traffic
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too; line styles and markers also work in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
@@ -45,11 +45,11 @@ def plot_comparison(path: Path, finished: Mapping[str, Sequence[FinishedRun]], m
     figure = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
-    most = max((curve.megabytes[-1] for name, curve in curves.items() if name != CENTRALISED), default=0.0)
+    most = max((curve.megabytes[-1] for name, curve in curves.items() if has_traffic(name)), default=0.0)
     unit, size = ("gigabytes", 1e3) if most >= 1e3 else ("megabytes", 1.0)
     for number, (name, curve) in enumerate(curves.items()):
         _draw(left, curve.rounds, curve, number, name, len(curves))
-        if name != CENTRALISED:
+        if has_traffic(name):
             _draw(right, [sent / size for sent in curve.megabytes], curve, number, name, len(curves))
     _finish(left, "Accuracy by round", "round")
     _finish(right, "Accuracy by traffic", f"{unit} that all clients sent and received")

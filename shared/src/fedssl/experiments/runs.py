@@ -1,6 +1,5 @@
 """Run one simulation in its own folder. It can be interrupted at any time and resumed; its results are kept."""
 
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,6 +11,7 @@ from fedssl.data import ImageData
 from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import DataError, ResultsError, SpecError
 from fedssl.experiments.checkpoints import CROSS_SITE, SITES, FolderCheckpoint, code_version, run_key
+from fedssl.experiments.spread import best_round
 from fedssl.files import replaced_file
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
@@ -85,14 +85,8 @@ class FinishedRun:
         return self.evaluations.get(0, {})
 
     def best(self, measure: str) -> tuple[int, float] | None:
-        """Return the trained round with the largest value, and the value; None if no round has a finite value.
-
-        If several rounds are equal, it is the first. It is chosen on the test set, as in the papers: report it only
-        next to the last.
-        """
-        judged = sorted((at, values) for at, values in self.evaluations.items() if at > 0)
-        found = [(at, values[measure]) for at, values in judged if math.isfinite(values.get(measure, math.nan))]
-        return max(found, key=lambda each: each[1], default=None)
+        """Return the trained round with the largest value, and the value: see :func:`.best_round`."""
+        return best_round(self.evaluations, measure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,24 @@ def in_percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
+def best_round(evaluations: Mapping[int, Mapping[str, float | None]], measure: str) -> tuple[int, float] | None:
+    """Return the trained round with the largest value, and the value; None if no round has a finite value.
+
+    If several rounds are equal, it is the first. It is chosen on the test set, as in the papers: report it only next to
+    the last.
+
+    Args:
+        evaluations: the measures by round; None and NaN stand for an encoder that diverged.
+        measure: the name of one.
+
+    >>> best_round({0: {"knn": 0.9}, 1: {"knn": 0.5}, 2: {"knn": 0.6}, 3: {"knn": None}}, "knn")
+    (2, 0.6)
+    """
+    judged = [(at, values.get(measure)) for at, values in sorted(evaluations.items()) if at > 0]
+    found = [(at, value) for at, value in judged if value is not None and math.isfinite(value)]
+    return max(found, key=lambda each: each[1], default=None)
+
+
 QUALITY: Mapping[str, Callable[[float], str]] = {
     "probe": in_percent,
     "knn": in_percent,

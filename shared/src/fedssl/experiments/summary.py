@@ -10,7 +10,7 @@ from typing import Any
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.runs import FinishedRun
 from fedssl.experiments.spread import Spread, spread
-from fedssl.experiments.variants import CENTRALISED
+from fedssl.experiments.variants import has_traffic
 
 ACCURACIES = ("probe", "knn")
 CHANCE = "chance"
@@ -61,7 +61,7 @@ def summarise(entries: Sequence[ComparisonEntry], outcomes: Mapping[tuple[str, i
             else:
                 finished.append((seed, outcome))
         rows = [figures(outcome) for _, outcome in finished]
-        unsent = TRAFFIC if variant == CENTRALISED else ()  # no weights travel if all images are in one place
+        unsent = () if has_traffic(variant) else TRAFFIC
         measured = [name for name in COLUMNS if rows and all(name in row for row in rows) and name not in unsent]
         values = {column: tuple(row[column] for row in rows) for column in measured}
         lines.append(Line(variant, tuple(seed for seed, _ in finished), values, failures))

@@ -55,6 +55,11 @@ def baselines_of(variant: Variant) -> list[Variant]:
     ]
 
 
+def has_traffic(name: str) -> bool:
+    """Return False for the baseline whose images are in one place: no weights travel."""
+    return name != CENTRALISED
+
+
 def parse_method(text: str) -> tuple[str, tuple[str, ...]]:
     """Return a method's name and the names of its add-ons.
 

@@ -67,7 +67,7 @@ class _Held:
     own: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Masked:
     """The words that were masked, with the masks of one inbox, and the result."""
 
@@ -206,17 +206,19 @@ class SecureClient:
 
         Args:
             inbox: who sent shares, and one delivery of each neighbour among them.
-            words: `num_words64` and `num_words32` of the context. They are not changed.
+            words: as many as the context's `num_words`. They are not changed.
 
         Raises Refused if the clients that sent shares could not be summed up, the deliveries are not those of the
         neighbours among them, a pair secret cannot be opened, or another vector or inbox was masked before; ValueError
-        if the words have other sizes.
+        if they are not as many words of 64 bits.
         """
         roster = self._require_roster()
-        if words.sizes != (self._context.num_words64, self._context.num_words32):
-            raise ValueError(f"the vector has {words.sizes} words, not as many as the context")
+        if words.dtype != np.uint64 or words.shape != (self._context.num_words,):
+            raise ValueError(
+                f"{words.dtype}{words.shape} is not the context's {self._context.num_words} words of 64 bits"
+            )
         if self._masked is not None:
-            if inbox != self._masked.inbox or not words.is_equal(self._masked.words):
+            if inbox != self._masked.inbox or not np.array_equal(words, self._masked.words):
                 raise Refused("another vector or inbox was already masked with the keys of this round")
             return self._masked.vector
         self._check_inbox(roster, inbox)
@@ -254,7 +256,7 @@ class SecureClient:
 
     def _with_masks(self, roster: CheckedRoster, inbox: Inbox, words: Words) -> Words:
         pair_keys = self._pair_keys(roster, inbox)
-        total = Words(np.concatenate([np.ones(1, np.uint64), words.words64]), words.words32.copy())
+        total = np.concatenate([np.ones(1, np.uint64), words])
         masks = [Mask(self_mask_key(self._digest, self._secrets.own, self._client))]
         masks += [Mask(key, is_negative=other < self._client) for other, key in pair_keys.items()]
         apply_masks(total, masks)

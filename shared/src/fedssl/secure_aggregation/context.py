@@ -38,7 +38,7 @@ class RoundContext:
 
     run, round: which round this is. A round has one attempt, so these never repeat.
     broadcast, plan: SHA-256 of the round's broadcast and of its artifact plan, in hexadecimal.
-    num_words64, num_words32: size of the vector that each client masks, without the word that counts clients.
+    num_words: of 64 bits, in the vector that each client masks, without the word that counts clients.
     cohort: the clients, in name order.
     total_bits: from which the scales of 32-bit words follow (`fedssl.aggregation.fixed_point.TotalBits`), or None.
     """
@@ -47,8 +47,7 @@ class RoundContext:
     round: int
     broadcast: str
     plan: str
-    num_words64: int
-    num_words32: int
+    num_words: int
     thresholds: Thresholds
     cohort: tuple[Member, ...]
     total_bits: tuple[int, int] | None = None
@@ -85,8 +84,8 @@ class RoundContext:
             "round": self.round,
             "run": self.run,
             "threshold": limits.threshold,
-            "words32": self.num_words32,
-            "words64": self.num_words64,
+            "words32": 0,  # there are none, and the digest of a round does not change
+            "words64": self.num_words,
         }
         if self.total_bits is not None:
             body["total_bits"] = list(self.total_bits)

@@ -107,7 +107,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedVector:
-    """Phase 3, client to coordinator: its words plus masks. The first 64-bit word counts clients: it is 1 unmasked.
+    """Phase 3, client to coordinator: its words plus masks. The first word counts clients: it is 1 unmasked.
 
     signature: Ed25519 by its identity key, of the sharers that it was shown (`sharers_statement`).
     """
@@ -118,7 +118,7 @@ class MaskedVector:
 
     def digest(self) -> bytes:
         """Return SHA-256 of the masked words."""
-        return hashlib.sha256(self.words.words64.tobytes() + self.words.words32.tobytes()).digest()
+        return hashlib.sha256(self.words.tobytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
+import numpy as np
+
 from fedssl.secure_aggregation.agreement import check_confirmation, check_list, check_sharers
 from fedssl.secure_aggregation.context import RoundContext
 from fedssl.secure_aggregation.errors import Conflict, InvalidMessage, NoSum, PhaseClosed
@@ -62,7 +64,7 @@ class SecureServer:
         self._roster: CheckedRoster | None = None
         self._sharers: tuple[str, ...] = ()
         self._survivors: tuple[str, ...] = ()
-        self._total = Words.zeros(context.num_words64 + 1, context.num_words32)
+        self._total = np.zeros(context.num_words + 1, np.uint64)
 
     @classmethod
     def restored(cls, context: RoundContext, phase: Phase, collected: Collected) -> Self:
@@ -159,10 +161,10 @@ class SecureServer:
 
     def add_vector(self, vector: MaskedVector) -> None:
         """Add a client's masked vector to the sum. One that is late raises PhaseClosed; its own mask still hides it."""
-        if vector.words.sizes != self._total.sizes:
-            raise InvalidMessage(f"{vector.client} sent {vector.words.sizes} words, not {self._total.sizes}")
+        if vector.words.shape != self._total.shape:
+            raise InvalidMessage(f"{vector.client} sent {vector.words.size} words, not {self._total.size}")
         if self.record_vector(vector.client, vector.digest(), vector.signature):
-            self._total.add(vector.words)
+            self._total += vector.words
 
     def record_vector(self, client: str, digest: bytes, signature: bytes) -> bool:
         """Record a vector that the caller keeps and adds up, and return whether it is new."""

@@ -12,9 +12,9 @@ from fedssl.secure_aggregation.roster import CheckedRoster, self_mask_key
 from fedssl.secure_aggregation.shamir import combine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class UnmaskedSum:
-    """The sum of the survivors' words, modulo 2^64 and 2^32, without the word that counts them."""
+    """The sum of the survivors' words, modulo 2^64, without the word that counts them."""
 
     words: Words
     survivors: tuple[str, ...]
@@ -57,9 +57,9 @@ def removed_masks(
             masks.append(Mask(key, is_negative=owner > other))  # `other` has added it, if it is the first of the two
     result = total.copy()
     apply_masks(result, masks)
-    if int(result.words64[0]) != len(survivors):
+    if int(result[0]) != len(survivors):
         raise NoSum("masks_do_not_cancel: some client used other masks than those of this round")
-    return UnmaskedSum(Words(result.words64[1:], result.words32), tuple(survivors))
+    return UnmaskedSum(result[1:], tuple(survivors))
 
 
 def _pair_key(keys: MaskKeys, roster: CheckedRoster, lost: str, other: str, sent: Mapping[str, SealedShares]) -> bytes:

@@ -15,7 +15,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
+from fedssl_coordinator.core import migrate as migrations
 from fedssl_coordinator.core.migrate import alembic_config
 from fedssl_coordinator.core.models import Base
 from support.environment import coordinator_environment, migrate
@@ -199,6 +202,29 @@ def test_a_migration_that_collides_with_a_working_process_is_repeated(
     assert migration.returncode == 0, logged
     assert '"migration.collided"' in logged
     assert _differences(empty_url) == []
+
+
+def test_a_migration_that_gives_up_names_the_sessions_that_hold_the_tables(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _to(empty_url, command.upgrade, "2026_11_25_site_evaluations")
+    monkeypatch.setattr(migrations, "_TRIES", 1)
+    engine, url = create_engine(empty_url), empty_url.replace("+psycopg", "", 1)
+    with (
+        psycopg.connect(url, application_name="pg_dump") as dump,
+        psycopg.connect(url, application_name="other") as other,
+        engine.connect() as connection,
+    ):
+        dump.execute("LOCK TABLE runs IN ACCESS SHARE MODE")  # as pg_dump does
+        other.execute("SELECT 1")  # a transaction that holds no table
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        with capture_logs() as logs, pytest.raises(OperationalError, match="lock timeout"):
+            migrations._upgrade_between_others(connection, config, "head")
+        [held] = logs[-1]["held_by"]
+        assert held.startswith(f"pid {dump.info.backend_pid} (pg_dump), idle in transaction, query of 2")
+        assert "pg_terminate_backend" in logs[-1]["what_to_do"]
+    engine.dispose()
 
 
 def test_migrate_wait_ends_once_the_tables_exist(servers: Servers, empty_url: str, tmp_path: Path) -> None:

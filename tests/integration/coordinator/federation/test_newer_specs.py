@@ -86,3 +86,14 @@ def test_unknown_values_of_a_clients_registration_block_no_run(coordinator: Coor
     assert [rule.artifact for rule in seen.policy.allow] == ["weights", "metrics"]
     assert (seen.encoder, seen.serves, seen.check) == (None, None, None)
     assert coordinator.client.run(run.id).left_out == {}
+
+
+def test_a_run_with_rows_in_a_table_of_a_newer_version_is_not_deleted(coordinator: Coordinator, tables: Tables) -> None:
+    run_id = coordinator.client.create_run(tiny_spec()).id
+    coordinator.client.stop(run_id)
+    tables.execute("CREATE TABLE from_later (run_id uuid REFERENCES runs (id))")
+    tables.execute("INSERT INTO from_later VALUES (%s)", run_id)
+    with pytest.raises(Conflict, match=r"or because rows of a newer version belong to it: .* upgrade the coordinator"):
+        coordinator.client.delete_run(run_id)
+    tables.execute("DROP TABLE from_later")
+    coordinator.client.delete_run(run_id)

@@ -81,7 +81,7 @@ def test_refused_messages_and_an_unusable_share_do_not_change_the_sum(coordinato
         members.send(name, vectors[name])
         members.send(name, vectors[name])  # a repeated message is accepted
     assert members.needs_attention()
-    sent = words[first].words64
+    sent = words[first]
     second_vector = members.uploaded(first, np.append(sent, sent[:1]), bytes.fromhex(vectors[first].signature))
     with pytest.raises(Conflict, match="another message of this client for this phase was already accepted"):
         members.send(first, second_vector)
@@ -124,7 +124,7 @@ def test_forged_words_and_a_late_vector_lead_to_a_skipped_round(
     vectors = {name: members.masked(name, words) for name in names}
     for name in (first, second):
         members.send(name, vectors[name])
-    own = members.uploaded(third, np.arange(words.words64.size + 1, dtype=np.uint64), bytes(64))
+    own = members.uploaded(third, np.arange(words.size + 1, dtype=np.uint64), bytes(64))
     members.send(third, own.model_copy(update={"signature": vectors[third].signature}))
     tables.execute(EXPIRE, last)
     members.advance()
@@ -201,9 +201,9 @@ def test_a_weight_above_its_limit_or_below_zero_leads_to_a_skipped_round(
     members = SecureMembers(coordinator, tmp_path, _spec(robustness={"max_examples": 40}))
     _until_vectors(members)
     words, liar = members.words(min(members.items)), max(members.items)
-    assert 0 < int(words.words64[NUM_WORDS]) <= 40
+    assert 0 < int(words[NUM_WORDS]) <= 40
     lying = words.copy()
-    lying.words64[NUM_WORDS] = np.int64(weight).view(np.uint64)
+    lying[NUM_WORDS] = np.int64(weight).view(np.uint64)
     for name in members.items:
         members.send(name, members.masked(name, lying if name == liar else words))
     members.advance()

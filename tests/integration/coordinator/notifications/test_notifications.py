@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.models import NotificationDestination
 from fedssl_coordinator.notifications import delivery, repository, service, webhooks
 from support.cast import Cast
 from support.certificates import Authority
@@ -333,17 +335,20 @@ def test_the_backlog_of_a_silent_destination_lets_others_go_first(
     coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a few silent destinations, each of which takes a sixth of a pass, would take all of every pass."""
-    monkeypatch.setattr(webhooks, "SECONDS", 0.2)
-    monkeypatch.setattr(delivery, "_PASS_SECONDS", 0.1)
-    with Hook() as dead:
-        dead.silent.set()
-        silent, created = _add(coordinator, dead), _add(coordinator, hook)
-        for destination in (silent, silent, created):
-            coordinator.client.test_notification_destination(destination.id)
-        for _ in range(2):
-            coordinator.notify()
-        assert len(dead.received) == 1
-    assert len(hook.received) == 1
+    silent, created = _add(coordinator, hook), _add(coordinator, hook)
+    for destination in (silent, silent, created):
+        coordinator.client.test_notification_destination(destination.id)
+    tried: list[UUID] = []
+
+    def take_a_whole_pass(_: object, destination: NotificationDestination, key: bytes) -> str | None:
+        tried.append(destination.id)
+        return "no answer" if destination.id == silent.id else None
+
+    monkeypatch.setattr(delivery, "_try", take_a_whole_pass)
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: len(tried) * delivery._PASS_SECONDS))
+    for _ in range(2):
+        coordinator.notify()
+    assert tried == [silent.id, created.id]
 
 
 def test_a_destination_that_answers_byte_by_byte_is_cut_off(

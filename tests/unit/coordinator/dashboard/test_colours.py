@@ -7,9 +7,10 @@ import pytest
 
 import fedssl_coordinator.dashboard
 
-TOKENS = (Path(fedssl_coordinator.dashboard.__file__).parent / "static" / "tokens.css").read_text()
+STATIC = Path(fedssl_coordinator.dashboard.__file__).parent / "static"
+STYLES = "".join(path.read_text() for path in STATIC.glob("*.css"))
 PALETTES = [
-    dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r"\{([^{}]*--bg[^{}]*)\}", TOKENS)
+    dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r"\{([^{}]*--bg: [^{}]*)\}", STYLES)
 ]
 
 
@@ -19,10 +20,24 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
 @pytest.mark.parametrize("fill", ["fill", "quiet", "warn-fill", "bad-fill"])
 def test_a_bar_has_three_to_one_against_its_track_and_its_ground(fill: str) -> None:
     assert len(PALETTES) == 3
     for palette in PALETTES:
         for ground in ("line", "surface", "bg"):
-            low, high = sorted(_luminance(palette[name]) for name in (fill, ground))
-            assert (high + 0.05) / (low + 0.05) >= 3, (palette, ground)
+            assert _contrast(palette[fill], palette[ground]) >= 3, (palette, ground)
+
+
+def test_the_marks_of_the_timeline_and_of_its_key_have_three_to_one() -> None:
+    drawn = re.findall(r'\b\w: \[(?:\d+, )+"([\w-]+)"\]', (STATIC / "gantt.js").read_text())
+    assert len(drawn) == 11
+    keys = re.findall(r"\.k-(?:ok|exp|rej|dec|wait|train) \{[^}]*var\(--([\w-]+)\)", STYLES)
+    assert len(keys) == 6
+    for palette in PALETTES:
+        for name in {*drawn, *keys}:
+            assert _contrast(palette[name], palette["surface"]) >= 3, (palette, name)

@@ -15,7 +15,7 @@ from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import VECTOR_NAME
-from fedssl.secure_aggregation import UnmaskedSum, Words
+from fedssl.secure_aggregation import UnmaskedSum
 from fedssl_coordinator.aggregator.stored import stored_tensors
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import Run
@@ -56,9 +56,9 @@ def unmasked_sum(round_id: UUID, digests: Mapping[str, str]) -> UnmaskedSum:
     """
     with transaction() as session:
         context, server = service.restored(session, round_id)
-    total = Words.zeros(1 + context.num_words64, 0)
+    total = np.zeros(1 + context.num_words, np.uint64)
     for client in sorted(server.collected.vectors):
-        total.add(Words(_masked(client, digests[client]), np.zeros(0, np.uint32)))
+        total += _masked(client, digests[client])
     return server.finish(total)
 
 
@@ -84,4 +84,4 @@ def _masked(client: str, digest: str) -> np.ndarray[tuple[int], np.dtype[np.uint
 
 def as_tensor(found: UnmaskedSum) -> torch.Tensor:
     """Return the words of a sum, int64 (N,)."""
-    return torch.from_numpy(found.words.words64.view(np.int64))
+    return torch.from_numpy(found.words.view(np.int64))

@@ -19,6 +19,21 @@ _LOCK = 0x66656473736C  # "fedssl"
 _TRIES, _PAUSE_SECONDS = 10, 3.0
 _IN_USE = ("40P01", "55P03")  # a deadlock with a process that works, or a lock that it did not release in time
 
+_WHAT_TO_DO = (
+    "wait until the sessions that use the tables have ended, such as a backup, or end them with "
+    "pg_terminate_backend(pid); then run `fedssl-coordinator migrate` again"
+)
+
+# Sessions that have used one of the tables for longer than a migration waits for its locks. The start of another role's
+# transaction may be hidden.
+_HOLDERS = text(
+    "SELECT pid, application_name, state, query_start FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND coalesce(xact_start < clock_timestamp() - interval '5 s', true) "
+    "AND pid IN (SELECT pg_locks.pid FROM pg_locks JOIN pg_class ON pg_class.oid = relation "
+    "WHERE granted AND relnamespace = current_schema()::regnamespace) ORDER BY xact_start LIMIT 5"
+)
+
 
 def alembic_config() -> Config:
     """Return Alembic's config, for the migrations next to the sources or inside the installed package."""
@@ -57,13 +72,25 @@ def _upgrade_between_others(connection: Connection, config: Config, revision: st
             command.upgrade(config, revision)
             return
         except OperationalError as error:
-            if not tries_left or getattr(error.orig, "sqlstate", None) not in _IN_USE:
+            if getattr(error.orig, "sqlstate", None) not in _IN_USE:
                 raise
-            log.warning(
-                "migration.collided", reason=str(error.orig).partition("\n")[0], retry_in_seconds=_PAUSE_SECONDS
-            )
-        connection.rollback()
+            connection.rollback()
+            reason, holders = str(error.orig).partition("\n")[0], _holders(connection)
+            if not tries_left:
+                log.error("migration.given_up", reason=reason, held_by=holders, what_to_do=_WHAT_TO_DO)
+                raise
+            log.warning("migration.collided", reason=reason, held_by=holders, retry_in_seconds=_PAUSE_SECONDS)
         time.sleep(_PAUSE_SECONDS)
+
+
+def _holders(connection: Connection) -> list[str]:
+    """Return the sessions for which a migration had to wait, in words."""
+    found = [
+        f"pid {row.pid} ({row.application_name or 'no application name'}), {row.state}, query of {row.query_start}"
+        for row in connection.execute(_HOLDERS)
+    ]
+    connection.rollback()
+    return found
 
 
 def await_upgrade(seconds: float) -> bool:

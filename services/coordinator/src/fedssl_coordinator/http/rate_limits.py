@@ -139,6 +139,7 @@ class RequestCounts:
         )
         self._shared = FixedWindowRateLimiter(storage)
         self._own = FixedWindowRateLimiter(MemoryStorage())
+        self._ahead = _wall_clock_ahead()
         self._silent_until = 0.0
         self._unreported: OrderedDict[str, _Unreported] = OrderedDict()
 
@@ -190,13 +191,26 @@ class RequestCounts:
             except (RedisError, OSError) as error:
                 self._silent_until = time.monotonic() + _SILENCE_SECONDS
                 log.warning("redis.unreachable", error=type(error).__name__, consequence="counting requests separately")
-        return await ask(self._own)
+        return await ask(self._own_counts())
+
+    def _own_counts(self) -> FixedWindowRateLimiter:
+        """Return this process's counts, without those of before the clock was set back: they would end too late."""
+        ahead = _wall_clock_ahead()
+        if ahead < self._ahead - 1:
+            self._own = FixedWindowRateLimiter(MemoryStorage())
+        self._ahead = ahead
+        return self._own
 
     async def _hit(self, limiter: FixedWindowRateLimiter, item: RateLimitItem, who: str) -> int:
         return 0 if await limiter.hit(item, who) else await _seconds(limiter, item, who)
 
     async def _check(self, limiter: FixedWindowRateLimiter, item: RateLimitItem, who: str) -> int:
         return 0 if await limiter.test(item, who) else await _seconds(limiter, item, who)
+
+
+def _wall_clock_ahead() -> float:
+    """Return how far the wall clock, by which the storage in memory goes, is ahead of the monotonic one."""
+    return time.time() - time.monotonic()
 
 
 async def _seconds(limiter: FixedWindowRateLimiter, item: RateLimitItem, who: str) -> int:

@@ -17,7 +17,7 @@ from fedssl.experiments.gaps import CONFIDENCE, Interval, gaps
 from fedssl.experiments.plots import plot_comparison
 from fedssl.experiments.spread import QUALITY, Spread, in_percent, mean_and_deviation
 from fedssl.experiments.summary import ACCURACIES, CHANCE, GEOMETRY, TRAFFIC, Line, to_csv, to_document
-from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY
+from fedssl.experiments.variants import CENTRALISED, LOCAL_ONLY, has_traffic
 from fedssl.run_files import write_json, write_text
 
 UNTRAINED = "untrained"
@@ -75,7 +75,7 @@ def show_plan(entries: Sequence[ComparisonEntry], output: ResultFormat) -> None:
     """Show the runs that would be made, with the bytes per client and round."""
     rows: list[dict[str, Any]] = []
     for entry in entries:
-        traffic = None if entry.spec is None or entry.variant == CENTRALISED else traffic_of(entry.spec)
+        traffic = traffic_of(entry.spec) if entry.spec is not None and has_traffic(entry.variant) else None
         rows.append(
             {
                 "variant": entry.variant,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import ValidationError
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from fedssl.protocol.base import ClientId
@@ -13,7 +14,6 @@ from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import ClientEdit
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
-from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.mistakes import NO_MISTAKE, Mistake
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import member_queries, site_queries
@@ -55,6 +55,18 @@ def list_clients(request: Request, visitor: Viewing, session: DB, q: Text = "", 
 @router.get("/clients/{client_id}")
 def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Cursor = None) -> Response:
     """Show a client: what it sent in the runs that are kept, its machine, its part in each run, and its artifacts."""
+    return _page(visitor, session, client_id, cursor)
+
+
+def _page(
+    visitor: Visitor,
+    session: Session,
+    client_id: str,
+    cursor: str | None = None,
+    *,
+    shown_as: str | None = None,
+    wrong: Mistake = NO_MISTAKE,
+) -> Response:
     client = service.show(session, client_id)
     before = decode_cursor(cursor, datetime.fromisoformat)[0] if cursor else None
     runs = member_queries.sent_by_run(session, client_id, _RUNS)
@@ -64,7 +76,9 @@ def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Curs
     [known] = member_queries.clients(session, only=client_id)
     count, total = member_queries.sent_by_client(session, [client_id]).get(client_id, (0, 0))
     return render(
-        "client.html", visitor, client=client, known=known, runs=runs, ribbons=ribbons, ledger=ledger[:_LEDGER],
+        "client.html", visitor, status=422 if wrong.text else 200, wrong=wrong,
+        shown_as=client.display_name if shown_as is None else shown_as,
+        client=client, known=known, runs=runs, ribbons=ribbons, ledger=ledger[:_LEDGER],
         more=encode_cursor(ledger[_LEDGER - 1].at.isoformat()) if len(ledger) > _LEDGER else None,
         is_first=cursor is None, site=data_reports.show_site(session, client_id, client.project),
         size_bounds=SIZE_BOUNDS,
@@ -85,11 +99,12 @@ def show_bytes(client_id: ClientId, request: Request, visitor: Viewing, session:
 @router.post("/clients/{client_id}/rename")
 def rename(client_id: ClientId, visitor: Steering, form: Form, session: DB) -> Response:
     """Change the client's display name."""
+    name = form.get("display_name", "")
     try:
-        request = ClientEdit(display_name=form.get("display_name", ""))
+        request = ClientEdit(display_name=name)
     except ValidationError as error:
-        detail = f"Nothing was changed: {first_problem(error).message}."
-        raise ProblemError("invalid-request", detail) from None
+        wrong = Mistake("display_name", f"Nothing was changed: {first_problem(error).message}.")
+        return _page(visitor, session, client_id, shown_as=name, wrong=wrong)
     service.edit(session, client_id, request)
     return see_other(f"/clients/{client_id}")
 

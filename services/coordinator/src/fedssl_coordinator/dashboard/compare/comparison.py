@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.experiments.spread import QUALITY, mean_and_deviation, spread
+from fedssl.experiments.spread import QUALITY, best_round, mean_and_deviation, spread
 from fedssl.protocol.states import Outcome, Verdict
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.dashboard.layout import formats
@@ -45,7 +45,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class SeedMeans:
-    """The newest results of one setting: the mean over its seeds, written as `fedssl compare` writes it."""
+    """The newest results of one setting, and its best accuracies: means over its seeds, as of `fedssl compare`.
+
+    The cells are in the order of `MEANS`.
+    """
 
     name: str
     seeds: list[int]
@@ -102,10 +105,21 @@ _MEASURES = _EVALUATED | {
 }
 
 
+MEANS = {
+    "Linear probe, last": ("probe", False),
+    "Linear probe, best": ("probe", True),
+    "kNN, last": ("knn", False),
+    "kNN, best": ("knn", True),
+    "Uniformity": ("uniformity", False),
+    "Effective rank": ("effective_rank", False),
+}
+"""The columns of the means over seeds: each one's measure, and whether it is that of the best round."""
+
+
 def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     """Return the comparison of the runs. Raises ProblemError if one of them does not exist."""
     runs = [run_view.get(session, run_id) for run_id in run_ids]
-    scores = overview_queries.scores(session, run_ids)
+    scores = overview_queries.scores(session, run_ids, most=None)
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
     are_alike = len({its[-1].judge for its in scores.values()}) < 2
     results = [
@@ -142,18 +156,27 @@ def _means(runs: Sequence[Run], scores: Mapping[UUID, Sequence[overview_queries.
         SeedMeans(
             next(iter(same.values())).name,
             [seed for seed, _ in same],
-            [_mean(name, [scores[run.id][-1].results for run in same.values()]) for name in QUALITY],
+            [_mean(name, [scores[run.id] for run in same.values()], is_best=best) for name, best in MEANS.values()],
         )
         for same in groups.values()
         if len(same) > 1
     ]
 
 
-def _mean(name: str, results: Sequence[Mapping[str, float | None]]) -> str:
-    if not all(name in its for its in results):
+def _mean(name: str, runs: Sequence[Sequence[overview_queries.Score]], *, is_best: bool) -> str:
+    """Return the mean of the last values, or of the best ones if all runs were evaluated after the same rounds."""
+    if not all(name in its[-1].results for its in runs):
         return formats.NOTHING
-    known = [value for its in results if (value := its[name]) is not None]
-    return mean_and_deviation(spread(known), QUALITY[name]) if len(known) == len(results) else "training diverged"
+    if is_best and len({tuple(score.round_number for score in its) for its in runs}) > 1:
+        return formats.NOTHING
+    found = [_best(name, its) if is_best else its[-1].results[name] for its in runs]
+    known = [value for value in found if value is not None]
+    return mean_and_deviation(spread(known), QUALITY[name]) if len(known) == len(found) else "training diverged"
+
+
+def _best(name: str, scores: Sequence[overview_queries.Score]) -> float | None:
+    found = best_round({score.round_number: score.results for score in scores}, name)
+    return None if found is None else found[1]
 
 
 def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score]) -> dict[str, float | None]:

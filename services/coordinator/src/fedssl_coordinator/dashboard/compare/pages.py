@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
 from starlette.responses import Response
 
@@ -12,7 +12,7 @@ from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.compare import comparison
 from fedssl_coordinator.dashboard.layout.client_labels import SLOTS
-from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render
+from fedssl_coordinator.dashboard.layout.page import PageRoute, render
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.session import Viewing
 
@@ -56,11 +56,6 @@ def compare(
     return render(
         "compare.html", visitor, compared=compared, others=others, ids=[str(one) for one in ids],
         view={"x": x, "y": y, "scale": scale, "smooth": smooth, "show": show}, curves=comparison.CURVES,
+        means=tuple(f"#{name}" for name in comparison.MEANS), drawn=found,
         tables=(comparison.numbers_of(found, y), comparison.path_of(found)),
     )  # fmt: skip
-
-
-@router.get("/compare/curves.json")
-def show_curves(request: Request, visitor: Viewing, session: DB, runs: RunIds = (), y: Curve = "probe") -> Response:
-    """Return one measure of every run, by round, by bytes sent and by time passed."""
-    return data(request, {"runs": comparison.curves(session, _ids(runs), y)})

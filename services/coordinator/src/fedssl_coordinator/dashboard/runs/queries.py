@@ -152,8 +152,8 @@ def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> di
     return found
 
 
-def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]:
-    """Return the results of evaluations by round, for one data set and one setting.
+def scores(session: Session, run_ids: Sequence[UUID], most: int | None = _CURVE) -> dict[UUID, list[Score]]:
+    """Return the results of evaluations by round, for one data set and one setting: those of about `most` rounds.
 
     The setting is the spec's own if an evaluation used it, else the newest evaluation's. Measures of one round are put
     together; if two have one name, the first counts.
@@ -171,7 +171,8 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
         found[run_id].append(Score(number, results or {}, dataset, judge, known))
     asked = select(Run.id, Run.spec["evaluation"]).where(Run.id.in_(found))
     own = {run_id: _setting(config or {}) for run_id, config in session.execute(asked)}
-    return {run_id: thinned(_of_one_judge(rows, own[run_id]), _CURVE) for run_id, rows in found.items()}
+    judged = {run_id: _of_one_judge(rows, own[run_id]) for run_id, rows in found.items()}
+    return judged if most is None else {run_id: thinned(rows, most) for run_id, rows in judged.items()}
 
 
 def _setting(config: Mapping[str, Any]) -> str:

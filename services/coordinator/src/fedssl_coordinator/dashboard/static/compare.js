@@ -1,6 +1,6 @@
 /* Compare runs: one measure by round, bytes or time, and the paths of uniformity against alignment. */
 import { $, $$ } from "./layout.js";
-import { load, showLoaded } from "./canvas.js";
+import { showLoaded } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
 import { plane } from "./plane_and_heat.js";
 import { bytes, number, percent, seconds, short } from "./format.js";
@@ -24,7 +24,7 @@ function showLeftOut(counts) {
 
 const root = $("#compare");
 async function show() {
-  const { runs } = await load(root.dataset.url);
+  const runs = JSON.parse(root.dataset.runs);
   const [axisName, write] = {
     round: ["rounds", (x) => number(x)],
     bytes: ["bytes", bytes],

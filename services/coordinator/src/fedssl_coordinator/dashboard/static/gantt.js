@@ -6,7 +6,7 @@ import { bytes, clock, seconds } from "./format.js";
 const ROW = 22;
 const TOP = 62;
 const MARKS = {
-  a: [3, 16, "line-2"],
+  a: [3, 16, "quiet"],
   e: [9, 10, "warn-fill"],
   r: [1, 20, "bad-fill"],
   d: [9, 4, "text-3"],
@@ -23,7 +23,7 @@ const WORDS = {
   rejected: "update rejected",
   declined: "work declined",
 };
-const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "line-2"], f: [20, "bad-fill"], d: [7, "fill"] };
+const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "quiet"], f: [20, "bad-fill"], d: [7, "fill"] };
 const KEYS = {
   clock: [
     ["wait", "waiting"],
@@ -93,10 +93,8 @@ export function gantt(root, load) {
     rows().forEach((client, row) =>
       [...(outcomes.clients[client] ?? "")].forEach((letter, index) => {
         if (!MARKS[letter]) return;
-        const [from, size] = dense() ? [0, 2.6] : MARKS[letter];
-        if (dense() && letter === "a") {
-          g.fillStyle = token("line");
-        } else g.fillStyle = colors[letter];
+        const [from, size] = dense() ? [0, MARKS[letter][1] < 8 ? 1.2 : 2.6] : MARKS[letter];
+        g.fillStyle = colors[letter];
         g.fillRect(index * bar, TOP + row * tall + from, Math.max(0.8, bar - (bar > 3 ? 0.8 : 0)), size);
       }),
     );
@@ -182,7 +180,7 @@ export function gantt(root, load) {
     const until = part.closed ?? now;
     const begun = part.leased ?? until;
     const title = `${part.client}, round ${part.round}${part.attempt > 1 ? `, attempt ${part.attempt}` : ""}`;
-    g.fillStyle = token("line-2");
+    g.fillStyle = token("quiet");
     g.fillRect(X(part.offered), y - 1, Math.max(1, X(begun) - X(part.offered)), 2);
     hits.push([
       X(part.offered),
@@ -237,7 +235,7 @@ export function gantt(root, load) {
       const work = frame.parts.filter((part) => part.round === round.number).map((part) => part.closed ?? now);
       const until = round.closed ?? now;
       const done = Math.min(until, Math.max(round.opened, ...work));
-      g.fillStyle = token("line-2");
+      g.fillStyle = token("quiet");
       g.fillRect(X(round.opened), y - 1, X(done) - X(round.opened), 2);
       if (round.closed) {
         g.fillStyle = token("text-2");

@@ -68,7 +68,7 @@ def begin(session: Session, current: Round, context: RoundContext, seconds: floa
     """Begin the protocol of a round that was just opened. Each of the two first phases lasts at most `seconds`."""
     facts = {"context": asdict(context), "protocol": SECURE_PROTOCOL}
     clients = [member.client for member in context.cohort]
-    repository.add(session, current, context.num_words64, facts, clients, seconds)
+    repository.add(session, current, context.num_words, facts, clients, seconds)
 
 
 def context_of(session: Session, run_id: UUID, number: int) -> RoundContext:
