@@ -1,4 +1,4 @@
-"""`.ci/audit`: what it makes of pip-audit's answer. The answer is written here, for there is no database at hand."""
+"""Tests of how `.ci/audit` interprets pip-audit's answer. A stand-in writes the answer, so no database is needed."""
 
 import json
 import os
@@ -24,20 +24,20 @@ def _audit(folder: Path, *dependencies: dict[str, Any], says: str | None = None)
     return subprocess.run([sys.executable, str(COMMAND)], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_nothing_is_known(tmp_path: Path) -> None:
+def test_packages_without_known_vulnerabilities_pass(tmp_path: Path) -> None:
     done = _audit(tmp_path, KNOWN)
     assert done.returncode == 0
     assert done.stdout == "1 of 1 pinned versions checked, 0 with known vulnerabilities\n"
 
 
-def test_what_is_found_is_named(tmp_path: Path) -> None:
+def test_known_vulnerabilities_are_named(tmp_path: Path) -> None:
     done = _audit(tmp_path, KNOWN, BAD, UNKNOWN)
     assert done.returncode == 1
     assert "jinja2 2.4.1: PYSEC-1, CVE-2014-0012; fixed in 2.7.3" in done.stdout
     assert "2 of 3 pinned versions checked, 1 with known vulnerabilities" in done.stdout
 
 
-def test_a_service_that_is_not_reached_is_no_clean_bill(tmp_path: Path) -> None:
+def test_an_unreachable_service_is_reported_instead_of_a_pass(tmp_path: Path) -> None:
     done = _audit(tmp_path, KNOWN, UNKNOWN)
     assert done.returncode == 2
     assert "has no data on 1 of them (torch): it was not reached" in done.stderr

@@ -1,4 +1,4 @@
-"""The processor's cores, with and without a way to restrict a process to some of them."""
+"""The number of usable processor cores, with and without a way to restrict a process to some of them."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from fedssl.cores import num_usable_cores
 
 
-def test_a_restricted_process_counts_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restricted_process_counts_only_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(own)})

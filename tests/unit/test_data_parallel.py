@@ -11,7 +11,7 @@ from fedssl.data_parallel import Ranks, SplitBatchNorm2d, _BatchNorm, split_rows
 
 
 @pytest.mark.parametrize(("num_rows", "size", "sizes"), [(8, 2, [4, 4]), (7, 3, [2, 2, 3]), (2, 2, [1, 1])])
-def test_the_rows_of_all_processes_are_all_rows(num_rows: int, size: int, sizes: list[int]) -> None:
+def test_the_rows_of_all_processes_make_up_all_rows(num_rows: int, size: int, sizes: list[int]) -> None:
     rows = list(range(num_rows))
     parts = [rows[Ranks(rank, size).rows(num_rows)] for rank in range(size)]
     assert [len(part) for part in parts] == sizes
@@ -29,7 +29,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def test_the_normalisation_and_its_gradients_are_torchs(group: None) -> None:
+def test_batch_norm_and_its_gradients_equal_torchs(group: None) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 3, 4, 2, dtype=torch.float64) * 3 + 1
     weight, bias = torch.randn(2, 3, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_the_normalisation_and_its_gradients_are_torchs(group: None) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_nothing_is_split_outside_of_a_step_on_several_devices() -> None:
+def test_outside_a_multi_device_step_nothing_is_split() -> None:
     torch.manual_seed(0)
     x, own, other = torch.randn(4, 3, 2, 2), SplitBatchNorm2d(3), nn.BatchNorm2d(3)
     assert torch.equal(split_rows(own, x), other(x))

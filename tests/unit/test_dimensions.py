@@ -13,7 +13,7 @@ WIDE = {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_
 
 
 @pytest.mark.parametrize(("width", "num_clients", "share"), [(512, 10, 51), (512, 50, 10), (16, 3, 5), (3, 3, 1)])
-def test_disjoint_shares_of_equal_size(width: int, num_clients: int, share: int) -> None:
+def test_shares_are_disjoint_and_of_equal_size(width: int, num_clients: int, share: int) -> None:
     slots = assign_dimensions(17, width, num_clients)
     assert len(slots) == num_clients
     assert {len(slot) for slot in slots} == {share}
@@ -23,12 +23,12 @@ def test_disjoint_shares_of_equal_size(width: int, num_clients: int, share: int)
     assert set(together) <= set(range(width))
 
 
-def test_by_the_seed() -> None:
+def test_the_assignment_depends_only_on_the_seed() -> None:
     assert assign_dimensions(1, 64, 4) == assign_dimensions(1, 64, 4)
     assert assign_dimensions(1, 64, 4) != assign_dimensions(2, 64, 4)
 
 
-def test_more_clients_than_dimensions() -> None:
+def test_more_clients_than_dimensions_are_refused() -> None:
     with pytest.raises(SpecError, match="16 dimensions cannot give each of 17 clients"):
         assign_dimensions(0, 16, 17)
 
@@ -48,7 +48,7 @@ def test_clients_take_slots_in_name_order() -> None:
         client_dimensions(_spec({"name": "dsr", "num_clients": 2}), "abc")
 
 
-def test_the_width_is_what_the_losses_compare() -> None:
+def test_the_width_is_that_of_the_embeddings_that_the_losses_compare() -> None:
     spec = _spec({"name": "dsr"})
     assert spec.method.embedding_width(spec.model) == 16
     bare = method_spec(
@@ -61,7 +61,7 @@ def test_the_width_is_what_the_losses_compare() -> None:
     assert (wanted.width, wanted.num_clients) == (512, None)
 
 
-def test_simulation_gives_every_client_its_own_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_simulation_each_client_keeps_its_dimensions_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[tuple[int, str], tuple[int, ...] | None] = {}
 
     def spy(method, broadcast, state, data, ctx, on_progress) -> LocalResult:  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ from fault.injected import SAME_BITS, VIOLATION, Injected
 from fault.report import counted, table
 
 
-def test_a_fault_has_the_outcome_that_was_settled_after_it() -> None:
+def test_a_fault_gets_the_outcome_that_is_settled_after_it() -> None:
     injected = Injected()
     injected.begin("network")
     injected.note("drop", "POST /v1/work/claim")
@@ -20,14 +20,14 @@ def test_a_fault_has_the_outcome_that_was_settled_after_it() -> None:
     }
 
 
-def test_a_fault_that_was_recorded_with_its_outcome_keeps_it() -> None:
+def test_a_fault_recorded_with_its_outcome_keeps_it() -> None:
     injected = Injected()
     injected.record("bit rot", "flipped bit", "refused")
     injected.settle(SAME_BITS)
     assert injected.by("kind", "outcome") == {"flipped bit, refused": 1}
 
 
-def test_the_table_has_a_line_for_each_class_and_each_fault() -> None:
+def test_the_table_has_a_line_per_class_and_per_fault() -> None:
     injected = Injected()
     injected.record("network", "drop", "same bits")
     injected.record("network", "drop", "same bits")

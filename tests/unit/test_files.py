@@ -1,4 +1,4 @@
-"""Atomic writes: the old content or the new, never a part."""
+"""Atomic writes: a file has its old content or its new content, never a part."""
 
 import errno
 import stat
@@ -9,7 +9,7 @@ import pytest
 from fedssl.files import replaced_file, write_atomically, write_private
 
 
-def test_block_that_raises_leaves_the_old_content_and_no_other_file(tmp_path: Path) -> None:
+def test_a_block_that_raises_leaves_the_old_content_and_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -25,8 +25,8 @@ def test_block_that_raises_leaves_the_old_content_and_no_other_file(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    """The operating system names none if it was open."""
+def test_a_full_disk_error_names_the_file(tmp_path: Path) -> None:
+    """The operating system's error names no file if the file was already open."""
     path = tmp_path / "file"
     with pytest.raises(OSError, match=f"No space left on device: '{path}'"), replaced_file(path):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -43,7 +43,7 @@ def test_content_is_replaced(tmp_path: Path, *, durable: bool) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_private_file_is_private_even_if_a_killed_process_left_a_public_one(tmp_path: Path) -> None:
+def test_a_private_file_is_private_even_if_a_killed_process_left_a_public_one(tmp_path: Path) -> None:
     path = tmp_path / "token"
     (tmp_path / ".token.incoming").write_text("left behind")
     (tmp_path / ".token.incoming").chmod(0o644)

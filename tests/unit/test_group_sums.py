@@ -5,7 +5,7 @@ import torch
 from fedssl.group_sums import group_sums
 
 
-def test_each_group_has_the_sum_of_its_rows_in_their_order() -> None:
+def test_each_group_is_the_sum_of_its_rows_added_in_order() -> None:
     rows = torch.tensor([[1.0, 2.0], [1e8, 4.0], [3.0, 5.0], [-1e8, 6.0]])
     sums = group_sums(rows, torch.tensor([2, 0, 2, 0]), 4)
     assert sums.tolist() == [[0.0, 10.0], [0.0, 0.0], [4.0, 7.0], [0.0, 0.0]]

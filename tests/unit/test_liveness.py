@@ -1,4 +1,4 @@
-"""A process without a port can be asked whether it lives."""
+"""The liveness check of processes that do not listen on a port."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def _ask(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_touched_file_is_a_living_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recently_touched_file_means_the_process_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "alive"
     monkeypatch.setenv(liveness.VARIABLE, str(path))
     monkeypatch.setattr(liveness, "TOUCH_SECONDS", 0.01)
@@ -31,7 +31,7 @@ def test_a_touched_file_is_a_living_process(tmp_path: Path, monkeypatch: pytest.
     assert _ask(path).returncode == 0
 
 
-def test_an_old_or_a_missing_file_is_a_dead_one(tmp_path: Path) -> None:
+def test_an_old_or_missing_file_means_the_process_is_dead(tmp_path: Path) -> None:
     path = tmp_path / "alive"
     assert "No such file" in _ask(path).stderr
     path.touch()
@@ -40,20 +40,20 @@ def test_an_old_or_a_missing_file_is_a_dead_one(tmp_path: Path) -> None:
     assert (answer.returncode, "was last touched 100 s ago" in answer.stderr) == (1, True)
 
 
-def test_without_the_variable_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_environment_variable_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(liveness.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     liveness.keep_touching()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_cannot_work_is_alive_and_gives_its_reason(
+def test_a_process_that_is_not_ready_is_alive_and_reports_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "alive"
     monkeypatch.setenv(liveness.VARIABLE, str(path))
     path.touch()
-    assert _ask(path, "--ready").returncode == 0  # a process that reports nothing
+    assert _ask(path, "--ready").returncode == 0  # a process that has not reported anything
     liveness.report(Health.UNREADY, "the folder /data has no images")
     assert _ask(path).returncode == 0
     answer = _ask(path, "--ready")
@@ -62,7 +62,7 @@ def test_a_process_that_cannot_work_is_alive_and_gives_its_reason(
     assert _ask(path, "--ready").returncode == 0
 
 
-def test_the_check_waits_for_a_process_that_is_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_waits_for_a_starting_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "alive"
     monkeypatch.setenv(liveness.VARIABLE, str(path))
     liveness.report(Health.STARTING, "it reads its images")
@@ -76,7 +76,7 @@ def test_the_check_waits_for_a_process_that_is_starting(tmp_path: Path, monkeypa
         assert check.wait(10) == 0
 
 
-def test_a_report_that_cannot_be_written_ends_nothing(
+def test_a_report_that_cannot_be_written_is_logged_and_not_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(liveness.VARIABLE, str(tmp_path / "missing" / "alive"))

@@ -1,4 +1,4 @@
-"""The folder of `fedssl up`, seen by a client that need not have fedssl-local installed."""
+"""The folder of `fedssl up`, seen by a client. A client does not need fedssl-local."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_connect_uses_the_folders_address_and_operator_token(tmp_path: Path, mon
     assert connect(tmp_path) == ("http://127.0.0.1:8123", "a-token")
 
 
-def test_missing_launcher_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_launcher_error_gives_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     require_launcher()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 

@@ -1,4 +1,4 @@
-"""The optimisers compute what torch's do, and load nothing of torch's compiler."""
+"""The optimisers compute what torch's do, and do not import torch's compiler."""
 
 import subprocess
 import sys
@@ -56,14 +56,14 @@ def _trained(kind: Callable[..., torch.optim.Optimizer], settings: dict[str, Any
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_bits_are_those_of_torch(name: str) -> None:
+def test_the_parameters_equal_torchs_bit_for_bit(name: str) -> None:
     own = _trained(getattr(optimizers, name), KINDS[name])
     reference = _trained(getattr(torch.optim, name), KINDS[name])
     assert all(torch.equal(mine, other) for mine, other in zip(own, reference, strict=True))
 
 
-def test_a_fused_step_of_a_parameter_whose_first_gradient_comes_late() -> None:
-    """torch's own fails: expected Tensor as element 1 in argument 2, but got NoneType."""
+def test_a_fused_step_accepts_a_parameter_whose_first_gradient_comes_late() -> None:
+    """torch's own optimiser fails here: "expected Tensor as element 1 in argument 2, but got NoneType"."""
     found = []
     for fused in (True, None):
         parameters = [nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2)]
@@ -77,13 +77,13 @@ def test_a_fused_step_of_a_parameter_whose_first_gradient_comes_late() -> None:
 
 
 @pytest.mark.full
-def test_training_loads_neither_the_compiler_nor_scikit_learn() -> None:
+def test_training_imports_neither_the_compiler_nor_scikit_learn() -> None:
     done = subprocess.run([sys.executable, "-c", TRAINS], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
 
 
-def test_lars_scales_the_step_to_the_length_of_the_weight() -> None:
-    """w = (3, 4) has length 5, g = (0, 1) length 1: u = 0.001 * 5 g. With momentum 0.9 the second step is 1.9 u."""
+def test_lars_scales_the_step_by_the_norm_of_the_weight() -> None:
+    """w = (3, 4) has norm 5, g = (0, 1) has norm 1, so u = 0.001 * 5 g. With momentum 0.9 the second step is 1.9 u."""
     weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
     bias = nn.Parameter(torch.tensor([3.0, 4.0]))
     optimizer = optimizers.LARS([weight, bias], lr=2.0, momentum=0.9)
@@ -96,7 +96,7 @@ def test_lars_scales_the_step_to_the_length_of_the_weight() -> None:
     torch.testing.assert_close(weight.detach(), torch.tensor([[3.0, 3.99 - 2 * (0.9 * 0.005 + 0.001 * length)]]))
 
 
-def test_lars_is_its_equation_in_float64() -> None:
+def test_lars_matches_its_equation_in_float64() -> None:
     generator = torch.Generator().manual_seed(0)
     start, gradients = torch.randn(3, 4, generator=generator), torch.randn(5, 3, 4, generator=generator)
     weight = nn.Parameter(start.clone())
@@ -111,7 +111,7 @@ def test_lars_is_its_equation_in_float64() -> None:
     torch.testing.assert_close(weight.detach().double(), torch.from_numpy(w), rtol=1e-5, atol=1e-6)
 
 
-def test_lars_moves_weights_of_length_zero_by_their_gradient() -> None:
+def test_lars_moves_weights_of_norm_zero_by_their_gradient() -> None:
     weight = nn.Parameter(torch.zeros(1, 2))
     optimizer = optimizers.LARS([weight], lr=0.5, momentum=0.0)
     weight.grad = torch.tensor([[2.0, 0.0]])

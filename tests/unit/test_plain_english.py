@@ -1,4 +1,4 @@
-"""`.ci/plain_english`: which text it reads, whose it is, what it finds in it, and when it fails."""
+"""Tests of `.ci/plain_english`: which text it reads, which of it is users' text, what it finds, and when it fails."""
 
 import json
 import runpy
@@ -22,7 +22,7 @@ def _hits(path: str, source: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_examples_are_found_and_good_sentences_are_not(name: str) -> None:
+def test_examples_are_found_and_fine_sentences_are_not(name: str) -> None:
     entry = ENTRIES[name]
     assert entry["examples"]
     for example in entry["examples"]:
@@ -95,7 +95,7 @@ Whoever reads this.
     assert _hits("docs/runs.md", source) == expected
 
 
-def test_the_log_of_experiments_and_foreign_files_are_not_read() -> None:
+def test_the_experiment_log_and_third_party_files_are_not_read() -> None:
     for path in ("docs/log.md", "docs/contributing/log.md", "dashboard/static/vendor/htmx.min.js", "openapi.json"):
         assert _hits(path, '"begins anew, whoever asks"') == []
 
@@ -124,11 +124,11 @@ def test_the_log_of_experiments_and_foreign_files_are_not_read() -> None:
         ("Makefile", "# told\ntest: ## Begin anew\n", [(1, "internal", "tell, told"), (2, "users", "anew")]),
     ],
 )  # fmt: skip
-def test_other_files(path: str, source: str, expected: list[tuple[int, str, str]]) -> None:
+def test_words_are_found_in_other_kinds_of_files(path: str, source: str, expected: list[tuple[int, str, str]]) -> None:
     assert _hits(path, source) == expected
 
 
-def test_an_allowed_phrase_is_allowed_in_its_file_only() -> None:
+def test_an_allowed_phrase_is_allowed_only_in_its_file() -> None:
     allowed = RULES._replace(allowed=[("docs/*.md", PROGRAM["_pattern"]("the chapter Begin anew"))])
     source = "See the chapter *Begin anew*.\nSee the chapter Begin\nanew. It begins anew.\n"
     assert [hit.line for hit in allowed.find("docs/paper.md", source)] == [1, 3]
@@ -146,7 +146,7 @@ def _repository(folder: Path, **files: str) -> None:
         (folder / f"{name}.md").write_text(text)
 
 
-def test_a_list_names_place_phrase_and_advice(tmp_path: Path) -> None:
+def test_the_list_gives_place_phrase_and_advice(tmp_path: Path) -> None:
     _repository(tmp_path, good="It begins again.\n", bad="Fine.\n\nIt begins anew.\n")
     done = _run(tmp_path, "--list")
     assert done.returncode == 1
@@ -155,12 +155,12 @@ def test_a_list_names_place_phrase_and_advice(tmp_path: Path) -> None:
     assert _run(tmp_path, "--list", "good.md").returncode == 0
 
 
-def test_paths_need_a_list_or_counts(tmp_path: Path) -> None:
+def test_paths_are_accepted_only_with_list_or_counts(tmp_path: Path) -> None:
     _repository(tmp_path, good="It begins again.\n")
     assert _run(tmp_path, "good.md").returncode == 2
 
 
-def test_counts_are_a_table_of_all_words(tmp_path: Path) -> None:
+def test_counts_prints_a_table_of_all_words(tmp_path: Path) -> None:
     _repository(tmp_path, bad="It begins anew, and goes on.\n")
     lines = _run(tmp_path, "--counts").stdout.splitlines()
     assert len(lines) == 1 + len(WORDS) + 1
@@ -172,7 +172,7 @@ def _counts(**users: int) -> dict[str, dict[str, int]]:
     return {"users": users, "internal": {}}
 
 
-def test_a_word_may_not_occur_more_often_than_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_occurs_more_often_than_recorded_fails(capsys: pytest.CaptureFixture[str]) -> None:
     hits: list[Any] = list(RULES.find("docs/runs.md", "It begins anew.\n"))
     check = PROGRAM["check"]
     assert check(hits, _counts(anew=1), _counts(anew=0)) == 1
@@ -190,11 +190,11 @@ def test_fewer_words_than_recorded_ask_for_a_lower_record(capsys: pytest.Capture
     assert "--write" in capsys.readouterr().out
 
 
-def test_the_record_falls_and_never_rises() -> None:
+def test_recorded_counts_are_only_ever_lowered() -> None:
     old, new = _counts(anew=2, told=2), _counts(anew=1, told=3, beside=4)
     assert PROGRAM["lowered"](old, new) == _counts(anew=1, told=2, beside=4)
 
 
-def test_the_record_has_every_word() -> None:
+def test_every_word_has_a_recorded_count() -> None:
     recorded = json.loads((COMMAND / "counts.json").read_text())
     assert {kind: set(words) for kind, words in recorded.items()} == {"users": set(WORDS), "internal": set(WORDS)}

@@ -1,4 +1,4 @@
-"""Seeds and cohorts: constants that a new version must not change, or every run would give other weights."""
+"""Seeds and cohorts. Their constants must not change between versions, or every run would train other weights."""
 
 import random
 import subprocess
@@ -24,7 +24,7 @@ NAMES = [f"client-{i}" for i in range(10)]
         ((2**63 - 1, 100_000, "z" * 63, "x"), 7259433206142165190),
     ],
 )
-def test_golden_seeds(parts: tuple[int, int, str, str], seed: int) -> None:
+def test_seeds_equal_the_golden_ones(parts: tuple[int, int, str, str], seed: int) -> None:
     assert derive_seed(*parts) == seed
 
 
@@ -36,7 +36,7 @@ def test_golden_seeds(parts: tuple[int, int, str, str], seed: int) -> None:
         (1, 1, ["client-1", "client-3", "client-7"]),
     ],
 )
-def test_golden_cohorts(seed: int, round_number: int, cohort: list[str]) -> None:
+def test_cohorts_equal_the_golden_ones(seed: int, round_number: int, cohort: list[str]) -> None:
     assert sample_cohort(NAMES, CohortConfig(fraction=0.3), seed, round_number) == cohort
 
 
@@ -46,7 +46,7 @@ parts = st.tuples(
 
 
 @given(parts, parts)
-def test_each_part_makes_a_difference(one: tuple[int, int, str, str], two: tuple[int, int, str, str]) -> None:
+def test_each_part_changes_the_seed(one: tuple[int, int, str, str], two: tuple[int, int, str, str]) -> None:
     assert 0 <= derive_seed(*one) < 2**63
     assert (derive_seed(*one) == derive_seed(*two)) == (one == two)
 
@@ -68,7 +68,7 @@ def test_each_part_makes_a_difference(one: tuple[int, int, str, str], two: tuple
         (0.34, 3, 1),
     ],
 )
-def test_how_many_are_sampled(fraction: float, num_clients: int, chosen: int) -> None:
+def test_the_cohort_size_is_rounded_half_up_and_at_least_one(fraction: float, num_clients: int, chosen: int) -> None:
     names = [f"c{i}" for i in range(num_clients)]
     assert len(sample_cohort(names, CohortConfig(fraction=fraction), 0, 1)) == chosen
 
@@ -92,7 +92,7 @@ def test_a_cohort_does_not_depend_on_the_order_of_the_clients(
     assert names >= set(drawn)
 
 
-def test_everybody_has_the_same_chance() -> None:
+def test_all_clients_are_sampled_equally_often() -> None:
     drawn: Counter[str] = Counter()
     for round_number in range(1, 2001):
         drawn.update(sample_cohort(NAMES, CohortConfig(fraction=0.3), 5, round_number))
@@ -100,12 +100,12 @@ def test_everybody_has_the_same_chance() -> None:
     assert all(abs(count - 600) < 100 for count in drawn.values())  # four standard deviations are 82
 
 
-def test_nobody_to_choose_from() -> None:
+def test_without_clients_the_cohort_is_empty() -> None:
     assert sample_cohort([], CohortConfig(), 0, 1) == []
 
 
-def test_every_process_draws_the_same() -> None:
-    """Whatever the interpreter's hash seed is."""
+def test_every_process_derives_the_same_seeds_and_cohorts() -> None:
+    """The interpreter's hash seed has no influence."""
     code = (
         "from fedssl.seeding import *; from fedssl.protocol.training import CohortConfig; "
         "print(derive_seed(7, 3, 'hospital-b', 'batches/1'), "

@@ -1,4 +1,4 @@
-"""The validator of event logs accepts the life of a run, and refuses every log that cannot be one."""
+"""The validator of event logs accepts the log of a valid run, and refuses every log that no run can produce."""
 
 import itertools
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def _with(before: str, nth: int, *added: EventView) -> Change:
     return change
 
 
-def test_the_life_of_a_run_is_a_path() -> None:
+def test_a_complete_run_is_a_valid_path() -> None:
     trace = follow(_numbered(_life()))
     assert (trace.state, trace.outcome) == ("finished", "completed")
     assert {number: traced.verdict for number, traced in trace.rounds.items()} == {1: "aggregated", 2: "aggregated"}
@@ -117,17 +117,17 @@ def test_the_life_of_a_run_is_a_path() -> None:
         (lambda events: [*events[:5], *reversed(events[5:])], "assignments|rounds|finished"),
     ],
 )
-def test_other_logs_are_not_a_path(change: Change, why: str) -> None:
+def test_impossible_logs_are_refused(change: Change, why: str) -> None:
     with pytest.raises(NotAPath, match=why):
         follow(_numbered(change(_life())))
 
 
-def test_events_out_of_their_order_are_not_a_path() -> None:
+def test_events_out_of_order_are_refused() -> None:
     with pytest.raises(NotAPath, match="not in their order"):
         follow(_numbered(_life())[::-1])
 
 
-def test_the_numbers_of_a_verdict_must_be_right() -> None:
+def test_wrong_update_counts_in_a_verdict_are_refused() -> None:
     events = _life()
     wrong = [
         event.model_copy(update={"message": "partial: 1 of 2 updates"}) if event.kind == "round.closed" else event
@@ -137,7 +137,7 @@ def test_the_numbers_of_a_verdict_must_be_right() -> None:
         follow(_numbered(wrong))
 
 
-def test_a_stopped_run_cannot_be_resumed() -> None:
+def test_resuming_a_stopped_run_is_refused() -> None:
     stopped = [*_life()[:3], _event("run.finished", outcome="stopped"), _event("run.resumed")]
     with pytest.raises(NotAPath, match="had ended as stopped"):
         follow(_numbered(stopped))

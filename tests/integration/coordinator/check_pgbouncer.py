@@ -1,4 +1,4 @@
-"""`make pooler-test`: the coordinator through a real PgBouncer in transaction mode, over few connections."""
+"""`make pooler-test`: run the coordinator through a real PgBouncer in transaction mode, over few connections."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ def _settings(database_url: str) -> dict[str, str]:
     return {"FEDSSL_DATABASE_DIRECT_URL": database_url, "FEDSSL_STATEMENT_SECONDS": "7"}
 
 
-def test_many_requests_over_few_connections(
+def test_many_requests_share_few_connections(
     pooler: PgBouncer, servers: Servers, database_url: str, tmp_path: Path
 ) -> None:
     with (
@@ -55,7 +55,9 @@ def test_many_requests_over_few_connections(
         assert busy <= NUM_CONNECTIONS
 
 
-def test_bounds_and_locks_do_not_leak(pooler: PgBouncer, servers: Servers, database_url: str, tmp_path: Path) -> None:
+def test_timeouts_and_locks_do_not_leak_to_other_connections(
+    pooler: PgBouncer, servers: Servers, database_url: str, tmp_path: Path
+) -> None:
     with Coordinator(pooler.url, servers.redis_url, tmp_path, **_settings(database_url)):
         for _ in range(8):
             with transaction() as session:
@@ -70,7 +72,7 @@ def test_bounds_and_locks_do_not_leak(pooler: PgBouncer, servers: Servers, datab
         engine().dispose()
 
 
-def test_a_federation_behind_it_gives_the_simulation_s_bits(
+def test_a_federation_behind_a_pooler_gives_the_bits_of_the_simulation(
     pooler: PgBouncer, servers: Servers, database_url: str, tmp_path: Path
 ) -> None:
     spec = method_spec("fedbyol")

@@ -1,7 +1,7 @@
-"""A second campaign: requests that are each well-formed, by hands and in orders that were not planned for.
+"""Further attacks: requests that are each well-formed, from unexpected callers or in unexpected orders.
 
-Each test asserts what must hold: nothing of another client's is seen or changed, nothing counts twice, and nothing of a
-client that was revoked counts at all.
+Each test asserts what must hold: no data of another client is seen or changed, nothing counts twice, and nothing that a
+revoked client sends counts.
 """
 
 import base64
@@ -42,21 +42,21 @@ def _update(item: WorkItem, value: float = 1.0) -> tuple[bytes, str]:
     return content, hashlib.sha256(content).hexdigest()
 
 
-# A client that was revoked
+# Revoked clients
 
 
 @pytest.mark.parametrize("by", ["client", "token"])
-def test_what_a_revoked_client_is_sending_counts_nothing(
+def test_an_upload_that_is_arriving_when_its_client_is_revoked_is_not_counted(
     by: str, cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Revoked while the body of its upload arrives: the bytes come late, and nothing is recorded for the assignment."""
+    """The client is revoked while the body of its upload arrives. Nothing is recorded for the assignment."""
     item = cast.claim("a")
     content, digest = _update(item)
     half, secret = len(content) // 2, coordinator.worker_token("a")
     checked, revoked = threading.Event(), threading.Event()
     check = streaming.check_announced
 
-    def check_announced(*arguments: Any) -> None:  # what may be sent was checked before
+    def check_announced(*arguments: Any) -> None:  # runs before the body is read
         check(*arguments)
         checked.set()
 
@@ -92,7 +92,7 @@ def test_what_a_revoked_client_is_sending_counts_nothing(
 def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
     coordinator: Coordinator, tables: Tables
 ) -> None:
-    """The aggregator has read who may take part, and offers work after the revocation has committed."""
+    """The aggregator reads the eligible clients before the revocation commits, and offers work after it."""
     from fedssl_coordinator.identity import clients
 
     real, gate, opened = clients.eligible, threading.Event(), threading.Event()
@@ -120,10 +120,10 @@ def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
     assert tables.one("SELECT state FROM assignments WHERE client_id = 'b'") == "expired"
 
 
-# Two at once with one token, and the same again
+# Two processes with one token, and replayed submissions
 
 
-def test_of_two_workers_with_one_token_one_update_counts_with_its_own_metrics(
+def test_only_one_update_of_two_workers_with_one_token_is_accepted_with_its_own_metrics(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     secret = coordinator.worker_token("a")
@@ -159,10 +159,10 @@ def test_of_two_workers_with_one_token_one_update_counts_with_its_own_metrics(
     assert tables.query("SELECT value FROM metrics WHERE client_id = 'a' AND name = 'loss'") == [(float(winner),)]
 
 
-def test_a_submission_that_is_replayed_later_changes_nothing(
+def test_a_replayed_submission_changes_nothing(
     cast: Cast, coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path
 ) -> None:
-    """Word for word, after a pause, after a resumption, after the round closed, and after the run was stopped."""
+    """This holds while the run is paused, once it is resumed, after the round closed, and after the run was stopped."""
     item = cast.claim("a")
     digest = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
     submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics={"loss": 1.0})
@@ -190,12 +190,10 @@ def test_a_submission_that_is_replayed_later_changes_nothing(
     replay()
 
 
-# What belongs to another
+# What belongs to another client
 
 
-def test_an_upload_is_out_of_reach_for_every_other_token(
-    cast: Cast, coordinator: Coordinator, onlooker: Onlooker
-) -> None:
+def test_no_other_token_can_access_an_upload(cast: Cast, coordinator: Coordinator, onlooker: Onlooker) -> None:
     item = cast.claim("a")
     content, digest = _update(item)
     half = len(content) // 2
@@ -215,10 +213,10 @@ def test_an_upload_is_out_of_reach_for_every_other_token(
         assert own.send(place, content[half:], half).status_code == 204
 
 
-def test_bytes_that_another_client_has_sent_are_neither_taken_nor_noticed(
+def test_the_digest_of_another_clients_update_is_answered_like_an_unknown_digest(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """The digest of another's update gives no update, and no answer that differs from that for an unknown digest."""
+    """A client that knows the digest cannot submit or download the update, or find out whether it is stored."""
     a, b = cast.claim("a"), cast.claim("b")
     digest = upload(cast.workers["a"], a, tensors_for(a.plan.update, 1.0), tmp_path)
     unknown = "0" * 64
@@ -237,8 +235,8 @@ def test_bytes_that_another_client_has_sent_are_neither_taken_nor_noticed(
     assert tables.query("SELECT assignment_id FROM uploads") == [(a.assignment_id,)]
 
 
-def test_the_key_of_another_operators_run_gives_that_run_or_a_refusal(coordinator: Coordinator) -> None:
-    """Also at the same moment, after the run has ended, and again once it was deleted."""
+def test_reusing_another_operators_idempotency_key_returns_that_run_or_is_refused(coordinator: Coordinator) -> None:
+    """This holds for concurrent requests and after the run has ended. Deleting the run frees its key."""
     spec, other = tiny_spec().model_dump(mode="json"), tiny_spec(num_rounds=3).model_dump(mode="json")
     second = coordinator.client.create_token("operator").secret
 
@@ -258,7 +256,7 @@ def test_the_key_of_another_operators_run_gives_that_run_or_a_refusal(coordinato
     assert create(second, other).json()["id"] != run_id
 
 
-# What a page, a stream or an address is asked for
+# Forged cursors, event ids and paths
 
 
 def _cursors(coordinator: Coordinator, run_id: UUID) -> dict[str, str]:
@@ -268,7 +266,7 @@ def _cursors(coordinator: Coordinator, run_id: UUID) -> dict[str, str]:
     return {path: cursor for path, cursor in answers.items() if cursor is not None}
 
 
-def test_a_cursor_of_another_list_is_refused_or_stays_in_its_list(
+def test_a_cursor_from_another_list_is_refused_or_shows_nothing_of_that_list(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast.work("a", "b")
@@ -311,10 +309,8 @@ def test_a_forged_last_event_id_shows_no_event_of_another_run(
             assert http.get(f"/v1/runs/{cast.id}/events/stream", headers=headers).status_code in (200, 422)
 
 
-def test_streams_that_are_torn_off_give_their_places_back(
-    cast: Cast, coordinator: Coordinator, change_settings: Any
-) -> None:
-    """With a reset in place of an end, in the middle of an answer."""
+def test_aborted_streams_free_their_places(cast: Cast, coordinator: Coordinator, change_settings: Any) -> None:
+    """The connections are reset instead of closed, in the middle of a response."""
     change_settings(MAX_WAITING_PER_TOKEN="3")
     secret, address = coordinator.client.create_token("viewer").secret, httpx.URL(coordinator.url)
     request = f"GET /v1/runs/{cast.id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n"
@@ -349,8 +345,8 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_spelling_of_a_path_leads_past_its_guard(path: str, standing: Coordinator) -> None:
-    """Without a token, and with one of a worker: each is refused, and no answer names a host that the caller gave."""
+def test_no_spelling_of_a_path_bypasses_authorisation(path: str, standing: Coordinator) -> None:
+    """Requests without a token or with a worker's are refused, and no response repeats the caller's Host header."""
     address = httpx.URL(standing.url)
     worker = standing.client.create_token("worker", f"w-{uuid4().hex[:8]}").secret
     for token in ("", f"Authorization: Bearer {worker}\r\n"):
@@ -365,11 +361,11 @@ def test_no_spelling_of_a_path_leads_past_its_guard(path: str, standing: Coordin
             assert "root:" not in answer
 
 
-# What changes in the middle of a round
+# Changes in the middle of a round
 
 
-def test_a_cohort_stays_as_it_was_when_its_clients_register_again(cast: Cast, tables: Tables) -> None:
-    """With other images, another encoder, and a policy that refuses: neither cohort nor accepted updates change."""
+def test_a_cohort_does_not_change_when_its_clients_register_again(cast: Cast, tables: Tables) -> None:
+    """They register with other images and a policy that refuses. Neither the cohort nor accepted updates change."""
     cast.work("a")
     notice = PolicyNotice(digest="0" * 64, allow=())
     for worker in cast.workers.values():
@@ -390,10 +386,10 @@ def test_a_cohort_stays_as_it_was_when_its_clients_register_again(cast: Cast, ta
     cast.work("b")
     cast.advance()
     assert (cast.rounds[0].verdict, cast.rounds[0].reason) == ("aggregated", "2 of 2 updates")
-    assert tables.one("SELECT count(*) FROM rounds WHERE run_id = %s", cast.id) == 1  # the next waits for its clients
+    assert tables.one("SELECT count(*) FROM rounds WHERE run_id = %s", cast.id) == 1  # the next round waits for clients
 
 
-def test_what_a_worker_writes_forges_no_line_and_no_event(cast: Cast, coordinator: Coordinator) -> None:
+def test_text_from_a_worker_cannot_forge_a_line_or_an_event(cast: Cast, coordinator: Coordinator) -> None:
     cast.claim("a")
     forged = 'no\r\nid: 1\nevent: run.finished\ndata: {"kind": "run.finished"}\n\n\u2028\x85\x1b[2J'
     cast.workers["a"].decline(cast.item("a").assignment_id, forged)
@@ -407,7 +403,7 @@ def test_what_a_worker_writes_forges_no_line_and_no_event(cast: Cast, coordinato
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63, 2**64, 10**30, -1, 0])
-def test_numbers_beyond_every_column_are_refused(number: int, cast: Cast, coordinator: Coordinator) -> None:
+def test_out_of_range_numbers_cause_no_server_error(number: int, cast: Cast, coordinator: Coordinator) -> None:
     item = cast.claim("a")
     secret = coordinator.worker_token("a")
     with coordinator.http(secret) as http, Tus(coordinator, secret) as tus:

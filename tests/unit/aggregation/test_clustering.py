@@ -1,4 +1,4 @@
-"""Clustering on the sphere: planted clusters, plain loops, balance, and where the randomness comes from."""
+"""Clustering on the sphere: planted clusters, plain loops as a reference, balance, and the source of randomness."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def planted(sizes: list[int], width: int = 16, noise: float = 0.05, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Embeddings of any length around orthogonal directions, and which direction each is of."""
+    """Return embeddings of random lengths around orthogonal directions, and the index of each embedding's direction."""
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     points = torch.eye(width)[labels] + noise * torch.randn(len(labels), width, generator=generator(seed))
     order = torch.randperm(len(labels), generator=generator(seed + 1))
@@ -34,8 +34,8 @@ def same_partition(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a[:, None] == a, b[:, None] == b)
 
 
-def test_spherical_kmeans_by_hand() -> None:
-    # Two pairs of directions, whatever their lengths: the centroids are the normalised sums of the unit vectors.
+def test_spherical_kmeans_matches_a_hand_calculation() -> None:
+    # Two pairs of directions, of any lengths: the centroids are the normalised sums of the unit vectors.
     z = torch.tensor([[9.0, 0.0], [0.6, 0.8], [0.0, -1.0], [0.0, -2.0]])
     result = spherical_kmeans(z, 2, generator=generator(), num_iterations=5)
     assert isinstance(result, Clustering)
@@ -66,16 +66,16 @@ def test_spherical_kmeans_finds_planted_clusters_of_unequal_size() -> None:
     assert found >= 5  # a random start may put two centroids into one cluster
 
 
-def test_an_empty_cluster_starts_again_at_the_worst_fit() -> None:
-    # Three samples coincide; where two centroids start there one of them is empty, the other has just these, and the
-    # two lone samples share the third until the worse fit of them gets the empty one.
+def test_an_empty_cluster_restarts_at_the_worst_fitting_sample() -> None:
+    # Three samples coincide. If two centroids start there, one of them is empty and the other has exactly these three.
+    # The two remaining samples share the third centroid until the one that fits worse gets the empty cluster.
     z = torch.tensor([[1.0, 0.0, 0.0]] * 3 + [[0.0, 1.0, 0.0], [0.0, 0.5, 0.9]])
     for seed in range(10):
         assignments = spherical_kmeans(z, 3, generator=generator(seed)).assignments
         assert same_partition(assignments, torch.tensor([0, 0, 0, 1, 2]))
 
 
-def test_members_that_cancel_leave_their_centroid_where_it_was() -> None:
+def test_members_that_cancel_out_leave_their_centroid_unchanged() -> None:
     z = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     centroids, _ = spherical_kmeans(z, 1, generator=generator(), num_iterations=3)
     assert centroids[0].norm() == 1.0
@@ -91,7 +91,7 @@ def test_balanced_kmeans_keeps_planted_clusters_of_equal_size() -> None:
     assert found >= 5
 
 
-def test_balanced_kmeans_splits_what_k_means_would_not() -> None:
+def test_balanced_kmeans_splits_a_cluster_that_is_too_large() -> None:
     # 28 samples of one direction and 4 of another: clusters of 8 each.
     z, _ = planted([28, 4], noise=0.3)
     sizes = balanced_kmeans(z, 4, generator=generator()).assignments.bincount(minlength=4)
@@ -100,7 +100,7 @@ def test_balanced_kmeans_splits_what_k_means_would_not() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sinkhorn_equals_alternating_normalisation(seed: int) -> None:
+def test_sinkhorn_matches_alternating_normalisation(seed: int) -> None:
     scores = torch.rand(12, 3, generator=generator(seed), dtype=torch.float64)
     plan = np.exp(25 * scores.numpy())
     for _ in range(2000):
@@ -110,8 +110,8 @@ def test_sinkhorn_equals_alternating_normalisation(seed: int) -> None:
     assert ours.numpy() == pytest.approx(plan, rel=1e-6, abs=1e-9)
 
 
-def test_sinkhorn_by_hand() -> None:
-    # Symmetric scores are balanced already: the softmax of (25, 0), and of (0, 0).
+def test_sinkhorn_matches_a_hand_calculation() -> None:
+    # Symmetric scores are already balanced: the plan is the softmax of (25, 0), and of (0, 0).
     plan = sinkhorn_assignment(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), sharpness=1.0)
     torch.testing.assert_close(plan, torch.tensor([[0.7310585786, 0.2689414214], [0.2689414214, 0.7310585786]]))
     assert torch.equal(sinkhorn_assignment(torch.zeros(4, 2)), torch.full((4, 2), 0.5))
@@ -125,17 +125,17 @@ def test_sinkhorn_rows_sum_to_one_and_columns_to_the_equal_size(dtype: torch.dty
     assert not plan.requires_grad
     torch.testing.assert_close(plan.sum(dim=1), torch.ones_like(plan[:, 0]), rtol=1e-6, atol=0)
     torch.testing.assert_close(plan.sum(dim=0), torch.full_like(plan[0], 8.0), rtol=1e-5, atol=0)
-    hard = sinkhorn_assignment(scores * 1000)  # one-hot but for balance: no division by an underflow
+    hard = sinkhorn_assignment(scores * 1000)  # one-hot except for the balance: no division by an underflow
     assert hard.isfinite().all()
 
 
-def test_sinkhorn_stops_once_it_has_settled() -> None:
+def test_sinkhorn_stops_once_it_has_converged() -> None:
     scores = torch.rand(40, 5, generator=generator(), dtype=torch.float64)
     eleven, hundred = (sinkhorn_assignment(scores, 5.0, count, tolerance=0.0) for count in (11, 100))
     assert not torch.equal(eleven, hundred)
     assert torch.equal(
         sinkhorn_assignment(scores, 5.0), eleven
-    )  # it looks at the first iteration and every tenth after
+    )  # it checks the first iteration and every tenth after it
 
 
 def test_global_centroids_find_planted_clusters() -> None:
@@ -145,7 +145,7 @@ def test_global_centroids_find_planted_clusters() -> None:
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(4))
 
 
-def test_global_centroids_take_the_steps_of_torch_s_sgd() -> None:
+def test_global_centroids_take_the_same_steps_as_torchs_sgd() -> None:
     z = torch.nn.functional.normalize(torch.randn(20, 6, generator=generator(), dtype=torch.float64))
     initial = torch.nn.functional.normalize(torch.randn(4, 6, generator=generator(1), dtype=torch.float64))
     weight = torch.nn.Parameter(initial.clone())
@@ -186,7 +186,7 @@ def test_all_randomness_comes_from_the_generator(cluster: Callable[[Tensor, torc
 
 
 @pytest.mark.parametrize("cluster", RANDOM)
-def test_lengths_do_not_matter_and_the_input_is_left_alone(
+def test_lengths_have_no_influence_and_the_input_is_not_modified(
     cluster: Callable[[Tensor, torch.Generator], Tensor],
 ) -> None:
     z = torch.randn(30, 4, generator=generator(), dtype=torch.float64)
@@ -197,7 +197,7 @@ def test_lengths_do_not_matter_and_the_input_is_left_alone(
     assert cluster(z.half(), generator(1)).dtype == torch.float32
 
 
-def test_too_few_samples_and_other_shapes_are_refused() -> None:
+def test_too_few_samples_and_wrong_shapes_are_refused() -> None:
     z = torch.eye(2)
     for cluster in (spherical_kmeans, balanced_kmeans):
         for count in (0, 3):
@@ -209,5 +209,5 @@ def test_too_few_samples_and_other_shapes_are_refused() -> None:
         global_centroids(z, 3, generator=generator(), initial_MD=z)
     with pytest.raises(AggregationError, match="scores_NM must be a matrix"):
         sinkhorn_assignment(torch.ones(0, 3))
-    # Fewer local centroids than global clusters are no error: the server has what the cohort sent.
+    # Fewer local centroids than global clusters are allowed: the server works with what the cohort sent.
     assert global_centroids(z, 5, generator=generator(), num_steps=1).shape == (5, 2)

@@ -1,4 +1,4 @@
-"""Means in fixed point: hand calculations, the error's bound, what is out of range, and what is refused."""
+"""Fixed-point means: hand calculations, the error bound, values out of range, and refused inputs."""
 
 import itertools
 from fractions import Fraction
@@ -29,7 +29,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: fl
     return (drawn * scale).to(dtype)
 
 
-def test_by_hand() -> None:
+def test_fixed_point_mean_matches_a_hand_calculation() -> None:
     # Differences 1 and 5, times 3 and 1: (3 + 5)/4 = 2 more than the broadcast. 10 + (3 * 1 + 1 * 7)/4 = 12.5: 12.
     base = {"w": torch.tensor([1.0]), "steps": torch.tensor(10), "other": torch.tensor(0.0)}
     updates = [
@@ -43,8 +43,8 @@ def test_by_hand() -> None:
     assert (mean["w"].dtype, mean["steps"].dtype) == (torch.float32, torch.int64)
 
 
-def test_words_by_hand() -> None:
-    # With two fractional bits, 0.3 * 3 * 4 = 3.6 is 4 and -0.125 * 3 * 4 = -1.5 is -2, half to even.
+def test_fixed_point_words_match_a_hand_calculation() -> None:
+    # With two fractional bits, 0.3 * 3 * 4 = 3.6 becomes 4 and -0.125 * 3 * 4 = -1.5 becomes -2 (half to even).
     x, base = torch.tensor([1.3, 0.875, 1.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     assert fixed_point_words("w", x, base, 3, fraction_bits=2, num_clients=5).tolist() == [4, -2, 0]
     assert fixed_point_words("w", x, None, 1, fraction_bits=1, num_clients=5, factor=0.5).tolist() == [1, 1, 1]
@@ -54,7 +54,9 @@ def test_words_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("bits", "weights"), [(COUNTED_BITS, [13, 1, 250, 42, 8, 99, 1000]), (EQUAL_BITS, [1] * 7)])
-def test_is_within_the_bound_of_the_exact_mean(dtype: torch.dtype, bits: int, weights: list[int]) -> None:
+def test_the_mean_is_within_the_error_bound_of_the_exact_mean(
+    dtype: torch.dtype, bits: int, weights: list[int]
+) -> None:
     base = normal(3, 5, seed=100, dtype=dtype)
     updates = [normal(3, 5, seed=k, dtype=dtype) for k in range(7)]
     mean = fixed_point_mean([{"w": x} for x in updates], weights, {"w": base}, fraction_bits=bits)["w"]
@@ -82,8 +84,8 @@ def test_negative_integers_are_rounded_half_to_even() -> None:
 
 
 @pytest.mark.parametrize("num_clients", [10, 100, 1000])
-def test_is_at_least_as_close_as_a_float32_mean(num_clients: int) -> None:
-    """The largest error against a float64 mean, with the sizes of clients and updates that training gives."""
+def test_the_mean_is_at_least_as_close_as_a_float32_mean(num_clients: int) -> None:
+    """Compares the largest error against a float64 mean, for typical sizes of clients and updates."""
     generator = np.random.default_rng(num_clients)
     weights = [int(w) for w in generator.integers(60, 4040, num_clients)]
     base = normal(2000, seed=1, scale=0.1)
@@ -102,7 +104,7 @@ def test_is_at_least_as_close_as_a_float32_mean(num_clients: int) -> None:
     assert error <= float(np.abs((plain / sum(weights)).double().numpy() - exact).max())
 
 
-def test_any_order_gives_the_bits_that_floats_do_not() -> None:
+def test_every_order_of_updates_gives_the_same_bits() -> None:
     base = {"w": normal(4000, seed=9)}
     updates = [{"w": normal(4000, seed=k)} for k in range(4)]
     weights = [3, 11, 2, 7]
@@ -113,7 +115,7 @@ def test_any_order_gives_the_bits_that_floats_do_not() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_a_value_that_does_not_fit_names_its_tensor_and_is_not_clipped() -> None:
+def test_a_value_out_of_range_names_its_tensor_and_is_not_clipped() -> None:
     base = {"a": torch.zeros(2), "encoder.bn.running_var": torch.ones(3)}
     fits = 2.0**53 / 10 / 2.0**COUNTED_BITS
     good = {"a": torch.ones(2), "encoder.bn.running_var": torch.tensor([fits * 0.999, 1.0, 1.0])}
@@ -125,12 +127,12 @@ def test_a_value_that_does_not_fit_names_its_tensor_and_is_not_clipped() -> None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_value_that_is_not_finite_is_out_of_range(value: float) -> None:
+def test_values_that_are_not_finite_are_out_of_range(value: float) -> None:
     with pytest.raises(OutOfRange, match="w: a value is not finite"):
         fixed_point_mean([{"w": torch.tensor([0.0, value])}], [1], None)
 
 
-def test_integers_that_would_wrap_are_out_of_range() -> None:
+def test_integers_whose_difference_overflows_are_out_of_range() -> None:
     limits = torch.iinfo(torch.int64)
     with pytest.raises(OutOfRange, match="n: a value is"):
         fixed_point_mean([{"n": torch.tensor([limits.max])}], [1], {"n": torch.tensor([limits.min])})
@@ -151,12 +153,12 @@ def test_the_factor_scales_only_floating_point_tensors() -> None:
     assert mean["n"].tolist() == [5]
 
 
-def test_differences_need_no_broadcast() -> None:
+def test_differences_are_averaged_without_a_broadcast() -> None:
     updates = [{"c": torch.tensor([0.25, -1.0])}, {"c": torch.tensor([0.75, 3.0])}]
     assert fixed_point_mean(updates, [1, 1], None, fraction_bits=EQUAL_BITS)["c"].tolist() == [0.5, 1.0]
 
 
-def test_memory_holds_one_update_at_a_time() -> None:
+def test_updates_are_consumed_one_at_a_time() -> None:
     alive = []
 
     def updates() -> object:
@@ -186,7 +188,7 @@ def test_memory_holds_one_update_at_a_time() -> None:
         ([{"w": torch.ones(1, dtype=torch.bool)}], [1], None, "there is no mean of torch.bool"),
     ],
 )
-def test_refuses_what_cannot_be_combined(
+def test_inputs_that_cannot_be_combined_are_refused(
     updates: list[dict[str, Tensor]], weights: list[float], base: dict[str, Tensor] | None, message: str
 ) -> None:
     with pytest.raises(AggregationError, match=message):
@@ -200,7 +202,7 @@ def test_a_sum_refuses_more_clients_than_it_has_room_for() -> None:
         total.add({"w": torch.ones(1)}, 1)
 
 
-def test_words_of_32_bits_by_hand() -> None:
+def test_words_of_32_bits_match_a_hand_calculation() -> None:
     # The largest value is below 2^1, and the weights add up to at most 2^4: f = 30 - 4 - (1 + 2) = 23. The words are
     # 0.25 * 3 * 2^23 = 6291456, -0.5 * 3 * 2^23 = -12582912 and 0, and the first shares its word with the third.
     base, x = {"w": torch.tensor([[1.5], [0.5], [0.0]])}, {"w": torch.tensor([[1.75], [0.0], [0.0]])}
@@ -219,7 +221,7 @@ def test_words_of_32_bits_by_hand() -> None:
     assert equal.vector().tolist() == [1, 2**24, -(2**25)]
 
 
-def test_words_of_32_bits_are_refused_rather_than_wrapped() -> None:
+def test_values_too_large_for_32_bit_words_are_refused_rather_than_wrapped() -> None:
     base, narrow = {"w": torch.zeros(2, 2)}, NarrowWords({"w"}, TotalBits(weights=3, clients=2))
     base["w"][0, 0] = -0.75  # below 2^0: each value may move by up to 2^2
     moved = {"w": base["w"] + 4}
@@ -234,7 +236,7 @@ def test_words_of_32_bits_are_refused_rather_than_wrapped() -> None:
         fixed_point_mean([moved] * 5, [1] * 5, base, fraction_bits=EQUAL_BITS, narrow=narrow)
 
 
-def test_bits_of_a_total_weight() -> None:
+def test_total_bits_match_hand_calculations() -> None:
     assert TotalBits.after(64, 3) == TotalBits(7, 3)  # 128 = 2^7 and 6 < 2^3
     assert TotalBits.after(65, 4) == TotalBits(8, 3)
     assert TotalBits.after(2**25, 2) == TotalBits(26, 2)

@@ -1,4 +1,4 @@
-"""L-DAWA against hand calculations and plain loops."""
+"""L-DAWA, compared with hand calculations and plain loops."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from fedssl.aggregation import AggregationError, is_batch_norm_buffer, layerwise
 from support.tensors import normal
 
 
-def test_by_hand() -> None:
+def test_l_dawa_matches_a_hand_calculation() -> None:
     previous = {"w": torch.tensor([1.0, 0.0]), "v": torch.tensor([0.0, 2.0])}
     updates = [
-        # w at 45 degrees: cosine 0.7071 times (2, 2). v along the previous one, longer: cosine 1.
+        # w at 45 degrees: cosine 0.7071 times (2, 2). v is parallel to the previous one, and longer: cosine 1.
         {"w": torch.tensor([2.0, 2.0]), "v": torch.tensor([0.0, 6.0])},
-        # w opposite: cosine -1 times (-4, 0) is (4, 0). v at right angles: 0.
+        # w opposite: cosine -1 times (-4, 0) is (4, 0). v is orthogonal: 0.
         {"w": torch.tensor([-4.0, 0.0]), "v": torch.tensor([5.0, 0.0])},
     ]
     combined = layerwise_divergence_aware(updates, previous)
@@ -25,7 +25,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_its_equation(seed: int, dtype: torch.dtype) -> None:
+def test_l_dawa_matches_its_equation(seed: int, dtype: torch.dtype) -> None:
     shapes = {"conv.weight": (4, 3, 2), "fc.bias": (5,)}
     previous = {name: normal(*shape, seed=seed, dtype=dtype) for name, shape in shapes.items()}
     updates = [
@@ -46,7 +46,7 @@ def test_equals_its_equation(seed: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_clients_equal_to_the_global_give_the_global(dtype: torch.dtype) -> None:
+def test_clients_equal_to_the_global_model_return_it_unchanged(dtype: torch.dtype) -> None:
     previous = {"w": normal(1000, seed=0, dtype=dtype), "bn.running_var": normal(5, seed=1, dtype=dtype).abs()}
     combined = layerwise_divergence_aware([previous] * 3, previous)
     mean = weighted_mean([previous] * 3, [1, 1, 1])
@@ -55,14 +55,14 @@ def test_clients_equal_to_the_global_give_the_global(dtype: torch.dtype) -> None
         assert torch.equal(combined[name], mean[name])
 
 
-def test_clients_that_only_grew_are_averaged_plainly() -> None:
+def test_clients_that_only_changed_in_length_are_averaged_plainly() -> None:
     previous = {"w": normal(50, seed=0)}
     updates = [{"w": previous["w"] * factor} for factor in (0.5, 1.0, 3.0)]
     combined = layerwise_divergence_aware(updates, previous)
     torch.testing.assert_close(combined["w"], weighted_mean(updates, [1, 1, 1])["w"], rtol=1e-14, atol=0)
 
 
-def test_statistics_integers_single_numbers_and_zeros_are_averaged_plainly() -> None:
+def test_statistics_integers_scalars_and_zeros_are_averaged_plainly() -> None:
     previous = {
         "bn.running_mean": torch.tensor([1.0, 0.0]),
         "bn.num_batches_tracked": torch.tensor([10, 10]),
@@ -85,19 +85,19 @@ def test_statistics_integers_single_numbers_and_zeros_are_averaged_plainly() -> 
     assert combined["temperature"].item() == -2.0
     assert combined["fresh.bias"].tolist() == [1.0, 1.0]
     assert combined["w"].tolist() == [0.0, 0.0]
-    # As in the authors' code: statistics at right angles to the previous ones count nothing.
+    # As in the authors' code: statistics orthogonal to the previous ones contribute nothing.
     everything = layerwise_divergence_aware([first, second], previous, plain=lambda name: False)
     assert everything["bn.running_mean"].tolist() == [0.0, 0.0]
 
 
-def test_the_names_of_statistics() -> None:
+def test_batch_norm_buffers_are_recognised_by_their_names() -> None:
     plain = ["running_mean", "layer1.0.bn2.running_var", "bn.num_batches_tracked"]
     scaled = ["bn.weight", "running_mean.weight", "fc.bias", "my_running_mean"]
     assert all(is_batch_norm_buffer(name) for name in plain)
     assert not any(is_batch_norm_buffer(name) for name in scaled)
 
 
-def test_what_cannot_be_combined_is_refused() -> None:
+def test_inputs_that_cannot_be_combined_are_refused() -> None:
     previous = {"w": torch.ones(2)}
     with pytest.raises(AggregationError, match="there are no updates"):
         layerwise_divergence_aware([], previous)

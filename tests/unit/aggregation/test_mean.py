@@ -1,4 +1,4 @@
-"""The weighted mean: hand calculations, exactness, what is refused, and that it streams."""
+"""The weighted mean: hand calculations, exactness, refused inputs, and streaming."""
 
 import gc
 import math
@@ -22,8 +22,8 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
-def test_by_hand() -> None:
-    # (3 * 1 + 1 * 5)/4 = 2 and (3 * 2 + 1 * -2)/4 = 1; (3 * 10 + 1 * 20)/4 = 12.5, half to even: 12.
+def test_weighted_mean_matches_a_hand_calculation() -> None:
+    # (3 * 1 + 1 * 5)/4 = 2 and (3 * 2 + 1 * -2)/4 = 1; (3 * 10 + 1 * 20)/4 = 12.5 becomes 12 (half to even).
     updates = [
         {"w": torch.tensor([1.0, 2.0]), "steps": torch.tensor(10)},
         {"w": torch.tensor([5.0, -2.0]), "steps": torch.tensor(20)},
@@ -38,7 +38,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_equals_the_exact_mean_rounded_once(seed: int, dtype: torch.dtype) -> None:
+def test_the_result_is_the_exact_mean_rounded_once(seed: int, dtype: torch.dtype) -> None:
     updates = [normal(3, 5, seed=10 * seed + k, dtype=dtype) for k in range(7)]
     weights = [13, 1, 250, 42, 8, 99, 1000]
     mean = weighted_mean([{"w": update} for update in updates], weights)["w"]
@@ -46,20 +46,20 @@ def test_equals_the_exact_mean_rounded_once(seed: int, dtype: torch.dtype) -> No
     assert mean.shape == (3, 5)
     for index in np.ndindex(3, 5):
         exact = sum(w * Fraction(float(u[index])) for w, u in zip(weights, updates, strict=True)) / sum(weights)
-        # One rounding of at most half a unit in the last place, and the float64 sum's own error.
+        # One rounding of at most half a unit in the last place, plus the error of the float64 sum.
         unit = torch.finfo(dtype).eps * max(abs(float(exact)), float(torch.finfo(dtype).tiny))
         assert abs(Fraction(float(mean[index])) - exact) <= unit * 0.5 + 1e-14
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_equal_updates_come_out_unchanged(dtype: torch.dtype) -> None:
+def test_equal_updates_are_returned_unchanged(dtype: torch.dtype) -> None:
     update = {"w": normal(1000, seed=0, dtype=dtype)}
     for weights in ([0.1, 0.2, 0.3], [1] * 7, [1e-300, 1.0, 1e300], [math.pi, math.e]):
         assert torch.equal(weighted_mean([update] * len(weights), weights)["w"], update["w"])
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_equal_integers_come_out_unchanged(dtype: torch.dtype) -> None:
+def test_equal_integers_are_returned_unchanged(dtype: torch.dtype) -> None:
     update = {"n": torch.tensor([torch.iinfo(dtype).min, 0, 7, torch.iinfo(dtype).max], dtype=dtype)}
     mean = weighted_mean([update] * 3, [0.1, 0.2, 0.7])["n"]
     assert mean.dtype == dtype
@@ -74,7 +74,7 @@ def test_equal_integers_come_out_unchanged(dtype: torch.dtype) -> None:
         ([-1, -2], [1, 1], -2),  # -1.5
         ([-3, -2], [1, 1], -2),  # -2.5
         ([0, 1], [1, 1], 0),  # 0.5
-        ([1, 2, 1, 2], [1, 1, 1, 1], 2),  # 1.5 by way of 4/3
+        ([1, 2, 1, 2], [1, 1, 1, 1], 2),  # 1.5, computed from 4/3
         ([1, 2], [2, 1], 1),  # 1.33
         ([1, 2], [1, 2], 2),  # 1.67
         ([100, 103, 101], [1, 1, 1], 101),  # 101.33
@@ -86,7 +86,8 @@ def test_integers_round_half_to_even(values: list[int], weights: list[int], expe
 
 
 def test_a_bfloat16_mean_is_not_rounded_twice() -> None:
-    # 1 + 2^-8 is a tie between 1 and 1 + 2^-7 and goes to the even 1; a hair above it goes up. Float32 loses it.
+    # 1 + 2^-8 is a tie between 1 and 1 + 2^-7 and is rounded to the even 1. A slightly larger value is rounded up.
+    # Float32 loses the difference.
     hair = 2.0**-40
     updates = [{"w": torch.tensor([1.0, -1.0], dtype=torch.bfloat16)}, {"w": torch.tensor([2.0, -2.0]).bfloat16()}]
     share = 2.0**-8 + hair
@@ -94,7 +95,7 @@ def test_a_bfloat16_mean_is_not_rounded_twice() -> None:
     assert above.tolist() == [1 + 2.0**-7, -1 - 2.0**-7]
     tie = weighted_mean(updates, [1 - 2.0**-8, 2.0**-8])["w"]
     assert tie.tolist() == [1.0, -1.0]
-    # 1 + 3 * 2^-8 is a tie that goes up to the even 1 + 2^-6; a hair below it must not.
+    # 1 + 3 * 2^-8 is a tie that is rounded up to the even 1 + 2^-6. A slightly smaller value must not be.
     share = 3 * 2.0**-8 - hair
     below = weighted_mean(updates, [1 - share, share])["w"]
     assert below.tolist() == [1 + 2.0**-7, -1 - 2.0**-7]
@@ -111,7 +112,7 @@ def test_rounding_agrees_with_a_search_over_all_neighbours(dtype: torch.dtype) -
     assert torch.equal((mean_module.rounded(exact, dtype).double() - exact).abs(), best)
 
 
-def test_what_is_not_finite_stays_not_finite() -> None:
+def test_values_that_are_not_finite_stay_not_finite() -> None:
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0])
     for dtype in FLOATS:
         updates = [{"w": special.to(dtype)}, {"w": torch.zeros(4, dtype=dtype)}]
@@ -120,7 +121,7 @@ def test_what_is_not_finite_stays_not_finite() -> None:
             assert mean.isfinite().tolist() == [False, False, False, True]
 
 
-def test_order_of_names_and_layout_of_memory_do_not_matter() -> None:
+def test_the_order_of_names_and_the_memory_layout_have_no_influence() -> None:
     w = normal(4, 3, seed=0)
     updates = [{"b": torch.ones(0), "a": w.T.contiguous().T}, {"a": w + 1, "b": torch.ones(0)}]
     mean = weighted_mean(updates, [1, 1])
@@ -139,7 +140,7 @@ def test_a_result_shares_no_memory_with_the_updates_and_has_no_gradient() -> Non
     assert torch.equal(update["n"], torch.ones(3, dtype=torch.int64))
 
 
-def test_pieces_of_a_tensor_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_averaged_in_pieces_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = [{"w": normal(5, 7, seed=k)} for k in range(3)]
     whole = weighted_mean(updates, [1, 2, 3])["w"]
     monkeypatch.setitem(mean_module.chunks.__kwdefaults__, "size", 4)
@@ -147,7 +148,7 @@ def test_pieces_of_a_tensor_are_put_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Watched(Mapping[str, Tensor]):
-    """An update that makes its tensors when asked, and keeps count of those alive."""
+    """An update that creates its tensors on access, and counts those that are alive."""
 
     alive = 0
     most = 0
@@ -173,12 +174,12 @@ class Watched(Mapping[str, Tensor]):
         return 3
 
 
-def test_updates_are_taken_one_by_one_and_their_tensors_dropped() -> None:
+def test_updates_are_read_one_by_one_and_their_tensors_released() -> None:
     opened: list[int] = []
 
     def updates() -> Iterator[Watched]:
         for seed in range(5):
-            assert Watched.alive == 0  # the one before is released first
+            assert Watched.alive == 0  # the previous update was released first
             opened.append(seed)
             yield Watched(seed)
 
@@ -189,7 +190,7 @@ def test_updates_are_taken_one_by_one_and_their_tensors_dropped() -> None:
     assert mean["b"].tolist() == [2.0] * 10
 
 
-def test_it_reads_memory_mapped_files(tmp_path: Path) -> None:
+def test_memory_mapped_files_are_averaged(tmp_path: Path) -> None:
     for k in range(3):
         safetensors.torch.save_file(
             {"w": torch.full((4,), float(k)), "n": torch.tensor(k)}, tmp_path / f"{k}.safetensors"
@@ -238,7 +239,7 @@ ONE = {"w": torch.ones(2)}
         ([{"w": torch.ones(2, dtype=torch.complex64)}], [1], "w: there is no mean of torch.complex64"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(
+def test_inputs_that_cannot_be_combined_are_refused(
     updates: list[dict[str, Tensor]], weights: list[float], message: str
 ) -> None:
     with pytest.raises(AggregationError, match=message):

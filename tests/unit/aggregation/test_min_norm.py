@@ -1,4 +1,4 @@
-"""Min-norm weights and FedU2's aggregation against closed forms, a quadratic programme and plain loops."""
+"""Min-norm weights and FedU2's aggregation, compared with closed forms, a quadratic programme and plain loops."""
 
 import numpy as np
 import pytest
@@ -17,32 +17,33 @@ from fedssl.aggregation import min_norm as min_norm_module
 from support.tensors import normal
 
 
-def test_two_clients_by_hand() -> None:
-    # (2, 0) and (0, 1): the foot of the perpendicular from the origin, at g2.(g2-g1)/|g1-g2|^2 = 1/5 of the first.
+def test_weights_of_two_clients_match_a_hand_calculation() -> None:
+    # (2, 0) and (0, 1): the foot of the perpendicular from the origin lies at g2.(g2-g1)/|g1-g2|^2 = 1/5 of the first.
     weights = min_norm_weights(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     assert weights.dtype == torch.float32
     assert weights.tolist() == pytest.approx([0.2, 0.8], rel=1e-7)
-    # (1, 0) and (3, 1): the segment moves away from the first, which is the shortest itself. And the other way round.
+    # (1, 0) and (3, 1): the segment leads away from the first, which is itself the shortest. The same in the other
+    # order.
     assert min_norm_weights(torch.tensor([[1.0, 0.0], [3.0, 1.0]])).tolist() == [1.0, 0.0]
     assert min_norm_weights(torch.tensor([[3.0, 1.0], [1.0, 0.0]])).tolist() == [0.0, 1.0]
-    # Opposite: they cancel at 1/4 to 3/4.
+    # Opposite gradients cancel at 1/4 to 3/4.
     assert min_norm_weights(torch.tensor([[3.0], [-1.0]])).tolist() == [0.25, 0.75]
 
 
-def test_more_clients_by_hand() -> None:
+def test_weights_of_three_clients_match_hand_calculations() -> None:
     # The origin lies in the triangle: equal weights by symmetry.
     triangle = torch.tensor([[1.0, 0.0], [-0.5, 3**0.5 / 2], [-0.5, -(3**0.5) / 2]], dtype=torch.float64)
     assert min_norm_weights(triangle).tolist() == pytest.approx([1 / 3] * 3, rel=1e-12)
-    # Orthogonal gradients weigh by 1/|g|^2: 1, 1/4, 1/16 of 21/16.
+    # Orthogonal gradients are weighted by 1/|g|^2: 1, 1/4, 1/16 of 21/16.
     orthogonal = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
     assert min_norm_weights(orthogonal).tolist() == pytest.approx([16 / 21, 4 / 21, 1 / 21], rel=1e-12)
-    # The third is far out and only makes it longer.
+    # The third is far out and would only make the combination longer.
     assert min_norm_weights(torch.tensor([[1.0, 1.0], [1.0, -1.0], [9.0, 0.0]])).tolist() == pytest.approx(
         [0.5, 0.5, 0]
     )
 
 
-def test_exact_for_two_clients() -> None:
+def test_weights_of_two_clients_match_the_closed_form() -> None:
     for seed in range(50):
         a, b = normal(2, 6, seed=seed)
         share = float(np.clip(float(b @ (b - a)) / float((a - b) @ (a - b)), 0, 1))
@@ -50,8 +51,8 @@ def test_exact_for_two_clients() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_equals_a_quadratic_programme(seed: int) -> None:
-    # Nonnegative least squares finds the point too: min |G^T w|^2 + (M (sum w - 1))^2 for a large M, then normalised.
+def test_the_norm_matches_a_quadratic_programme(seed: int) -> None:
+    # Nonnegative least squares finds the point too: min |G^T w|^2 + (M (sum w - 1))^2 for a large M, then normalise.
     gradients = normal(2 + seed % 6, 2 + seed % 4, seed=seed) + 0.3 * (seed % 3)
     large = 1e4
     system = np.vstack([gradients.numpy().T, large * np.ones(len(gradients))])
@@ -61,18 +62,18 @@ def test_equals_a_quadratic_programme(seed: int) -> None:
     assert float((min_norm_weights(gradients) @ gradients).norm()) == pytest.approx(best, abs=1e-6)
 
 
-def test_degenerate_sets() -> None:
+def test_degenerate_sets_of_gradients_have_valid_weights() -> None:
     assert min_norm_weights(torch.ones(1, 3)).tolist() == [1.0]
     assert min_norm_weights(torch.zeros(4, 3)).tolist() == [0.25] * 4
     repeated = normal(1, 5, seed=0).expand(6, 5)
     weights = min_norm_weights(repeated)
     assert float(weights.sum()) == pytest.approx(1)
     torch.testing.assert_close(weights @ repeated, repeated[0])
-    # One client at a stationary point: no move is a descent for all.
+    # One client is at a stationary point: no step improves all clients.
     assert min_norm_weights(torch.tensor([[1.0, 2.0], [0.0, 0.0]])).tolist() == [0.0, 1.0]
 
 
-def test_the_scale_of_all_gradients_does_not_matter_and_neither_do_columns_taken_apart(
+def test_a_common_scale_and_the_split_into_columns_have_no_influence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gradients = normal(5, 40, seed=3)
@@ -84,7 +85,7 @@ def test_the_scale_of_all_gradients_does_not_matter_and_neither_do_columns_taken
     torch.testing.assert_close(min_norm_weights(gradients), weights, rtol=1e-9, atol=1e-12)
 
 
-def test_gradients_that_make_no_sense_are_refused() -> None:
+def test_malformed_gradients_are_refused() -> None:
     for gradients in (torch.ones(3), torch.ones(0, 3), torch.ones(3, 0)):
         with pytest.raises(AggregationError, match="must be a matrix"):
             min_norm_weights(gradients)
@@ -114,7 +115,7 @@ def model(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     }
 
 
-def test_unified_aggregation_by_hand() -> None:
+def test_unified_aggregation_matches_a_hand_calculation() -> None:
     # Drifts (-3, 0) and (0, -1), normalised to length 2: their shortest combination is at 1/2 to 1/2, (-1, -1).
     previous = {"w": torch.tensor([1.0, 1.0])}
     updates = [{"w": torch.tensor([4.0, 1.0])}, {"w": torch.tensor([1.0, 2.0])}]
@@ -124,7 +125,7 @@ def test_unified_aggregation_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("budget", [1 << 22, 10])
-def test_unified_aggregation_equals_its_equations(seed: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unified_aggregation_matches_its_equations(seed: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.aggregation.unified.BUDGET", budget)
     previous = model()
     updates, weights = drifted(previous, 4, seed), [1, 2, 3, 4]
@@ -141,7 +142,7 @@ def test_unified_aggregation_equals_its_equations(seed: int, budget: int, monkey
         assert torch.equal(moved[name], mean[name])
 
 
-def test_every_client_gains_from_the_step() -> None:
+def test_the_step_moves_the_model_closer_to_every_client() -> None:
     previous = {"w": normal(20, seed=0)}
     updates = [{"w": previous["w"] + normal(20, seed=k) + 1} for k in range(1, 6)]
     moved = efficient_unified_aggregation(updates, previous, [1] * 5, server_learning_rate=0.1)
@@ -150,7 +151,7 @@ def test_every_client_gains_from_the_step() -> None:
         assert float(after) < float(before)
 
 
-def test_clients_that_did_not_move_have_no_say() -> None:
+def test_clients_that_did_not_move_have_no_influence() -> None:
     previous = model(torch.float32)
     (update,) = drifted(previous, 1, 5)
     alone = efficient_unified_aggregation([update], previous, [1], server_learning_rate=0.1)
@@ -164,7 +165,7 @@ def test_clients_that_did_not_move_have_no_say() -> None:
         assert nobody[name].data_ptr() != tensor.data_ptr()
 
 
-def test_which_tensors_step_can_be_chosen() -> None:
+def test_the_tensors_that_take_the_step_can_be_chosen() -> None:
     previous = model()
     updates = drifted(previous, 3, 0)
     mean = weighted_mean(updates, [1, 1, 1])
@@ -173,7 +174,7 @@ def test_which_tensors_step_can_be_chosen() -> None:
     assert not torch.equal(moved["a.bias"], mean["a.bias"])
 
 
-def test_what_cannot_be_combined_is_refused() -> None:
+def test_inputs_that_cannot_be_combined_are_refused() -> None:
     previous = {"w": torch.ones(2)}
     with pytest.raises(AggregationError, match="0 updates for 0 weights"):
         efficient_unified_aggregation([], previous, [])

@@ -1,4 +1,4 @@
-"""A mean that is begun before all updates are there has the bits of `weighted_mean`, whatever it was begun with."""
+"""A mean that was started before all updates had arrived equals `weighted_mean` bit for bit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ WEIGHTS = [13, 1, 250, 42]
 
 @dataclass(frozen=True)
 class _Load:
-    """Opens the tensors of a number, and counts how often."""
+    """Creates the tensors of a seed, and records each call."""
 
     seed: int
     opened: list[int] = field(compare=False)
@@ -31,7 +31,7 @@ def _equal(found: Mapping[str, Tensor], loads: list[_Load], weights: list[int]) 
     return all(torch.equal(found[name], expected[name]) for name in expected | found)
 
 
-def test_begun_or_not_it_has_the_same_bits() -> None:
+def test_a_mean_started_early_has_the_same_bits() -> None:
     opened: list[int] = []
     loads = [_Load(seed, opened) for seed in range(4)]
     mean = PrefixMean()
@@ -39,9 +39,9 @@ def test_begun_or_not_it_has_the_same_bits() -> None:
         mean.extend(loads[:count], WEIGHTS[:count])
     assert opened == [0, 1, 2]
     found = mean.of([_Load(seed, opened) for seed in range(4)], WEIGHTS)
-    assert opened == [0, 1, 2, 3]  # each was read once
+    assert opened == [0, 1, 2, 3]  # each update was read once
     assert _equal(found, loads, WEIGHTS)
-    assert _equal(mean.of(loads[:2], WEIGHTS[:2]), loads[:2], WEIGHTS[:2])  # it was empty again
+    assert _equal(mean.of(loads[:2], WEIGHTS[:2]), loads[:2], WEIGHTS[:2])  # the mean was empty again
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_begun_or_not_it_has_the_same_bits() -> None:
     [([1, 2, 3], [1, 250, 42]), ([0, 2], [13, 250]), ([0, 1], [13, 2]), ([0], [13]), ([9, 0, 1], [7, 13, 1])],
     ids=["the first left out", "the second left out", "another weight", "fewer", "another before them"],
 )
-def test_other_updates_than_it_was_begun_with_start_from_scratch(seeds: list[int], weights: list[int]) -> None:
+def test_updates_other_than_the_first_ones_restart_the_mean(seeds: list[int], weights: list[int]) -> None:
     opened: list[int] = []
     mean = PrefixMean()
     mean.extend([_Load(0, opened), _Load(1, opened)], WEIGHTS[:2])
@@ -57,7 +57,7 @@ def test_other_updates_than_it_was_begun_with_start_from_scratch(seeds: list[int
     assert _equal(mean.of(wanted, weights), wanted, weights)
 
 
-def test_an_update_that_cannot_be_added_leaves_nothing_half_added() -> None:
+def test_an_update_that_cannot_be_added_leaves_the_sum_unchanged() -> None:
     opened: list[int] = []
     loads = [_Load(seed, opened) for seed in range(3)]
     mean = PrefixMean()

@@ -1,4 +1,4 @@
-"""Robust aggregation: results worked out by hand, references in float64, and properties that hold for any cohort."""
+"""Robust aggregation: hand calculations, float64 references, and properties that hold for any cohort."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,39 +55,39 @@ def _close(found: Update, expected: np.ndarray[Any, Any]) -> None:
     np.testing.assert_allclose(found["b"].numpy(), expected[15:], rtol=1e-12, atol=1e-12)
 
 
-def test_median_of_an_odd_and_an_even_number_by_hand() -> None:
+def test_the_median_of_odd_and_even_counts_matches_hand_calculations() -> None:
     assert coordinate_median(_scalars(3.0, -1e30, 2.0))["w"].item() == 2.0
     assert coordinate_median(_scalars(3.0, 1e30, 2.0, 6.0))["w"].item() == 4.5
     assert coordinate_median([{"n": torch.tensor(4)}, {"n": torch.tensor(5)}])["n"].item() == 4  # half to even
     assert coordinate_median([{"n": torch.tensor(5)}, {"n": torch.tensor(6)}])["n"].item() == 6
 
 
-def test_trimmed_mean_by_hand() -> None:
+def test_trimmed_mean_matches_hand_calculations() -> None:
     assert trimmed_mean(_scalars(1.0, 2.0, 6.0, 1e30, -1e30), 1)["w"].item() == 3.0
     assert trimmed_mean(_scalars(1.0, 2.0, 6.0, 1e30, -1e30), 2)["w"].item() == 2.0
     assert trimmed_mean([{"n": torch.tensor(value)} for value in (1, 2, 3, 100)], 1)["n"].item() == 2
-    assert trimmed_mean([{"n": torch.tensor(value)} for value in (0, 1, 1, 2, 9)], 1)["n"].item() == 1  # of 4/3
-    assert trimmed_mean([{"n": torch.tensor(value)} for value in (0, 1, 2, 2, 9)], 1)["n"].item() == 2  # of 5/3
+    assert trimmed_mean([{"n": torch.tensor(value)} for value in (0, 1, 1, 2, 9)], 1)["n"].item() == 1  # 4/3 rounded
+    assert trimmed_mean([{"n": torch.tensor(value)} for value in (0, 1, 2, 2, 9)], 1)["n"].item() == 2  # 5/3 rounded
 
 
-def test_krum_scores_by_hand() -> None:
-    """With f = 1 only the nearest neighbour counts: 0, 1, 3, 10 score 1, 1, 4, 49. The earlier of two equals wins."""
+def test_krum_scores_match_hand_calculations() -> None:
+    """With f = 1 only the nearest neighbour counts: 0, 1, 3, 10 score 1, 1, 4, 49. The first of two equals wins."""
     values = _scalars(0.0, 1.0, 3.0, 10.0)
     assert multi_krum(values, 1, 1)["w"].item() == 0.0
     assert multi_krum(values, 1, 2)["w"].item() == 0.5
     assert multi_krum(values, 1, 3)["w"].item() == pytest.approx(4 / 3)
-    # With f = 0 the two nearest count, so that 0, 1, 3 score 1 + 9, 1 + 4, 4 + 9.
+    # With f = 0 the two nearest count: 0, 1, 3 score 1 + 9, 1 + 4, 4 + 9.
     assert multi_krum(values, 0, 1)["w"].item() == 1.0
 
 
-def test_one_weiszfeld_step_by_hand() -> None:
-    """The mean of 0, 0, 3 is 1 with distances 1, 1, 2: shares 1, 1, 1/2, so the next point is 1.5 / 2.5."""
+def test_one_weiszfeld_step_matches_a_hand_calculation() -> None:
+    """The mean of 0, 0, 3 is 1, at distances 1, 1, 2. The shares are 1, 1, 1/2, so the next point is 1.5 / 2.5."""
     assert geometric_median(_scalars(0.0, 0.0, 3.0), [1, 1, 1], 1, 1e-6)["w"].item() == pytest.approx(0.6)
     assert geometric_median(_scalars(0.0, 3.0), [2, 1], 0, 1e-6)["w"].item() == 1.0
 
 
 @pytest.mark.parametrize("count", [5, 6])
-def test_orders_agree_with_numpy(count: int) -> None:
+def test_median_and_trimmed_mean_agree_with_numpy(count: int) -> None:
     updates = _drawn(count)
     stacked = np.stack([_flat(update) for update in updates])
     _close(coordinate_median(updates), np.median(stacked, axis=0))
@@ -128,7 +128,7 @@ def test_geometric_median_minimises_the_sum_of_distances() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_order_of_updates_changes_no_bit_of_the_orders(rule: Rule) -> None:
+def test_the_order_of_updates_changes_no_bit_of_the_median_and_the_trimmed_mean(rule: Rule) -> None:
     updates = _drawn(6, seed=1)
     one, other = rule(updates), rule(updates[::-1])
     for name, tensor in one.items():
@@ -139,7 +139,7 @@ def test_the_order_of_updates_changes_no_bit_of_the_orders(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_equal_updates_come_out_unchanged(rule: Rule, dtype: torch.dtype) -> None:
+def test_equal_updates_are_returned_unchanged(rule: Rule, dtype: torch.dtype) -> None:
     tensor = torch.randn(300_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     updates = [{"w": tensor.clone(), "n": torch.tensor(2**53 + 1)} for _ in range(5)]
     found = rule(updates)
@@ -152,7 +152,7 @@ def test_equal_updates_come_out_unchanged(rule: Rule, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("attack", [-1.0, 1e6, 0.0, 3e38])
 def test_one_dishonest_update_does_not_move_the_result_far(rule: Rule, attack: float) -> None:
-    """A robust rule stays within the spread of the honest updates. A large attack moves the mean far outside it."""
+    """A robust result stays within the spread of the honest updates. A mean under a large attack does not."""
     generator = torch.Generator().manual_seed(2)
     honest = [{"w": 1 + 0.1 * torch.randn(50, generator=generator)} for _ in range(6)]
     updates = [*honest, {"w": torch.full((50,), attack)}]
@@ -164,7 +164,7 @@ def test_one_dishonest_update_does_not_move_the_result_far(rule: Rule, attack: f
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_updates_that_do_not_fit_are_refused(rule: Rule) -> None:
+def test_invalid_updates_are_refused(rule: Rule) -> None:
     with pytest.raises(AggregationError, match="there are no updates"):
         rule([])
     for wrong, message in [
@@ -195,6 +195,6 @@ def test_updates_that_do_not_fit_are_refused(rule: Rule) -> None:
         (lambda updates: geometric_median(updates, [1] * 4, 1, 0.0), "smoothing"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(call: Rule, message: str) -> None:
+def test_invalid_parameters_are_refused(call: Rule, message: str) -> None:
     with pytest.raises(AggregationError, match=message):
         call(_scalars(1.0, 2.0, 3.0, 4.0))

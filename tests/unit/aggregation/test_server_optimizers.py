@@ -1,4 +1,4 @@
-"""FedAvgM and FedAdam against constants worked out by hand, a second implementation, and invariances."""
+"""FedAvgM and FedAdam, compared with constants worked out by hand, a second implementation, and invariances."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from fedssl.aggregation import AggregationError, fedadam_step, fedavgm_step
 
 
-def test_two_rounds_of_fedavgm_by_hand() -> None:
+def test_two_rounds_of_fedavgm_match_a_hand_calculation() -> None:
     """x = 10, eta = 0.5, beta = 0.5. Means 8 and 7: m = 2, x = 9; m = 0.5 * 2 + 2 = 3, x = 7.5."""
     x, m = torch.tensor([10.0]), torch.tensor([0.0])
     x, m = fedavgm_step(x, torch.tensor([8.0]), m, learning_rate=0.5, beta=0.5)
@@ -18,7 +18,7 @@ def test_two_rounds_of_fedavgm_by_hand() -> None:
     assert (x.item(), m.item()) == (7.5, 3.0)
 
 
-def test_two_rounds_of_fedadam_by_hand() -> None:
+def test_two_rounds_of_fedadam_match_a_hand_calculation() -> None:
     """x = 1, eta = 1, beta_1 = beta_2 = 0.5, tau = 1, and v starts from tau^2 = 1.
 
     Round 1, d = 7: m = 3.5, v = (1 + 49) / 2 = 25, x = 1 + 3.5 / (5 + 1) = 19/12.
@@ -39,8 +39,8 @@ def _numbers(seed: int, count: int = 5) -> list[Tensor]:
     return [torch.randn(7, generator=generator) for _ in range(count)]
 
 
-def test_fedavgm_is_the_optimiser_of_torch_on_the_difference() -> None:
-    """torch's SGD with momentum keeps the same m, because its first is the gradient too."""
+def test_fedavgm_equals_torchs_sgd_on_the_difference() -> None:
+    """torch's SGD with momentum keeps the same m, because its first m is also the gradient."""
     x, *means = _numbers(0)
     theirs = x.double().clone().requires_grad_()
     optimizer = torch.optim.SGD([theirs], lr=0.7, momentum=0.9)
@@ -52,7 +52,7 @@ def test_fedavgm_is_the_optimiser_of_torch_on_the_difference() -> None:
         torch.testing.assert_close(x.double(), theirs.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_fedadam_is_its_equations_in_plain_numbers() -> None:
+def test_fedadam_matches_its_equations_in_plain_numbers() -> None:
     x, *means = _numbers(1)
     m, v = torch.zeros_like(x), torch.full_like(x, 1e-6)
     theirs = [(float(value), 0.0, 1e-6) for value in x]
@@ -66,14 +66,14 @@ def test_fedadam_is_its_equations_in_plain_numbers() -> None:
     torch.testing.assert_close(x.double(), torch.tensor([each[0] for each in theirs]).double(), rtol=1e-5, atol=1e-5)
 
 
-def test_fedavgm_at_neutral_settings_is_the_mean() -> None:
+def test_fedavgm_with_neutral_settings_is_the_mean() -> None:
     x, mean, *_ = _numbers(2)
     after, m = fedavgm_step(x, mean, torch.zeros_like(x), learning_rate=1, beta=0)
     assert torch.equal(after, mean)
     assert torch.equal(m, x - mean)
 
 
-def test_without_a_difference_and_a_past_nothing_moves() -> None:
+def test_without_a_difference_and_momentum_the_weights_do_not_change() -> None:
     x, zero = _numbers(3, 1)[0], torch.zeros(7)
     assert torch.equal(fedavgm_step(x, x, zero, learning_rate=1, beta=0.9)[0], x)
     after, m, v = fedadam_step(x, x, zero, zero + 4, learning_rate=1, beta_1=0.9, beta_2=0.5, tau=2)
@@ -82,7 +82,7 @@ def test_without_a_difference_and_a_past_nothing_moves() -> None:
     assert torch.equal(v, zero + 2)
 
 
-def test_fedadams_first_step_does_not_depend_on_the_scale_if_tau_is_small() -> None:
+def test_the_first_step_of_fedadam_does_not_depend_on_the_scale_if_tau_is_small() -> None:
     x, zero = torch.zeros(2), torch.zeros(2)
     settings = {"learning_rate": 0.1, "beta_1": 0.0, "beta_2": 0.0, "tau": 1e-9}
     after, _, _ = fedadam_step(x, torch.tensor([3.0, -300.0]), zero, zero, **settings)
@@ -90,7 +90,7 @@ def test_fedadams_first_step_does_not_depend_on_the_scale_if_tau_is_small() -> N
 
 
 @pytest.mark.parametrize("mean", [torch.zeros(3), torch.zeros(7, dtype=torch.float64)])
-def test_tensors_that_differ_are_refused(mean: Tensor) -> None:
+def test_tensors_of_different_shapes_or_dtypes_are_refused(mean: Tensor) -> None:
     x, zero = torch.zeros(7), torch.zeros(7)
     with pytest.raises(AggregationError, match="a server optimiser has the weights as"):
         fedavgm_step(x, mean, zero, learning_rate=1, beta=0.9)

@@ -1,4 +1,4 @@
-"""FLESD's ensemble against hand calculations and the matrix of all pairs."""
+"""FLESD's ensemble, compared with hand calculations and the matrix of all pairs."""
 
 import math
 
@@ -15,9 +15,9 @@ def clients(num_samples: int = 9, widths: tuple[int, ...] = (4, 2, 7)) -> list[T
     return [normal(num_samples, width, seed=k) for k, width in enumerate(widths)]
 
 
-def test_by_hand() -> None:
-    # To the first client the samples are orthogonal, to the second (of width 1) the same: M = (e + e)/2 on the
-    # diagonal, (1 + e)/2 off it. Row 0: 2e to 1 + e, of 1 + 3e = 9.1548.
+def test_the_ensemble_matches_a_hand_calculation() -> None:
+    # For the first client the samples are orthogonal. For the second (of width 1) they are the same. So M = (e + e)/2
+    # on the diagonal and (1 + e)/2 off it. Row 0: 2e to 1 + e, of 1 + 3e = 9.1548.
     representations = [torch.eye(2), torch.tensor([[1.0], [3.0]])]
     p = ensemble_similarity(representations, rows=[0, 1], anchors=[0, 1], temperature=1.0)
     assert p.dtype == torch.float32
@@ -27,7 +27,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 @pytest.mark.parametrize("shifted", [False, True], ids=["as printed", "shifted by the row maximum"])
-def test_equals_the_full_matrix_with_and_without_the_shift(temperature: float, shifted: bool) -> None:  # noqa: FBT001
+def test_the_result_equals_the_full_matrix_with_and_without_shift(temperature: float, shifted: bool) -> None:  # noqa: FBT001
     matrices = []
     for representation in clients():
         units = representation.numpy() / np.linalg.norm(representation.numpy(), axis=1, keepdims=True)
@@ -44,13 +44,13 @@ def test_equals_the_full_matrix_with_and_without_the_shift(temperature: float, s
     assert p.dtype == torch.float64
 
 
-def test_rows_sum_to_one_and_keep_themselves_on_top() -> None:
+def test_rows_sum_to_one_and_each_sample_is_most_similar_to_itself() -> None:
     p = ensemble_similarity(clients(), range(9), range(9), 0.1)
     torch.testing.assert_close(p.sum(dim=1), torch.ones(9, dtype=torch.float64))
     assert p.argmax(dim=1).tolist() == list(range(9))
 
 
-def test_lengths_rotations_and_the_order_of_clients_do_not_matter() -> None:
+def test_lengths_rotations_and_the_order_of_clients_have_no_influence() -> None:
     representations = clients()
     p = ensemble_similarity(representations, [0, 4], range(9), 0.1)
     turn = torch.linalg.qr(normal(4, 4, seed=9)).Q
@@ -59,8 +59,9 @@ def test_lengths_rotations_and_the_order_of_clients_do_not_matter() -> None:
     torch.testing.assert_close(ensemble_similarity(changed, [0, 4], range(9), 0.1), p, rtol=1e-10, atol=0)
 
 
-def test_a_temperature_so_low_that_every_exponential_underflows() -> None:
-    # exp((cos - 1)/0.002) is at most exp(-500) for these, below float32's and, for the mean's parts, float64's range.
+def test_a_temperature_so_low_that_every_exponential_underflows_is_handled() -> None:
+    # Here exp((cos - 1)/0.002) is at most exp(-500): below float32's range and, for the parts of the mean, below
+    # float64's.
     representations = [torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])]
     p = ensemble_similarity(representations, [0], [1, 2], 0.002)
     assert p.tolist() == [[1.0, 0.0]]
@@ -69,7 +70,7 @@ def test_a_temperature_so_low_that_every_exponential_underflows() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_single(dtype: torch.dtype) -> None:
+def test_half_precision_is_computed_in_single_precision(dtype: torch.dtype) -> None:
     halves = [representation.to(dtype) for representation in clients()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         p = ensemble_similarity(halves, [0, 1], range(9), 0.1)
@@ -78,19 +79,19 @@ def test_half_precision_is_computed_in_single(dtype: torch.dtype) -> None:
     torch.testing.assert_close(p.double(), exact, rtol=1e-4, atol=1e-7)
 
 
-def test_it_makes_no_matrix_of_all_pairs() -> None:
+def test_the_matrix_of_all_pairs_is_never_built() -> None:
     # 60,000 samples: the matrix of all pairs would take 14 GB.
     representation = normal(60_000, 2, seed=0).float()
     p = ensemble_similarity([representation], torch.arange(4), torch.arange(100), 0.1)
     assert p.shape == (4, 100)
 
 
-def test_it_has_no_gradient() -> None:
+def test_the_result_has_no_gradient() -> None:
     representation = normal(4, 3, seed=0).requires_grad_()
     assert not ensemble_similarity([representation], [0], [0, 1], 0.1).requires_grad
 
 
-def test_inputs_that_do_not_fit_are_refused() -> None:
+def test_invalid_inputs_are_refused() -> None:
     for representations, message in [
         ([], "no representations"),
         ([torch.ones(3)], "the same samples"),

@@ -1,4 +1,4 @@
-"""Weights with a bound on each one's share: hand calculations, invariances, and what has no solution."""
+"""Weights with a bound on the share of each: hand calculations, invariances, and inputs without a solution."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,8 @@ from fedssl.aggregation import AggregationError, capped_at_median, capped_weight
     [
         # R = 20, T = 20 / (1 - 0.5) = 40: 100 becomes 0.5 * 40 = 20.
         ([100, 10, 10], 0.5, [20, 10, 10]),
-        # One is not enough: 90 would be 0.3 * 100 / 0.7 > 0.3. R = 10, T = 10 / (1 - 0.6) = 25, both become 7.5.
+        # Capping one is not enough: 90 would be 0.3 * 100 / 0.7 > 0.3. R = 10, T = 10 / (1 - 0.6) = 25, both become
+        # 7.5.
         ([90, 5, 5, 1e12], 0.3, [7.5, 5, 5, 7.5]),
         # R = 3, T = 3 / 0.4 = 7.5: 8 and 4 become 2.25, and 2 stays below it.
         ([8, 4, 2, 1], 0.3, [2.25, 2.25, 2, 1]),
@@ -23,7 +24,7 @@ from fedssl.aggregation import AggregationError, capped_at_median, capped_weight
         ([5, 4, 1], 1.0, [5, 4, 1]),
     ],
 )
-def test_by_hand(weights: list[float], max_share: float, expected: list[float]) -> None:
+def test_capped_weights_match_hand_calculations(weights: list[float], max_share: float, expected: list[float]) -> None:
     assert capped_weights(weights, max_share) == pytest.approx(expected, rel=1e-12)
 
 
@@ -32,7 +33,7 @@ def test_by_hand(weights: list[float], max_share: float, expected: list[float]) 
     max_share=st.floats(0.01, 1),
     seed=st.randoms(use_true_random=False),
 )
-def test_no_share_is_larger_and_no_weight_grows(weights: list[int], max_share: float, seed: object) -> None:
+def test_no_share_exceeds_the_bound_and_no_weight_grows(weights: list[int], max_share: float, seed: object) -> None:
     found = capped_weights(weights, max_share)
     total = sum(found)
     assert max(found) / total <= max(max_share, 1 / len(weights)) * (1 + 1e-9)
@@ -46,12 +47,12 @@ def test_no_share_is_larger_and_no_weight_grows(weights: list[int], max_share: f
 
 
 @pytest.mark.parametrize(("weights", "share"), [([], 0.0), ([1], 1.5), ([0, 1], 0.5), ([float("inf")], 0.5)])
-def test_what_does_not_fit(weights: list[float], share: float) -> None:
+def test_invalid_weights_and_shares_are_refused(weights: list[float], share: float) -> None:
     with pytest.raises(AggregationError):
         capped_weights(weights, share)
 
 
-def test_numbers_within_a_ratio_of_their_median_by_hand() -> None:
+def test_weights_capped_at_a_ratio_of_their_median_match_hand_calculations() -> None:
     assert capped_at_median([1, 2, 3, 90], 1.3) == [1, 2, 3, 3]  # 1.3 * 2.5 = 3.25
     assert capped_at_median([7, 9], 1.0) == [7, 8]
     for ratio in (0.99, float("nan"), float("inf")):

@@ -1,4 +1,4 @@
-"""Files that are compared with their digest while they are read."""
+"""Files whose digest is checked while they are read."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ def _file(tmp_path: Path, content: bytes | None = None) -> tuple[Path, str]:
     return tmp_path / "file", hashlib.sha256(content).hexdigest()
 
 
-def test_the_tensors_are_those_that_were_written(tmp_path: Path) -> None:
+def test_the_tensors_read_are_those_written(tmp_path: Path) -> None:
     path, digest = _file(tmp_path)
     found = read_tensors(path, digest)
     assert list(found) == sorted(TENSORS)
@@ -56,8 +56,8 @@ def test_tensors_of_an_open_file_are_read_one_by_one_or_in_pieces(tmp_path: Path
             FileTensors(file)
 
 
-def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
-    """Bytes that were hashed are used: a memory map would show what the disk has later."""
+def test_tensors_that_were_read_do_not_change_with_the_file(tmp_path: Path) -> None:
+    """The bytes that were hashed are the bytes that are used. A memory map would show later changes on disk."""
     path, digest = _file(tmp_path)
     found = read_tensors(path, digest)
     save_tensors({name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}, tmp_path / "zeros")
@@ -68,7 +68,7 @@ def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 7, 8, 30, -200, -1], ids=lambda at: f"byte {at}")
 @pytest.mark.parametrize("bit", [0, 7])
-def test_a_flipped_bit_is_found(tmp_path: Path, at: int, bit: int) -> None:
+def test_a_flipped_bit_is_detected(tmp_path: Path, at: int, bit: int) -> None:
     path, digest = _file(tmp_path)
     content = bytearray(path.read_bytes())
     content[at] ^= 1 << bit
@@ -80,7 +80,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("change", ["cut", "cut to its header", "empty", "appended", "a hole at the end"])
-def test_another_length_is_found(tmp_path: Path, change: str) -> None:
+def test_a_changed_length_is_detected(tmp_path: Path, change: str) -> None:
     path, digest = _file(tmp_path)
     content = path.read_bytes()
     path.write_bytes(
@@ -96,13 +96,13 @@ def test_another_length_is_found(tmp_path: Path, change: str) -> None:
         read_tensors(path, digest)
 
 
-def test_a_file_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_file_raises_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_checked(tmp_path / "file", "0" * 64)
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
-def test_files_of_every_length(tmp_path: Path, size: int) -> None:
+def test_files_of_every_length_are_read_whole(tmp_path: Path, size: int) -> None:
     content = np.random.default_rng(0).bytes(size)
     path, digest = _file(tmp_path, content)
     assert read_checked(path, digest).tobytes() == content
@@ -110,7 +110,7 @@ def test_files_of_every_length(tmp_path: Path, size: int) -> None:
         read_checked(path, "0" * 64)
 
 
-def test_a_file_that_grows_while_it_is_read_is_damaged(tmp_path: Path) -> None:
+def test_a_file_that_grows_while_it_is_read_is_reported_as_damaged(tmp_path: Path) -> None:
     path, digest = _file(tmp_path, b"abc")
     with checked_file(path) as file:
         assert file.read(10).tobytes() == b"abc"
@@ -120,7 +120,7 @@ def test_a_file_that_grows_while_it_is_read_is_damaged(tmp_path: Path) -> None:
             file.require(digest)
 
 
-def test_an_intact_file_that_holds_no_tensors_is_not_damaged(tmp_path: Path) -> None:
+def test_an_intact_file_without_tensors_is_not_reported_as_damaged(tmp_path: Path) -> None:
     for content in (b"", b"\x00" * 8, b"\xff" * 100, serialised(TENSORS) + b"x"):
         path, digest = _file(tmp_path, content)
         with pytest.raises(ArtifactError) as caught:

@@ -13,7 +13,7 @@ CONTENT = bytes(range(256)) * 9000
 
 
 @pytest.mark.parametrize("position", [0, 10, 2_000_000, len(CONTENT)])
-def test_what_is_skipped_and_what_is_never_read_is_hashed_too(position: int) -> None:
+def test_skipped_and_unread_bytes_are_hashed_too(position: int) -> None:
     file = HashedFile(io.BytesIO(CONTENT))
     assert file.read(10) == CONTENT[:10]
     file.seek(max(position, 10))
@@ -27,7 +27,7 @@ def test_other_bytes_are_refused() -> None:
         file.require(hashlib.sha256(CONTENT).hexdigest())
 
 
-def test_bytes_that_are_appended_are_hashed_without_reading_them(tmp_path: Path) -> None:
+def test_appended_bytes_are_hashed_without_reading_them(tmp_path: Path) -> None:
     path, cut = tmp_path / "file", len(CONTENT) // 2
     path.write_bytes(CONTENT[:cut])
     with path.open("rb", buffering=0) as opened:

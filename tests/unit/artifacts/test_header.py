@@ -1,4 +1,4 @@
-"""The header's reader is strict, raises only ArtifactError, and agrees with the safetensors library."""
+"""The header parser is strict, raises only ArtifactError, and agrees with the safetensors library."""
 
 import io
 import json
@@ -41,7 +41,7 @@ arrays = st.dictionaries(names, st.tuples(st.sampled_from(sorted(_NUMPY)), shape
 
 
 def _filled_up(text: bytes) -> bytes:
-    """Return the header with as many spaces after it as make the tensors begin at a multiple of 8 bytes."""
+    """Return the header padded with spaces, so that the tensors begin at a multiple of 8 bytes."""
     return text + b" " * (-len(text) % 8)
 
 
@@ -50,7 +50,7 @@ def _file(header: str | bytes, body: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def test_an_ordinary_header() -> None:
+def test_an_ordinary_header_is_parsed() -> None:
     header = parse_header(PLAIN.encode())
     assert header == Header(
         entries=(TensorEntry("a", "F32", (2, 1), 0, 8), TensorEntry("b", "U8", (3,), 8, 11)), data_start=8 + len(PLAIN)
@@ -58,21 +58,21 @@ def test_an_ordinary_header() -> None:
     assert header.total_bytes == 8 + len(PLAIN) + 11
     header = parse_header(_filled_up(PLAIN.encode()))
     check_header(header, SPECS, "update")
-    check_header(header, SPECS[::-1], "update")  # the plan's order is not the file's
+    check_header(header, SPECS[::-1], "update")  # the plan's order differs from the file's
 
 
-def test_no_tensors_at_all() -> None:
+def test_a_header_without_tensors_is_valid() -> None:
     assert parse_header(b"{}") == Header(entries=(), data_start=10)
     assert parse_header(b"{}").total_bytes == 10
     check_header(parse_header(_filled_up(b"{}")), (), "update")
 
 
-def test_entries_are_in_the_order_of_their_bytes() -> None:
+def test_entries_are_sorted_by_their_byte_positions() -> None:
     turned = json.dumps(dict(reversed(json.loads(PLAIN).items())))
     assert [entry.name for entry in parse_header(turned.encode()).entries] == ["a", "b"]
 
 
-def test_space_behind_is_the_formats_own_alignment() -> None:
+def test_trailing_spaces_are_part_of_the_header() -> None:
     assert parse_header(PLAIN.encode() + b"   ").data_start == 8 + len(PLAIN) + 3
 
 
@@ -121,7 +121,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_header_that_is_none(case: str) -> None:
+def test_invalid_headers_are_refused(case: str) -> None:
     text, what = BAD[case]
     with pytest.raises(ArtifactError, match=what.replace("(", r"\(")) as caught:
         parse_header(text.encode() if isinstance(text, str) else text)
@@ -129,7 +129,7 @@ def test_a_header_that_is_none(case: str) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_header_or_an_artifact_error(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused_with_an_artifact_error(data: bytes) -> None:
     for text in (data, b"{" + data, b'{"a":' + data + b"}"):
         try:
             parse_header(text)
@@ -157,7 +157,7 @@ _entries = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.text(max_size=4) | st.just("__metadata__"), _entries | _odd, max_size=4))
-def test_any_json_is_a_header_or_an_artifact_error(document: dict[str, Any]) -> None:
+def test_any_json_is_parsed_or_refused_with_an_artifact_error(document: dict[str, Any]) -> None:
     try:
         header = parse_header(json.dumps(document).encode())
     except ArtifactError:
@@ -168,7 +168,7 @@ def test_any_json_is_a_header_or_an_artifact_error(document: dict[str, Any]) -> 
 
 
 @given(arrays)
-def test_what_the_library_writes_is_read(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+def test_files_of_the_library_are_read(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
     data = save_numpy({name: np.zeros(shape, _NUMPY[dtype]) for name, (dtype, shape) in tensors.items()})
     specs = tuple(TensorSpec(name=name, dtype=dtype, shape=shape) for name, (dtype, shape) in tensors.items())  # type: ignore[arg-type]
     header = read_header(io.BytesIO(data))
@@ -187,7 +187,7 @@ _NEW = ["", " ", "\n", "\t", "\x0b", "\xa0", "-0", "0", "00", "1", "8", "+8", "8
 
 
 def _edits() -> Iterator[str]:
-    """Yield copies of the plain header with one change: a piece is replaced, or gets another before or after it."""
+    """Yield copies of the plain header with one change: a piece is replaced, or another is added before or after it."""
     for old, new in product(_OLD, _NEW):
         parts = PLAIN.split(old)
         for at in range(1, len(parts)):
@@ -195,8 +195,8 @@ def _edits() -> Iterator[str]:
             yield from (before + change + behind for change in (new, new + old, old + new))
 
 
-def test_what_is_accepted_never_fails_the_library() -> None:
-    """An aggregator opens the files that the API accepts with the library, which must read the same tensors."""
+def test_accepted_headers_never_fail_in_the_library() -> None:
+    """An aggregator uses the library to open the files that the API accepts. The library must read the same tensors."""
     num_accepted = 0
     for text in _edits():
         try:
@@ -214,7 +214,7 @@ def test_what_is_accepted_never_fails_the_library() -> None:
 
 
 def test_the_longest_names_and_sizes_fit_the_limit() -> None:
-    shape = (0, *[255] * 7)  # the most digits that fewer than 2**63 bytes can have
+    shape = (0, *[255] * 7)  # fewer than 2**63 bytes cannot have more digits
     specs = tuple(TensorSpec(name="n" * 250 + f".{i:05d}", dtype="BF16", shape=shape) for i in range(3))
     entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
     text = _filled_up(json.dumps({spec.name: entry for spec in specs}, separators=(",", ":")).encode())
@@ -223,7 +223,7 @@ def test_the_longest_names_and_sizes_fit_the_limit() -> None:
     assert len(text) + room_for_offsets + 8 <= max_header_bytes(specs)
 
 
-def test_bfloat16_is_read() -> None:
+def test_bfloat16_is_accepted() -> None:
     data = save_torch({"x": torch.ones(3, dtype=torch.bfloat16)})
     spec = TensorSpec(name="x", dtype="BF16", shape=(3,))
     check_header(read_header(io.BytesIO(data)), (spec,), "update")
@@ -234,8 +234,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}  # fmt: skip
 
 
-def test_the_one_form_is_the_librarys() -> None:
-    """A file of the library is accepted. It has two tensors of each type, whose names are not in order."""
+def test_the_only_permitted_form_is_the_librarys() -> None:
+    """A file written by the library is accepted. It has two tensors of each type, and their names are not sorted."""
     tensors = {f"{name}.{dtype}": torch.zeros(2, 1, dtype=kind) for dtype, kind in DTYPES.items() for name in "ba"}
     specs = tuple(TensorSpec(name=name, dtype=name.split(".")[1], shape=(2, 1)) for name in tensors)  # type: ignore[arg-type]
     assert ITEM_SIZES.keys() == DTYPES.keys()
@@ -274,19 +274,19 @@ def test_the_right_tensors_in_another_form_are_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 7, 8, 20])
-def test_a_file_that_ends_within_its_header(cut: int) -> None:
+def test_a_file_that_ends_within_its_header_is_refused(cut: int) -> None:
     with pytest.raises(ArtifactError, match="the file ends within its"):
         read_header(io.BytesIO(_file(PLAIN)[:cut]))
 
 
-def test_a_header_that_is_too_long() -> None:
+def test_a_header_that_is_too_long_is_refused() -> None:
     assert header_length((100).to_bytes(8, "little"), 100) == 100
     for length in (101, 2**63, 2**64 - 1):
         with pytest.raises(ArtifactTooLarge, match=f"the header claims {length} bytes; at most 100 are possible here"):
             header_length(length.to_bytes(8, "little"), 100)
 
 
-def test_every_difference_from_the_plan_is_told() -> None:
+def test_every_difference_from_the_plan_is_reported() -> None:
     header = parse_header(PLAIN.encode())
     with pytest.raises(PlanMismatch) as caught:
         check_header(
@@ -298,7 +298,7 @@ def test_every_difference_from_the_plan_is_told() -> None:
     )
 
 
-def test_many_differences_stay_one_message() -> None:
+def test_many_differences_are_shortened_to_one_message() -> None:
     entries = {f"t{i:03}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(300)}
     header = parse_header(json.dumps(entries).encode())
     with pytest.raises(PlanMismatch, match=r"not declared: t000, t001, t002, t003, t004 and 295 more$"):
@@ -308,7 +308,7 @@ def test_many_differences_stay_one_message() -> None:
         check_header(header, specs, "update")
 
 
-def test_names_that_anybody_may_have_made_up_are_shown_safely() -> None:
+def test_tensor_names_from_untrusted_files_are_printed_safely() -> None:
     for name in ("\x00", "\x1b[2J", "a" * 100_000, "\u202eevil"):
         entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
         header = parse_header(json.dumps({name: entry}).encode())

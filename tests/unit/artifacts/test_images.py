@@ -1,4 +1,4 @@
-"""Files of images: the library's own bytes, read through a memory map, and nothing else taken for one."""
+"""Files of images: they equal the library's own bytes, are read through a memory map, and other files are refused."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def _streams(names: tuple[str, ...] = NAMES) -> list[Stream]:
     return labelled_streams(shape, [IMAGES[:2], IMAGES[2:]], LABELS, [IMAGES[:2]], LABELS[:2], names)
 
 
-def test_a_public_set_is_the_library_s_own_file(tmp_path: Path) -> None:
+def test_a_public_data_set_equals_the_librarys_own_file(tmp_path: Path) -> None:
     path = tmp_path / "public"
     streams = public_streams(PublicShape(5, 3, 8), [IMAGES[:1], IMAGES[1:4], IMAGES[4:]])
     digest = write_streams(path, streams)
@@ -65,7 +65,7 @@ def test_a_public_set_is_the_library_s_own_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [NAMES, ()])
-def test_a_labelled_set_is_the_library_s_own_file(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_labelled_data_set_equals_the_librarys_own_file(tmp_path: Path, names: tuple[str, ...]) -> None:
     path = tmp_path / "labelled"
     write_streams(path, _streams(names))
     assert path.read_bytes() == save(_labelled(class_names=_text(names) if names else None))
@@ -81,7 +81,7 @@ def test_a_labelled_set_is_the_library_s_own_file(tmp_path: Path, names: tuple[s
     assert load_file(path).keys() == _labelled(class_names=_text(names) if names else None).keys()
 
 
-def test_parts_that_are_not_the_whole_are_a_mistake_of_the_caller(tmp_path: Path) -> None:
+def test_parts_that_do_not_make_up_the_whole_raise_a_value_error(tmp_path: Path) -> None:
     for shape, parts in ((PublicShape(6, 3, 8), [IMAGES]), (PublicShape(5, 1, 8), [IMAGES])):
         with pytest.raises(ValueError, match="images: "):
             write_streams(tmp_path / "x", public_streams(shape, parts))
@@ -108,7 +108,7 @@ NO_PUBLIC_SET: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", NO_PUBLIC_SET)
-def test_what_is_no_public_set(tmp_path: Path, case: str) -> None:
+def test_invalid_public_data_sets_are_refused(tmp_path: Path, case: str) -> None:
     arrays, what = NO_PUBLIC_SET[case]
     with pytest.raises(ArtifactError, match=what):
         map_public(_file(tmp_path, arrays))
@@ -141,20 +141,20 @@ NO_LABELLED_SET: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", NO_LABELLED_SET)
-def test_what_is_no_labelled_set(tmp_path: Path, case: str) -> None:
+def test_invalid_labelled_data_sets_are_refused(tmp_path: Path, case: str) -> None:
     arrays, what = NO_LABELLED_SET[case]
     with pytest.raises(ArtifactError, match=what):
         map_labelled(_file(tmp_path, arrays))
 
 
-def test_what_is_no_data_set_at_all() -> None:
+def test_files_that_are_not_data_sets_are_refused() -> None:
     for arrays in ({"encoder.weight": IMAGES}, {}, {"images": IMAGES, "train_images": IMAGES}):
         header = read_header(io.BytesIO(save(arrays)))
         with pytest.raises(ArtifactError, match=r"not a data set: make it with `fedssl public-dataset add`"):
             data_set_shape(header)
 
 
-def test_a_file_that_is_cut_or_padded(tmp_path: Path) -> None:
+def test_truncated_and_padded_files_are_refused(tmp_path: Path) -> None:
     whole = save({"images": IMAGES})
     path = tmp_path / "images.safetensors"
     for spoilt in (whole[:-1], whole + b"\0", whole[:60], whole[:5], b""):
@@ -163,20 +163,20 @@ def test_a_file_that_is_cut_or_padded(tmp_path: Path) -> None:
             map_public(path)
 
 
-def test_a_header_that_claims_to_be_huge_is_not_read(tmp_path: Path) -> None:
+def test_a_header_that_claims_a_huge_size_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "images.safetensors"
     path.write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + save({"images": IMAGES})[8:])
     with pytest.raises(ArtifactTooLarge, match="at most 4096"):
         map_public(path)
 
 
-def test_metadata_may_not_travel_in_them(tmp_path: Path) -> None:
+def test_metadata_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "images.safetensors"
     path.write_bytes(save({"images": IMAGES}, metadata={"owner": "somebody"}))
     with pytest.raises(ArtifactError, match="__metadata__"):
         map_public(path)
 
 
-def test_a_stream_says_what_it_is() -> None:
+def test_a_stream_describes_its_tensor() -> None:
     [stream] = public_streams(PublicShape(5, 3, 8), [IMAGES])
     assert stream.spec == TensorSpec(name="images", dtype="U8", shape=(5, 3, 8, 8))

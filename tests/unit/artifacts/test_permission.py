@@ -1,4 +1,4 @@
-"""What a policy keeps back, given a run's spec and plan: one answer for worker and coordinator."""
+"""Tests of what a policy refuses, given a spec and a plan. The worker and the coordinator decide alike."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ def plan_of(spec: RunSpec) -> ArtifactPlan:
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)
-def test_every_kind_of_every_method_needs_its_rule(name: str) -> None:
-    """Allowed kind by kind: one rule fewer than the plan has kinds, and the update stays."""
+def test_every_kind_of_every_method_needs_a_rule(name: str) -> None:
+    """With one rule fewer than the plan has kinds, the update is refused."""
     spec = method_spec(name)
     plan = plan_of(spec)
     public = {"datasets": ["digits"]} if spec.public_data else {}
@@ -38,7 +38,7 @@ def test_every_kind_of_every_method_needs_its_rule(name: str) -> None:
         assert f"no rule allows {kind} of {name}" in (refusal(notice(*others), spec, plan) or "")
 
 
-def test_methods_and_tensors_are_named_by_patterns() -> None:
+def test_patterns_name_methods_and_tensors() -> None:
     spec = method_spec("fedbyol")
     plan = plan_of(spec)
     allowed = [rule(methods=("fedbyol",)), rule(methods=("fed*",)), rule(methods=("fedsimclr", "fedbyo?"))]
@@ -57,8 +57,8 @@ def plan_with(*tensors: tuple[str, int]) -> ArtifactPlan:
     )
 
 
-def test_bytes_count_by_rule() -> None:
-    """4 bytes a value: 40 in the encoder, 80 in the projector."""
+def test_max_bytes_limits_the_bytes_that_a_rule_covers() -> None:
+    """Values have 4 bytes: 40 bytes in the encoder, 80 in the projector."""
     plan = plan_with(("encoder.w", 10), ("projector.w", 20))
     spec = method_spec("fedbyol")
     assert refusal(notice(rule(max_bytes=120)), spec, plan) is None
@@ -71,16 +71,16 @@ def test_bytes_count_by_rule() -> None:
     assert "40 bytes" in (refusal(notice(*tight), spec, plan) or "")
 
 
-def test_rounds_are_those_of_the_run_and_of_the_work() -> None:
+def test_max_rounds_limits_the_rounds_of_the_run_and_the_round_of_the_work() -> None:
     spec = method_spec("fedbyol", num_rounds=3)
     plan = plan_of(spec)
     assert refusal(notice(rule(max_rounds=3)), spec, plan, 3) is None
     assert "the run has 3 rounds, max_rounds allows 2" in (refusal(notice(rule(max_rounds=2)), spec, plan, 1) or "")
-    # A coordinator that announces few rounds and goes on beyond them.
+    # The coordinator announces few rounds and continues beyond them.
     assert "4 rounds" in (refusal(notice(rule(max_rounds=3)), spec, plan, 4) or "")
 
 
-def test_public_images_are_named_and_those_that_are_sent_by_their_digest() -> None:
+def test_public_images_are_allowed_by_name_and_uploaded_ones_by_digest() -> None:
     digest = "ab" * 32
     named = method_spec("flesd")
     sent = method_spec("flesd", public_data={**named.public_data.model_dump(), "digest": digest})  # type: ignore[union-attr]
@@ -97,23 +97,23 @@ def test_public_images_are_named_and_those_that_are_sent_by_their_digest() -> No
     assert answer(sent, f"sha256:{digest}") is None
     assert f"does not list sha256:{digest}" in (answer(sent, "digits") or "")
     assert answer(sent, "sha256:" + "0" * 64) is not None
-    assert answer(sent, "*") is None  # whoever writes this means it
+    assert answer(sent, "*") is None  # this pattern deliberately allows everything
 
 
-def test_what_this_version_cannot_do_is_never_passed_over() -> None:
+def test_requirements_that_cannot_be_met_are_refused() -> None:
     spec = method_spec("fedbyol")
     plan = plan_of(spec)
     why = refusal(notice(rule(secure="required")), spec, plan)
     assert "may leave only inside a secure aggregation, and the run sends it without masks" in (why or "")
     secure = method_spec("fedbyol", aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
     assert refusal(notice(rule(secure="required")), secure, plan) is None
-    # Another rule may let the same tensors leave as they are.
+    # Another rule may allow the same tensors to leave without masks.
     assert refusal(notice(rule(secure="required"), rule()), spec, plan) is None
     why = refusal(notice(rule(), privacy="example"), spec, plan)
     assert "requires differential privacy (example), which this version does not have" in (why or "")
 
 
-def test_centroids_leave_next_to_a_secure_sum_only_if_a_rule_lets_them_leave_without_masks() -> None:
+def test_centroids_sent_next_to_a_secure_sum_need_a_rule_that_allows_them_without_masks() -> None:
     spec = method_spec("orchestra", aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3})
     networks, plan = rule("weights", secure="required"), plan_of(spec)
     assert {tensor.name for tensor in spec.sent_apart(plan)} == {"local_centroids"}
@@ -126,8 +126,8 @@ def test_centroids_leave_next_to_a_secure_sum_only_if_a_rule_lets_them_leave_wit
     assert "weights may leave only inside a secure aggregation" in (refusal(allowed, plain, plan) or "")
 
 
-def test_the_number_of_images_stays_in_runs_that_send_nothing_else() -> None:
-    """An update without tensors has it too, and a coordinator could ask for one at any time."""
+def test_the_number_of_images_is_kept_back_in_runs_that_send_nothing_else() -> None:
+    """Even an update without tensors carries it, and a coordinator could ask for one at any time."""
     spec = method_spec("single")
     assert plan_of(spec).update == ()
     why = refusal(notice(rule("weights", secure="required")), spec, plan_of(spec))
@@ -135,7 +135,7 @@ def test_the_number_of_images_stays_in_runs_that_send_nothing_else() -> None:
     assert refusal(notice(rule("weights")), spec, plan_of(spec)) is None
 
 
-def test_an_evaluation_needs_a_rule_of_its_own() -> None:
+def test_an_evaluation_needs_its_own_rule() -> None:
     spec = method_spec("fedbyol")
     allowed = notice(rule(), rule("evaluation", ("fedbyol",), min_count=3))
     found, why = evaluation_rule(allowed, spec, 1)

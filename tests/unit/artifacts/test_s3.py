@@ -1,4 +1,4 @@
-"""The object store's parts: addresses, local copies, runs of bytes; and the essentials on a second server."""
+"""The object store's parts: addresses, local copies and runs of bytes. The essential operations on a second server."""
 
 import hashlib
 import os
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.full
     ["", "bucket", "http://bucket", "s3://", "s3://key:secret@bucket", "s3://bucket?endpoint=host:9000",
      "s3://bucket?endpoint=https://key@host", "s3://bucket?secret=x", "s3://bucket#x"],
 )  # fmt: skip
-def test_what_is_no_address(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(SpecError, match="the object store's"):
         S3Address.parse(url)
 
 
-def test_an_address() -> None:
+def test_an_address_is_parsed() -> None:
     parsed = S3Address.parse("s3://bucket/a/b/?endpoint=http://host:9000&region=r&public_endpoint=https://out")
     assert parsed == S3Address("bucket", "a/b", "http://host:9000", "r", "https://out")
     assert S3Address.parse("s3://bucket") == S3Address("bucket")
@@ -52,18 +52,18 @@ def _add(cache: Cache, digest: str, num_bytes: int, age: float = 0) -> None:
     os.utime(cache.adopt(path, digest), (then, then))
 
 
-def test_copies_used_longest_ago_make_room_and_those_in_use_stay(tmp_path: Path) -> None:
+def test_the_least_recently_used_copies_make_room_and_those_in_use_stay(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 250)
     for digest, age in (("old", 300.0), ("older", 400.0), ("now", 0.0)):
         _add(cache, digest, 100, age)
-    assert cache.find("older", 100) is None  # it made room for "now"
-    assert cache.find("old", 100) is not None  # used: it counts as the newest
+    assert cache.find("older", 100) is None  # it was deleted to make room for "now"
+    assert cache.find("old", 100) is not None  # used just now, so it counts as the newest
     _add(cache, "more", 100)
-    assert all(cache.find(digest, 100) for digest in ("old", "now", "more"))  # over the limit rather than gone in use
+    assert all(cache.find(digest, 100) for digest in ("old", "now", "more"))  # copies in use stay, even above the limit
     assert Cache(tmp_path, 250).find("more", 100) is not None
 
 
-def test_what_a_killed_process_was_writing_goes_when_the_next_one_starts(tmp_path: Path) -> None:
+def test_old_files_of_a_killed_writer_are_deleted_when_the_next_process_starts(tmp_path: Path) -> None:
     cache, times = Cache(tmp_path, 250), (time.time() - 7200, time.time())
     paths = []
     for then in times:
@@ -76,12 +76,12 @@ def test_what_a_killed_process_was_writing_goes_when_the_next_one_starts(tmp_pat
     assert [path.exists() for path in paths] == [False, True]
 
 
-def test_a_copy_that_is_asked_for_while_room_is_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_requested_while_room_is_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path, 150)
     _add(cache, "old", 100, 300)
     now, found = time.time, []
 
-    def ask() -> float:  # after the ages of all were looked at
+    def ask() -> float:  # runs after the ages of all copies were read
         monkeypatch.undo()
         found.append(Cache(tmp_path, 150).find("old", 100))
         return now()
@@ -110,7 +110,7 @@ def _object(offset: int, num_bytes: int, name: str = "x") -> Object:
         ([(0, 4), (2, 4), (3, 9), (11, 2)], 13),
     ],
 )
-def test_the_longest_unbroken_run(objects: list[tuple[int, int]], end: int) -> None:
+def test_the_longest_unbroken_run_is_found(objects: list[tuple[int, int]], end: int) -> None:
     data = bytes(range(64))
     pieces = _run([_object(offset, size, str(index)) for index, (offset, size) in enumerate(objects)])
     assert _end(pieces) == end
@@ -121,7 +121,7 @@ def test_the_longest_unbroken_run(objects: list[tuple[int, int]], end: int) -> N
     assert taken == data[:end]
 
 
-def test_a_store_that_says_nothing_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_store_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bucket_module.SECONDS * bucket_module.ATTEMPTS < 50  # Postgres ends a transaction that waits for a minute
     monkeypatch.setattr(bucket_module, "SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -136,12 +136,12 @@ def test_a_store_that_says_nothing_is_given_up_soon(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("num_bytes", [1, 20 * 10**9, 42 * 10**9, 10**12])
-def test_an_upload_of_any_size_fits_into_the_objects_that_it_may_have(tmp_path: Path, num_bytes: int) -> None:
+def test_an_upload_of_any_size_fits_into_the_allowed_number_of_objects(tmp_path: Path, num_bytes: int) -> None:
     address = S3Address.parse("s3://b?endpoint=http://127.0.0.1:9&region=r")
     store = S3Store(Bucket(address, "any", "anything"), Cache(tmp_path, 1), _free)
     part_bytes = store.partial("x").part_bytes(num_bytes)
     assert part_bytes >= 4 << 20
-    assert 2 * num_bytes / part_bytes <= partial_module._MAX_OBJECTS  # as many again where lines break
+    assert 2 * num_bytes / part_bytes <= partial_module._MAX_OBJECTS  # twice as many, for broken connections
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def _stored(store: S3Store, data: bytes) -> str:
         return writer.commit()
 
 
-def test_a_copy_is_on_the_disk_before_it_is_found_and_one_of_another_size_is_fetched_anew(
+def test_a_copy_is_synced_before_it_is_found_and_one_of_the_wrong_size_is_fetched_again(
     store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced, fsync = set(), os.fsync
@@ -190,12 +190,14 @@ def test_a_copy_is_on_the_disk_before_it_is_found_and_one_of_another_size_is_fet
     copy.unlink()
     synced.clear()
     assert store.path(digest).stat().st_ino in synced
-    for wrong in (b"", b"weight", b"weights!"):  # as a power cut leaves it on some file systems
+    for wrong in (b"", b"weight", b"weights!"):  # a power cut can leave such files on some file systems
         copy.write_bytes(wrong)
         assert store.path(digest).read_bytes() == b"weights"
 
 
-def test_a_direct_upload_that_ends_while_it_is_looked_at(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_direct_upload_that_ends_while_it_is_inspected_keeps_its_time(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = Bucket.parts
 
     def ending(self: Bucket, upload: Multipart) -> list[SentPart]:
@@ -209,10 +211,10 @@ def test_a_direct_upload_that_ends_while_it_is_looked_at(store: S3Store, monkeyp
     assert store.partial("x").written_at == pytest.approx(time.time(), abs=60)
 
 
-def test_multipart_uploads_that_are_found_by_their_whole_keys_alone(
+def test_multipart_uploads_are_found_if_the_server_lists_them_only_by_whole_key(
     bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As MinIO lists them: a prefix is a key there."""
+    """MinIO lists them so: it treats a prefix as a key."""
     listed = Bucket.multiparts
 
     def by_key(self: Bucket, prefix: str = "") -> Iterator[Multipart]:
@@ -222,7 +224,7 @@ def test_multipart_uploads_that_are_found_by_their_whole_keys_alone(
     for name in "xy":
         direct = store.direct(name, 100)
         [part] = direct.missing(9)
-        assert len(direct.missing(9)) == len(list(listed(bucket, f"partial/{name}/"))) == 1  # the same upload again
+        assert len(direct.missing(9)) == len(list(listed(bucket, f"partial/{name}/"))) == 1  # continues the same upload
         assert store.partial(name).written_at is not None
     _put(part, b"x" * 100)
     assert store.direct("y", 100).missing(9) == []
@@ -232,7 +234,7 @@ def test_multipart_uploads_that_are_found_by_their_whole_keys_alone(
     assert (list(listed(bucket)), list(bucket.objects())) == ([], [])
 
 
-def test_what_others_keep_in_the_bucket_stays_and_is_no_upload(bucket: Bucket, store: S3Store) -> None:
+def test_foreign_objects_in_the_bucket_stay_and_are_not_taken_for_uploads(bucket: Bucket, store: S3Store) -> None:
     others = ["partial/", "partial/readme/more/00000000000000000000-1-a", "partial/readme/notes.txt"]
     for key in others:
         bucket.put(key, b"hello")
@@ -248,7 +250,7 @@ def test_what_others_keep_in_the_bucket_stays_and_is_no_upload(bucket: Bucket, s
 
 
 @pytest.mark.parametrize("after", ["copy", "comparison"])
-def test_what_was_stored_again_while_its_damage_was_copied_stays(
+def test_an_object_stored_again_while_its_damaged_copy_is_set_aside_stays(
     bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     digest = _stored(store, b"weights")
@@ -291,7 +293,7 @@ def test_a_store_without_conditional_deletes_sets_damage_aside(
     assert [found.key for found in bucket.objects()] == [f"damaged/{digest}"]
 
 
-def test_the_essentials_on_a_second_server(bucket: Bucket, store: S3Store) -> None:
+def test_the_essential_operations_work_on_a_second_server(bucket: Bucket, store: S3Store) -> None:
     data = b"weights" * 1000
     digest = hashlib.sha256(data).hexdigest()
     with store.writer() as writer:
@@ -315,7 +317,7 @@ def test_the_essentials_on_a_second_server(bucket: Bucket, store: S3Store) -> No
     assert store.partials() == ["y"]
     assert httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success
     assert direct.missing(9) == []
-    assert not httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success  # closed to senders
+    assert not httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success  # senders can no longer write
     assert store.partial("y").size == len(data)
     store.partial("y").discard()
     upload = bucket.begin(place_of(digest))

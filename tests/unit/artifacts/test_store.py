@@ -1,4 +1,4 @@
-"""The store in a folder, as far as it differs from others."""
+"""The folder store, as far as it differs from the other stores."""
 
 import errno
 import hashlib
@@ -25,8 +25,8 @@ def _is_mounted(monkeypatch: pytest.MonkeyPatch, root: Path, mounted: bool) -> N
     monkeypatch.setattr(Path, "is_mount", lambda path: mounted if path == root else is_mount(path))
 
 
-def test_nothing_is_written_below_a_mount_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder in its place belongs to another disk: what is written there is not in the store later."""
+def test_nothing_is_written_below_a_missing_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in its place belongs to another disk: files written there would be missing from the store later."""
     _is_mounted(monkeypatch, tmp_path, mounted=True)
     store = FileStore(tmp_path)
     _put(store)
@@ -42,8 +42,8 @@ def test_nothing_is_written_below_a_mount_that_is_gone(tmp_path: Path, monkeypat
     assert DIGEST in store
 
 
-def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
-    """The mount may be above it."""
+def test_a_missing_root_is_not_created_again(tmp_path: Path) -> None:
+    """The root may be a folder inside a mount that is missing."""
     store = FileStore(tmp_path / "store")
     (tmp_path / "store" / "incoming").rmdir()
     (tmp_path / "store").rmdir()
@@ -53,7 +53,7 @@ def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
 
 
 def test_a_read_only_store_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next store of the folder would remove what a killed process left, and cannot."""
+    """A new store of the folder tries to delete what a killed process left behind, and cannot."""
 
     def fail(path: Path, *, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
@@ -66,7 +66,7 @@ def test_a_read_only_store_can_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert DIGEST in FileStore(tmp_path)
 
 
-def test_what_was_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path)
     _put(store)
     path = store.path(DIGEST)
@@ -86,7 +86,7 @@ def test_what_was_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkey
 
 
 def test_a_file_that_is_being_restored_is_not_set_aside(tmp_path: Path) -> None:
-    """An operator copies a large file from a backup, and a reader finds half of it."""
+    """An operator is copying a large file from a backup, and a reader finds only half of it."""
     store = FileStore(tmp_path)
     _put(store)
     path = store.path(DIGEST)
@@ -98,9 +98,7 @@ def test_a_file_that_is_being_restored_is_not_set_aside(tmp_path: Path) -> None:
     assert path.read_bytes() == DATA
 
 
-def test_the_names_of_folders_are_synced_once_and_again_after_they_were_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parent_folders_are_synced_only_when_they_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("fedssl.artifacts.store.sync", lambda path: synced.append(Path(path)))
     store, folder = FileStore(tmp_path), tmp_path / DIGEST[:2] / DIGEST[2:4]

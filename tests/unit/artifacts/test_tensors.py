@@ -1,4 +1,4 @@
-"""Tensors in and out of files: equal tensors give equal bytes."""
+"""Writing tensors to files and reading them: equal tensors give equal bytes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fedssl.artifacts.tensors import (
 from fedssl.errors import PlanMismatch
 from fedssl.protocol.plan import TensorSpec
 
-# sha256 of these bytes names artifacts: a change here makes every stored digest another one.
+# Artifacts are named by the sha256 of these bytes: a change here would change every stored digest.
 GOLDEN = (
     b"p\x00\x00\x00\x00\x00\x00\x00"
     b'{"b":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}     '
@@ -33,18 +33,18 @@ def _tensors() -> dict[str, torch.Tensor]:
     return {"b": torch.tensor(3), "a": torch.tensor([1.0, 2.0])}
 
 
-def test_the_order_of_the_names_does_not_matter() -> None:
+def test_the_order_of_the_names_has_no_influence() -> None:
     one, two = _tensors(), dict(reversed(_tensors().items()))
     assert serialised(one) == serialised(two)
     assert list(in_name_order(one)) == ["a", "b"]
 
 
-def test_the_bytes_stay_what_they_are() -> None:
+def test_the_bytes_equal_the_golden_file() -> None:
     assert serialised(_tensors()) == GOLDEN
     assert b"".join(serialised_parts(_tensors())) == GOLDEN
 
 
-def test_strides_gradients_and_shared_memory_do_not_matter(tmp_path: Path) -> None:
+def test_strides_gradients_and_shared_memory_have_no_influence(tmp_path: Path) -> None:
     base = torch.arange(6.0).reshape(2, 3)
     views = {"t": base.T, "same": base.T, "grad": torch.nn.Parameter(base)}
     copies = {"t": base.T.contiguous(), "same": base.T.clone(), "grad": base.clone()}
@@ -54,7 +54,7 @@ def test_strides_gradients_and_shared_memory_do_not_matter(tmp_path: Path) -> No
 
 
 @given(st.sampled_from(sorted(DTYPES, key=str)), st.lists(st.integers(0, 3), max_size=4), st.integers(0, 9))
-def test_round_trip(dtype: torch.dtype, shape: list[int], seed: int) -> None:
+def test_every_dtype_and_shape_gives_a_valid_file(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tensor = (torch.rand(shape, generator=generator) * 100).to(dtype)
     data = serialised({"x": tensor})
@@ -65,7 +65,7 @@ def test_round_trip(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     assert len(data) == header.total_bytes
 
 
-def test_check_tensors_and_check_file(tmp_path: Path) -> None:
+def test_check_tensors_and_check_file_compare_with_the_plan(tmp_path: Path) -> None:
     declared = (TensorSpec(name="a", dtype="F32", shape=(2,)), TensorSpec(name="b", dtype="I64", shape=()))
     save_tensors(_tensors(), tmp_path / "file")
     check_tensors(_tensors(), declared, "update")

@@ -1,4 +1,4 @@
-"""Files of weights: the names of every family become one form, and what cannot be an encoder is refused."""
+"""Weight files: the names of every family are converted to one form, and files without an encoder are refused."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def header_of(path: Path) -> Header:
 
 
 def huggingface_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with the names of transformers' ResNetForImageClassification, made without the tested map."""
+    """Return the tensors named as in transformers' ResNetForImageClassification, without using the tested mapping."""
     renamed = {}
     for name, tensor in tensors.items():
         parts = name.split(".")
@@ -137,7 +137,7 @@ def test_half_precision_is_refused_with_the_command_that_converts_it_exactly(
         ({}, "has 0 tensors of an encoder"),
     ],
 )  # fmt: skip
-def test_what_no_encoder_can_have_is_refused(tmp_path: Path, tensors: dict[str, Tensor], reason: str) -> None:
+def test_tensors_that_no_encoder_can_have_are_refused(tmp_path: Path, tensors: dict[str, Tensor], reason: str) -> None:
     with pytest.raises(ArtifactError, match=reason):
         read_weights(written(tmp_path / "a.safetensors", tensors))
 
@@ -150,13 +150,13 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
 
 
 def test_negative_variances_are_refused(tmp_path: Path) -> None:
-    """A BatchNorm would give NaN in evaluations, and in training if it is frozen."""
+    """A BatchNorm layer would return NaN in evaluations, and in training if it is frozen."""
     path = written(tmp_path / "w.safetensors", small(**{"bn1.running_var": torch.tensor([1.0, -0.5])}))
     with pytest.raises(ArtifactError, match=r"w\.safetensors: tensor bn1\.running_var holds -0\.5, and no variance"):
         read_weights(path)
 
 
-def test_the_mean_of_dead_channels_in_fixed_point_can_be_started_from(tmp_path: Path) -> None:
+def test_the_fixed_point_mean_of_dead_channels_is_accepted(tmp_path: Path) -> None:
     name = "bn1.running_var"
     before = {name: torch.linspace(0.1, 0.4, 64)}
     after = fixed_point_mean([{name: torch.full((64,), 1e-10)}] * 2, [100, 77], before)
@@ -172,7 +172,7 @@ def test_a_header_that_claims_ten_gigabytes_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0"])
-def test_a_file_of_another_size_than_its_header_states_is_refused(tmp_path: Path, change: object) -> None:
+def test_a_file_whose_size_differs_from_its_header_is_refused(tmp_path: Path, change: object) -> None:
     assert callable(change)
     path = written(tmp_path / "a.safetensors", small())
     path.write_bytes(change(path.read_bytes()))
@@ -201,7 +201,7 @@ def test_the_command_in_the_refusal_converts_a_pickled_file(
     assert weights.arrays.keys() == {"encoder.conv1.weight", "encoder.bn1.num_batches_tracked"}
 
 
-def test_a_zip_of_anything_is_not_opened(tmp_path: Path) -> None:
+def test_an_arbitrary_zip_file_is_not_opened(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("archive/data.pkl", b"cos\nsystem\n(S'false'\ntR.")
@@ -210,7 +210,7 @@ def test_a_zip_of_anything_is_not_opened(tmp_path: Path) -> None:
         read_weights(tmp_path / "a.bin")
 
 
-def test_a_header_of_128_bytes_is_not_taken_for_a_pickle(tmp_path: Path) -> None:
+def test_a_header_of_128_bytes_is_not_mistaken_for_a_pickle(tmp_path: Path) -> None:
     text = json.dumps({"x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
     for length in (128, 640):
         (tmp_path / "a").write_bytes(length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length))
@@ -225,12 +225,12 @@ def test_a_header_of_128_bytes_is_not_taken_for_a_pickle(tmp_path: Path) -> None
         ({"encoder.bn1.num_batches_tracked": torch.zeros(())}, "is F32"),
     ],
 )
-def test_the_registered_form_is_checked_by_its_header(tmp_path: Path, tensors: dict[str, Tensor], reason: str) -> None:
+def test_registered_files_are_checked_by_their_header(tmp_path: Path, tensors: dict[str, Tensor], reason: str) -> None:
     with pytest.raises(ArtifactError, match=reason):
         check_registered(header_of(written(tmp_path / "a.safetensors", tensors)))
 
 
-def test_an_encoder_of_ours_keeps_its_names(tmp_path: Path) -> None:
+def test_an_encoder_of_this_project_keeps_its_names(tmp_path: Path) -> None:
     encoder = build_encoder(EncoderConfig(widths=(2, 3)), 1)
     tensors = {f"encoder.{name}": each for name, each in encoder.state_dict().items()}
     assert read_weights(written(tmp_path / "a.safetensors", tensors)).arrays.keys() == tensors.keys()

@@ -1,4 +1,4 @@
-"""A small encoder, and labelled images that it can tell apart by their colour."""
+"""A small encoder, and labelled images that it can distinguish by colour."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture(scope="session")
 def scans() -> Scans:
-    """Writes a folder per colour with so many images, whose colours overlap."""
+    """Return a function that writes a folder per colour, with the given numbers of images. The colours overlap."""
 
     def write(folder: Path, *nums: int) -> Path:
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The fitted classifier against scikit-learn's ridge regression, SciPy's minimum, and constants worked out by hand."""
+"""The fitted classifier, compared with scikit-learn's ridge regression, SciPy's minimum, and hand calculations."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ from .conftest import Scans
 
 
 @pytest.mark.parametrize("num", [1, 3, 100])
-def test_the_scale_of_images_that_are_all_right_is_that_of_the_smoothed_targets(num: int) -> None:
+def test_the_scale_for_images_that_are_all_right_is_that_of_the_smoothed_targets(num: int) -> None:
     # softmax(a, 0) = (n + 1) / (n + 2), so a = log(n + 1).
     scale, loss = best_scale(torch.tensor([[1.0, 0.0]] * num).double(), torch.zeros(num, dtype=torch.int64))
     right = (num + 1) / (num + 2)
@@ -36,7 +36,7 @@ def test_the_scale_of_images_that_are_all_right_is_that_of_the_smoothed_targets(
     assert several == pytest.approx(2 * loss, abs=1e-6)
 
 
-def test_the_scale_is_where_scipy_finds_the_smallest_cross_entropy() -> None:
+def test_the_scale_minimises_the_cross_entropy_as_scipy_does() -> None:
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 4, 200)
     scores = rng.normal(0, 0.3, (200, 4)) + 0.3 * np.eye(4)[labels]
@@ -49,7 +49,7 @@ def test_the_scale_is_where_scipy_finds_the_smallest_cross_entropy() -> None:
     assert loss == pytest.approx(expected.fun, abs=1e-7)
 
 
-def test_the_classifier_is_scikit_learns_ridge_regression_on_all_images(
+def test_the_classifier_equals_scikit_learns_ridge_regression_on_all_images(
     tmp_path: Path, model: Model, scans: Scans
 ) -> None:
     folder = scans(tmp_path / "labelled", 30, 20, 25)
@@ -72,7 +72,7 @@ def test_the_classifier_is_scikit_learns_ridge_regression_on_all_images(
     assert float((p_NC.argmax(dim=1).numpy() == labelled.labels.labels).mean()) > 0.8
 
 
-def test_the_accuracy_is_of_images_that_the_classifier_had_not_seen(tmp_path: Path, model: Model, scans: Scans) -> None:
+def test_the_accuracy_is_measured_on_held_out_images(tmp_path: Path, model: Model, scans: Scans) -> None:
     labelled = open_labelled(str(scans(tmp_path / "labelled", 30, 20, 25)), None)
     fit = fit_head(labelled, model)
     numbers = fit.head.about["fit"]
@@ -110,7 +110,7 @@ def test_images_without_a_label_are_not_used(tmp_path: Path, model: Model, scans
     assert torch.equal(fit.head.weight, alone.head.weight)
 
 
-def test_groups_are_not_divided_and_labels_can_fix_the_split(tmp_path: Path, model: Model, scans: Scans) -> None:
+def test_groups_are_not_split_and_the_label_file_can_fix_the_split(tmp_path: Path, model: Model, scans: Scans) -> None:
     folder = scans(tmp_path / "labelled", 12, 12)
     names = [f"{colour}/{n:03d}.png" for colour in ("blue", "green") for n in range(12)]
     lines = [f"{name},{name[0]},{'test' if '/000' in name else 'train'}" for name in names]
@@ -123,7 +123,7 @@ def test_groups_are_not_divided_and_labels_can_fix_the_split(tmp_path: Path, mod
         fit_head(label_images(open_source(str(folder), None, None), tmp_path / "labels.csv"), model)
 
 
-def test_several_labels_per_image_have_probabilities_of_their_own(tmp_path: Path, model: Model, scans: Scans) -> None:
+def test_several_labels_per_image_have_independent_probabilities(tmp_path: Path, model: Model, scans: Scans) -> None:
     folder = scans(tmp_path / "labelled", 20, 20, 20)
     flags = {"blue": "1,0", "green": "0,1", "red": "1,1"}
     lines = [f"{colour}/{n:03d}.png,{flags[colour]}" for colour in flags for n in range(20)]
@@ -146,7 +146,7 @@ def test_damaged_labelled_images_are_left_out_and_named(tmp_path: Path, model: M
     assert fit.head.about["fit"]["num_images"] == 20
 
 
-def test_a_class_that_nothing_can_be_learnt_from_is_refused(tmp_path: Path, model: Model, scans: Scans) -> None:
+def test_classes_that_cannot_be_learnt_are_refused(tmp_path: Path, model: Model, scans: Scans) -> None:
     folder = scans(tmp_path / "labelled", 10, 10)
     (tmp_path / "one").mkdir()
     (folder / "blue").rename(tmp_path / "one" / "blue")

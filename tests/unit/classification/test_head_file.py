@@ -1,4 +1,4 @@
-"""Files of classifiers: what is written is read, and anything else is refused."""
+"""Classifier files: a written file is read back, and any other file is refused."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def head(weight: torch.Tensor | None = None) -> Head:
     return Head(weight, torch.tensor([0.5, -1.0]), ("a", "ü, b"), multi_label=False, about=ABOUT)
 
 
-def test_a_written_classifier_is_read_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:
+def test_a_written_classifier_is_read_back_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("one", "other"):
         write_head(head(), tmp_path / "new" / f"{name}.safetensors")
     found = read_head(tmp_path / "new" / "one.safetensors")
@@ -34,7 +34,7 @@ def test_a_written_classifier_is_read_and_equal_ones_give_equal_bytes(tmp_path: 
     assert one == other
 
 
-def test_probabilities_are_softmax_or_sigmoids() -> None:
+def test_probabilities_are_a_softmax_or_sigmoids() -> None:
     one = Head(torch.eye(2), torch.zeros(2), ("a", "b"), multi_label=False)
     several = Head(torch.eye(2), torch.zeros(2), ("a", "b"), multi_label=True)
     h_NH = torch.tensor([[1.0, 0.0]])
@@ -64,7 +64,7 @@ def test_other_files_are_refused(
         read_head(tmp_path / "head.safetensors")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FedSSLError, match="missing"):
         read_head(tmp_path / "missing.safetensors")
     (tmp_path / "text.safetensors").write_text("no tensors")

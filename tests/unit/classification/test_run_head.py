@@ -1,4 +1,4 @@
-"""The classifier of a run of ridge-probe is used like one that was fitted here."""
+"""The classifier of a ridge-probe run is used like one that was fitted locally."""
 
 import csv
 from pathlib import Path
@@ -75,13 +75,13 @@ def test_images_are_classified_by_the_runs_classifier(run: Path) -> None:
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
 
 
-def test_it_is_exported_with_the_encoder(run: Path) -> None:
+def test_the_runs_classifier_is_exported_with_the_encoder(run: Path) -> None:
     found = done("export", "probe", "--to", "onnx", "--head", "probe")
     assert found["file"] == "probe/classifier.onnx"
     assert found["classes"] == list(COLOURS)
 
 
-def test_the_head_has_the_logits_of_the_run(run: Path) -> None:
+def test_the_head_gives_the_logits_of_the_run(run: Path) -> None:
     head, tensors = head_at(run), load_tensors(run / MODEL)
     assert torch.equal(head.weight, tensors["classifier.weight"])
     assert torch.equal(head.bias, tensors["classifier.bias"])
@@ -91,7 +91,7 @@ def test_the_head_has_the_logits_of_the_run(run: Path) -> None:
     assert any(torch.allclose(weights, scale * each, rtol=1e-5, atol=1e-9) for each in solutions)
 
 
-def test_scores_without_a_scale_are_not_given_as_probabilities(run: Path) -> None:
+def test_scores_without_a_scale_are_not_reported_as_probabilities(run: Path) -> None:
     _folder(Path("one-round"), num_rounds=1)
     assert "2 rounds or more" in refused("classify", "images", "--model", "one-round", "--head", "one-round")
     tensors = load_tensors(run / MODEL)
@@ -123,7 +123,7 @@ def test_a_classifier_of_another_encoder_is_refused(run: Path) -> None:
     assert "fitted to another encoder" in refused("classify", "images", "--model", "other", "--head", "probe")
 
 
-def test_several_labels_have_sigmoids(tmp_path: Path) -> None:
+def test_several_labels_use_sigmoids(tmp_path: Path) -> None:
     method = {"name": "ridge-probe", "classes": list(COLOURS), "min_images": 8, "multi_label": True}
     spec = SPEC_OF_PROBE.model_copy(update={"method": RidgeProbeConfig.model_validate(method)})
     state, server = start_run(METHODS["ridge-probe"], Context(spec=spec, round_number=0)).state, {}

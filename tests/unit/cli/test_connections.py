@@ -41,7 +41,7 @@ def two(home: Path) -> None:
     assert fedssl("connection", "add", "two", TWO, "--token-file", "two", "--copy-token").exit_code == 0
 
 
-def test_added_listed_used_and_removed(two: None, home: Path) -> None:
+def test_connections_are_added_listed_used_and_removed(two: None, home: Path) -> None:
     assert connections_path().stat().st_mode & 0o777 == 0o600
     text = connections_path().read_text()
     assert ("secret-one" in text, "secret-two" in text) == (False, True)
@@ -58,7 +58,7 @@ def test_added_listed_used_and_removed(two: None, home: Path) -> None:
         target()
 
 
-def test_precedence_of_connections(two: None) -> None:
+def test_the_connection_option_overrides_the_environment_and_the_connection_in_use(two: None) -> None:
     assert target() == Target(ONE, "secret-one")
     assert target(FEDSSL_CONNECTION="two") == Target(TWO, "secret-two")
     assert target(FEDSSL_CONNECTION="two", FEDSSL_TOKEN="mine") == Target(TWO, "mine")
@@ -95,13 +95,13 @@ def test_a_damaged_file_is_named(home: Path) -> None:
     assert "secret" not in result.output
 
 
-def test_the_option_may_stand_anywhere(two: None) -> None:
+def test_the_connection_option_is_accepted_before_and_after_the_command(two: None) -> None:
     for arguments in (["--connection", "no", "run", "ls"], ["run", "ls", "--connection=no"]):
         result = fedssl(*arguments)
         assert (result.exit_code, "no connection 'no'" in result.stderr) == (2, True), result.output
 
 
-def test_the_shell_is_offered_names_and_methods(two: None) -> None:
+def test_the_shell_completes_names_and_methods(two: None) -> None:
     for line, offered in (("fedssl connection use t", "two"), ("fedssl method show fedby", "fedbyol")):
         shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
         assert CliRunner().invoke(app, [], prog_name="fedssl", env=shell).stdout.split() == [offered]

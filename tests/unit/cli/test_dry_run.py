@@ -1,4 +1,4 @@
-"""`--dry-run`: what would happen, with the numbers that are known beforehand, and nothing happens."""
+"""The option `--dry-run` describes what would happen, with the numbers known in advance, and starts nothing."""
 
 import json
 from pathlib import Path
@@ -74,9 +74,7 @@ def test_a_simulation_is_described_with_its_true_numbers(spec: Path) -> None:
         ("ridge-probe", 'upload.dtype="bfloat16"'),
     ],
 )
-def test_a_run_that_could_only_fail_at_its_start_is_wrong_usage(
-    spec: Path, method: str, setting: str, dry_run: list[str]
-) -> None:
+def test_a_run_that_could_only_fail_is_wrong_usage(spec: Path, method: str, setting: str, dry_run: list[str]) -> None:
     classes = ", classes=['0','1','2','3','4','5','6','7','8','9']" if method == "ridge-probe" else ""
     named = ("--set", f'method={{name="{method}"{classes}}}', "--set", setting)
     result = CliRunner().invoke(app, ["simulate", str(spec), *named, *dry_run])
@@ -84,7 +82,7 @@ def test_a_run_that_could_only_fail_at_its_start_is_wrong_usage(
 
 
 def test_frozen_tensors_are_shown_and_counted_once_per_client(spec: Path) -> None:
-    """The first block has 9 * 4 weights, and 4 * 4 numbers and a counter of BatchNorm."""
+    """The first block has 9 * 4 weights, and its BatchNorm has 4 * 4 numbers and a counter."""
     whole = json.loads(fedssl("simulate", spec, "--dry-run", "--format", "json").stdout)
     frozen = ("simulate", spec, "--dry-run", "--set", 'model.trainable=["blocks.1.*"]')
     found = json.loads(fedssl(*frozen, "--format", "json").stdout)
@@ -92,7 +90,7 @@ def test_frozen_tensors_are_shown_and_counted_once_per_client(spec: Path) -> Non
     assert (found["trainable"], found["frozen_bytes"]) == (["blocks.1.*"], 4 * (9 * 4 + 4 * 4) + 8)
     up, down = (f"bytes_{way}_per_client_and_round" for way in ("up", "down"))
     for way in (up, down):
-        assert whole[way] - found[way] > found["frozen_bytes"]  # and their names in the file's header
+        assert whole[way] - found[way] > found["frozen_bytes"]  # plus their names in the file header
     assert found["bytes_in_total"] > 3 * 2 * (found[up] + found[down]) + 3 * found["frozen_bytes"]
     shown = " ".join(fedssl(*frozen).stdout.split())
     assert "of the encoder blocks.1.*; the frozen rest, 216 bytes, is received once and never sent" in shown
@@ -105,7 +103,7 @@ def test_a_pattern_that_matches_nothing_is_refused(spec: Path) -> None:
     assert "matches no parameter of the encoder: near ones are blocks.1.*" in " ".join(result.stderr.split())
 
 
-def test_a_comparison_lists_its_runs_and_what_is_not_possible(spec: Path) -> None:
+def test_a_comparison_lists_its_runs_and_the_impossible_ones(spec: Path) -> None:
     arguments = ("compare", spec, "--methods", "fedsimclr,flesd", "--baselines", "--dry-run")
     found = json.loads(fedssl(*arguments, "--format", "json").stdout)["runs"]
 

@@ -1,4 +1,4 @@
-"""Exit codes, and errors as one line without a traceback."""
+"""Exit codes, and errors printed as one line without a traceback."""
 
 import pytest
 import torch
@@ -33,12 +33,12 @@ def problem(detail: str) -> NotFound:
 
 
 @pytest.mark.parametrize("kind", CODES)
-def test_every_code_belongs_to_a_class_of_errors(kind: type) -> None:
+def test_every_exit_code_belongs_to_an_error_class(kind: type) -> None:
     assert issubclass(kind, FedSSLError)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type)])
-def test_every_error_of_the_command_has_a_code(kind: type) -> None:
+def test_every_error_of_the_command_line_has_a_code(kind: type) -> None:
     assert kind in CODES or kind is FedSSLError
 
 
@@ -62,7 +62,7 @@ def test_every_code_is_documented() -> None:
         (FedSSLError("x"), 1),
     ],
 )
-def test_an_error_becomes_one_line_and_a_code(error: FedSSLError, code: int) -> None:
+def test_an_error_is_printed_as_one_line_with_its_exit_code(error: FedSSLError, code: int) -> None:
     result = CliRunner().invoke(command(error), ["fail"])
 
     assert (result.exit_code, result.stdout) == (code, "")
@@ -73,13 +73,13 @@ def test_a_folder_in_use_is_a_conflict(tmp_path: pytest.TempPathFactory) -> None
     assert exit_code(FolderInUseError(tmp_path, 7)) == 5  # type: ignore[arg-type]
 
 
-def test_the_system_s_errors_name_the_file() -> None:
+def test_errors_of_the_operating_system_name_the_file() -> None:
     result = CliRunner().invoke(command(PermissionError(13, "Permission denied", "/x/y")), ["fail"])
 
     assert (result.exit_code, result.stderr) == (1, "error: /x/y: Permission denied\n")
 
 
-def test_interruption_is_130() -> None:
+def test_interruption_exits_with_130() -> None:
     assert CliRunner().invoke(command(KeyboardInterrupt()), ["fail"]).exit_code == 130
 
 
@@ -92,14 +92,14 @@ def test_an_unexpected_error_keeps_its_traceback() -> None:
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")]
 )
-def test_out_of_memory_is_one_line_with_what_to_do(error: Exception) -> None:
+def test_out_of_memory_is_one_line_with_advice(error: Exception) -> None:
     result = CliRunner().invoke(command(error), ["fail"])
 
     assert (result.exit_code, result.stdout) == (USAGE, "")
     assert result.stderr == "error: out of memory: use fewer or smaller images, a smaller model, or another device\n"
 
 
-def test_a_coordinator_s_message_cannot_redraw_the_terminal() -> None:
+def test_a_coordinators_message_cannot_redraw_the_terminal() -> None:
     result = CliRunner().invoke(command(problem("no\x1b[2J\rrun")), ["fail"])
 
     assert result.stderr == "error: no?[2J?run\n"

@@ -1,4 +1,4 @@
-"""Every operation of the REST API has a command that asks for it."""
+"""Every operation of the REST API has a command that requests it."""
 
 import re
 from collections.abc import Iterator
@@ -163,7 +163,7 @@ def test_every_operation_of_the_api_has_a_command() -> None:
 
 
 @pytest.mark.parametrize("operation", COMMANDS)
-def test_the_command_asks_for_it(server: Answers, operation: str) -> None:
+def test_each_command_requests_its_operation(server: Answers, operation: str) -> None:
     result = CliRunner().invoke(app, COMMANDS[operation].split())
 
     method, _, template = operation.partition(" ")

@@ -1,4 +1,4 @@
-"""`fedssl export --to huggingface` and `--to monai`: what the other libraries load is our network."""
+"""The commands `fedssl export --to huggingface` and `--to monai`: other libraries load the same network."""
 
 import csv
 import importlib.metadata
@@ -44,7 +44,7 @@ OF_TIMM = {"name": "timm:test_vit", "timm_version": importlib.metadata.version("
 
 
 def _run(folder: Path, encoder: dict[str, Any], channels: int = 3, *, head: bool = True, size: int = 32) -> Path:
-    """Write the folder of a run, with a card, and a classifier of its encoder."""
+    """Write the folder of a run, with a model card and a classifier for its encoder."""
     folder.mkdir()
     data = {"channels": channels, "image_size": size, "mean": MEAN[:channels], "std": STD[:channels]}
     pulled(folder, tiny_spec(model={"encoder": encoder}, data=data))
@@ -73,7 +73,7 @@ def test_timm_loads_the_folder_with_its_classes_and_normalisation(
     folder = Path(found["file"])
     assert folder == run / "huggingface"
     assert found["classes"] == list(CLASSES)
-    import_torchvision()  # before timm, which imports it without our guard
+    import_torchvision()  # before timm, which imports torchvision without our guard
     import timm
 
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -92,7 +92,7 @@ def _of_timm(name: str, width: int) -> dict[str, Any]:
     return {"name": f"timm:{name}", "timm_version": importlib.metadata.version("timm"), "timm_width": width}
 
 
-def test_timm_loads_a_classifier_that_is_a_convolution_there(tmp_path: Path) -> None:
+def test_timm_loads_a_classifier_that_is_a_convolution_in_timm(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _of_timm("dla46_c", 256))
     done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     import timm
@@ -105,14 +105,14 @@ def test_timm_loads_a_classifier_that_is_a_convolution_there(tmp_path: Path) -> 
         torch.testing.assert_close(logits.softmax(dim=1), ours, rtol=1e-4, atol=1e-5)
 
 
-def test_a_classifier_of_timm_with_more_than_a_linear_layer_is_refused(tmp_path: Path) -> None:
+def test_a_timm_classifier_of_more_than_one_linear_layer_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _of_timm("efficientvit_m0", 192), size=64)
     words = refused("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     assert "is not one linear layer (head.bn.bias, " in words
     assert not (run / "huggingface").exists()
 
 
-def test_without_a_classifier_timm_gives_representations(tmp_path: Path) -> None:
+def test_without_a_classifier_timm_returns_representations(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT, head=False)
     assert done("export", run, "--to", "huggingface", "--out", tmp_path / "out")["width"] == 192
     import_torchvision()
@@ -128,7 +128,7 @@ def test_without_a_classifier_timm_gives_representations(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_code_of_the_card_gives_the_representations_of_fedssl(
+def test_the_code_in_the_model_card_gives_the_same_representations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int
 ) -> None:
     run = _run(tmp_path / "run", VIT, channels, head=False)
@@ -149,7 +149,7 @@ def test_the_code_of_the_card_gives_the_representations_of_fedssl(
     torch.testing.assert_close(names["representation"].detach(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_huggingface_hub_reads_card_and_weights(tmp_path: Path) -> None:
+def test_huggingface_hub_reads_the_card_and_the_weights(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT)
     done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     import_torchvision()
@@ -210,7 +210,7 @@ def _bundle(tmp_path: Path, channels: int) -> Path:
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
-    """The probabilities are those of `fedssl classify`, for images that both prepare from their files."""
+    """The probabilities equal those of `fedssl classify`. Both prepare the images from their files."""
     run = _bundle(tmp_path, channels)
     head = run / "head.safetensors"
     done("classify", run / "monai" / "images", "--model", run, "--head", head, "--out", tmp_path / "ours.csv")

@@ -1,4 +1,4 @@
-"""`--help` is quick because it imports next to nothing, and explains what a newcomer needs."""
+"""The option `--help` is quick because it imports almost nothing, and it explains what a newcomer needs."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ HEAVY = ("torch", "numpy", "httpx", "pydantic", "rich", "yaml", "safetensors", "
 
 
 def imported_by(*arguments: str) -> set[str]:
-    """Run a command in a process of its own, and return the top-level modules that it has imported when it ends."""
+    """Run a command in a separate process, and return the top-level modules that were imported when it ended."""
     source = (
         "import sys\nfrom fedssl.cli.main import app\n"
         f"try:\n    app({list(arguments)!r})\n"
@@ -110,7 +110,7 @@ def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> Non
         ("fedu2", "no: method.reducer eua compares each update with every other one"),
     ],
 )
-def test_a_method_says_whether_its_updates_can_be_summed(name: str, expected: str) -> None:
+def test_method_show_reports_whether_updates_can_be_summed(name: str, expected: str) -> None:
     shown = CliRunner().invoke(app, ["method", "show", name]).stdout
     (line,) = (line for line in shown.splitlines() if line.startswith("can be summed"))
     assert line.removeprefix("can be summed").strip() == expected
@@ -128,7 +128,7 @@ def test_a_method_says_whether_its_updates_can_be_summed(name: str, expected: st
         ("single", "no: single sends no tensors here, so there is no sum"),
     ],
 )
-def test_a_method_says_whether_it_can_be_aggregated_securely(name: str, expected: str) -> None:
+def test_method_show_reports_whether_secure_aggregation_is_possible(name: str, expected: str) -> None:
     shown = CliRunner().invoke(app, ["method", "show", name]).stdout
     (line,) = (line for line in shown.splitlines() if line.startswith("secure aggregation"))
     assert line.removeprefix("secure aggregation").strip() == expected

@@ -1,4 +1,4 @@
-"""The help of `fedssl`, `fedssl-worker` and `fedssl-coordinator`: one style, and nothing is cut or too wide."""
+"""The help of `fedssl`, `fedssl-worker` and `fedssl-coordinator` has one style, and nothing is cut off or too wide."""
 
 from collections.abc import Iterator
 
@@ -36,7 +36,7 @@ def help_of(path: tuple[str, ...], width: int) -> list[str]:
 
 
 def words_of(lines: list[str]) -> str:
-    """Return the text without spaces, because the width decides where lines break and words are hyphenated."""
+    """Return the text without spaces, because line breaks and hyphenation depend on the width."""
     return "".join("".join(lines).split())
 
 
@@ -45,7 +45,7 @@ def test_all_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_help_has_one_style_and_nothing_is_cut(path: tuple[str, ...]) -> None:
+def test_help_has_one_style_and_nothing_is_cut_off(path: tuple[str, ...]) -> None:
     whole = sorted(words_of(help_of(path, WIDE)))
     for width in WIDTHS:
         lines = help_of(path, width)

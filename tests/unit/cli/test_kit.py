@@ -1,4 +1,4 @@
-"""The zip file with which a data owner's site joins."""
+"""The zip file that a data owner's site uses to join."""
 
 import io
 import stat
@@ -22,7 +22,7 @@ SECRET = "fedssl_a-secret"
 
 
 def unzip(kit: Kit, folder: Path) -> Path:
-    """Unpack a kit as `unzip` does, with the modes that it contains."""
+    """Unpack a kit as `unzip` does, with the file modes it contains."""
     with zipfile.ZipFile(io.BytesIO(kit.zipped(SECRET, EXPIRES))) as archive:
         archive.extractall(folder)
         for entry in archive.infolist():
@@ -55,7 +55,7 @@ def test_a_kit_is_the_folder_of_one_site(tmp_path: Path) -> None:
     )
 
 
-def test_only_the_owner_reads_the_token_and_the_container_reads_the_rest(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_token_and_the_container_can_read_the_rest(tmp_path: Path) -> None:
     folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
     modes = {
         str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))
@@ -67,7 +67,7 @@ def test_only_the_owner_reads_the_token_and_the_container_reads_the_rest(tmp_pat
     assert set(modes.values()) == {0o644}
 
 
-def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tmp_path: Path) -> None:
+def test_a_worker_can_read_the_policy_and_it_allows_nothing_until_it_is_edited(tmp_path: Path) -> None:
     path = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path) / "site/policy.toml"
     policy, _ = read_policy(path)
     assert (policy.client, policy.coordinator, policy.allow) == ("hospital-a", ADDRESS, ())
@@ -101,7 +101,7 @@ def test_every_setting_of_the_compose_file_is_explained(tmp_path: Path) -> None:
     assert yaml.safe_load(text.split("# With a GPU")[0])["services"]["worker"]["environment"]["FEDSSL_STAY_UNHEALTHY"]
 
 
-def test_the_worker_s_settings_are_variables_of_the_kit_or_stay_at_their_defaults(tmp_path: Path) -> None:
+def test_the_workers_settings_are_variables_of_the_kit_or_keep_their_defaults(tmp_path: Path) -> None:
     folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
     services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
     given = {name.removeprefix("FEDSSL_WORKER_").lower() for name in services["worker"]["environment"]}
@@ -112,7 +112,7 @@ def test_the_worker_s_settings_are_variables_of_the_kit_or_stay_at_their_default
         "no_proxy",
     }
     assert fields - given == {
-        "state",  # the volume, which the image names
+        "state",  # the volume, whose path the image sets
         "enrolment_token_file", "token", "token_file",  # the kit has an enrolment token
         "insecure_http",  # the address begins with https
         "public_data", "max_public_bytes", "max_artifact_bytes", "claim_seconds", "retry_seconds", "keep_ended_seconds",
@@ -120,7 +120,7 @@ def test_the_worker_s_settings_are_variables_of_the_kit_or_stay_at_their_default
     }  # fmt: skip
 
 
-def test_the_page_reads_what_the_worker_writes_and_listens_on_this_machine_only(tmp_path: Path) -> None:
+def test_the_page_reads_the_workers_files_and_listens_only_on_this_machine(tmp_path: Path) -> None:
     folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
     services = yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
     worker, page = services["worker"], services["page"]
@@ -132,7 +132,7 @@ def test_the_page_reads_what_the_worker_writes_and_listens_on_this_machine_only(
     assert "docker compose run --rm page" in (folder / "README.md").read_text()
 
 
-def test_a_private_authority_is_included(tmp_path: Path) -> None:
+def test_a_private_certificate_authority_is_included(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     folder = unzip(kit_for("a", ADDRESS, "registry.example.org/ml/fedssl-worker:0.1.0-cuda", authority.file), tmp_path)
     assert (folder / "site/ca.crt").read_bytes() == authority.file.read_bytes()
@@ -140,7 +140,7 @@ def test_a_private_authority_is_included(tmp_path: Path) -> None:
     assert settings(folder)["FEDSSL_WORKER_IMAGE"] == "registry.example.org/ml/fedssl-worker:0.1.0-cuda"
 
 
-def test_the_authority_s_certificate_is_read_from_standard_input(
+def test_the_authoritys_certificate_is_read_from_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
@@ -148,7 +148,7 @@ def test_the_authority_s_certificate_is_read_from_standard_input(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
         if content:
             assert kit_for("a", ADDRESS, None, Path("-")).ca == content
-        else:  # the command that was to print it has failed
+        else:  # the command that should have printed it failed
             with pytest.raises(UsageError, match="--ca - cannot be used"):
                 kit_for("a", ADDRESS, None, Path("-"))
 
@@ -163,7 +163,9 @@ def test_the_authority_s_certificate_is_read_from_standard_input(
         ("a", ADDRESS, "worker\nFEDSSL_POLICY=", "this is not an image's name"),
     ],
 )
-def test_what_does_not_fit_into_the_files_is_refused(client: str, address: str, image: str | None, words: str) -> None:
+def test_values_that_do_not_fit_into_the_files_are_refused(
+    client: str, address: str, image: str | None, words: str
+) -> None:
     with pytest.raises(UsageError) as refused:
         kit_for(client, address, image, None)
     assert words in str(refused.value)

@@ -1,4 +1,4 @@
-"""The table of commands: help and completion work without importing them, and every entry exists."""
+"""The table of commands: help and completion work without importing the commands, and every entry exists."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_help_imports_no_command() -> None:
     assert modules_after(help_).isdisjoint(modules_of_commands())
 
 
-def test_no_command_s_module_imports_what_only_running_it_needs() -> None:
+def test_no_command_module_imports_packages_that_only_running_it_needs() -> None:
     imported = modules_after("\n".join(f"import {name}" for name in modules_of_commands()))
 
     assert modules_of_commands() <= imported
@@ -48,14 +48,14 @@ def test_every_entry_of_the_table_is_a_command(name: str) -> None:
     assert f"fedssl {name}" in CliRunner().invoke(app, [name, "--help"], prog_name="fedssl").stdout
 
 
-def test_help_lists_the_first_sentence_of_each_command_uncut() -> None:
+def test_help_lists_the_whole_first_sentence_of_each_command() -> None:
     printed = CliRunner().invoke(app, ["run", "--help"]).stdout
 
     assert "..." not in printed.partition("Commands:")[2]
     assert "Cancel a queued or running evaluation." in printed
 
 
-def test_the_shell_is_offered_commands() -> None:
+def test_the_shell_completes_commands() -> None:
     for line, offered in (("fedssl pub", "public-dataset"), ("fedssl run cancel-e", "cancel-evaluation")):
         shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
         assert CliRunner().invoke(app, [], prog_name="fedssl", env=shell).stdout.split() == [offered]

@@ -1,4 +1,4 @@
-"""The settings with which this machine computes."""
+"""The settings for this machine's computations."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +17,7 @@ NUM_CORES = num_usable_cores()
 @pytest.mark.parametrize(
     ("jobs", "threads", "expected"), [("3", 1, 3), ("auto", 1, NUM_CORES), ("auto", NUM_CORES + 1, 1)]
 )
-def test_auto_is_as_many_processes_as_have_cores_for_their_threads(
+def test_auto_starts_as_many_processes_as_there_are_cores_for_their_threads(
     jobs: str, threads: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.get_num_threads()
@@ -39,7 +39,7 @@ def test_auto_is_as_many_processes_as_have_cores_for_their_threads(
         (["train/a", "test/a"], None),
     ],
 )
-def test_a_folder_to_evaluate_on_has_labelled_test_images(
+def test_a_folder_to_evaluate_on_needs_labelled_test_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: list[str], message: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)

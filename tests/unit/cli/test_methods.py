@@ -1,4 +1,4 @@
-"""`fedssl method show --spec`: a whole spec per method of the papers' tables, with the settings of the paper."""
+"""The command `fedssl method show --spec` prints a whole spec for each method that the papers' tables train."""
 
 import json
 
@@ -26,7 +26,7 @@ def read_back(text: str, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_shown_spec_is_read_back_as_a_run_of_the_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shown_spec_is_read_back_as_a_run_of_the_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["method", "show", name, "--spec"])
 
     assert result.exit_code == 0, result.output
@@ -41,21 +41,21 @@ def test_shown_spec_is_read_back_as_a_run_of_the_tables(name: str, monkeypatch: 
         assert f"# {note}\n" in result.stdout
 
 
-def test_only_fedx_is_a_preset_that_its_table_writes_as_parts() -> None:
+def test_only_fedx_is_a_preset_that_its_table_lists_as_parts() -> None:
     found = {name: papers.method_cell(name) for name in SHOWN}
 
     names = {name: papers.select(cell.name)[0].spec.method.name for name, cell in found.items() if cell is not None}
     assert {name: other for name, other in names.items() if name != other} == {"fedx": "fedsimclr"}
 
 
-def test_shown_spec_as_json_is_the_same_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shown_spec_as_json_is_the_same_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     text = CliRunner().invoke(app, ["method", "show", "ssd", "--spec"]).stdout
     document = json.loads(CliRunner().invoke(app, ["method", "show", "ssd", "--spec", "--format", "json"]).stdout)
 
     assert RunSpec.model_validate(document) == read_back(text, monkeypatch)
 
 
-def test_shown_spec_has_the_settings_of_the_paper() -> None:
+def test_the_shown_spec_has_the_settings_of_the_paper() -> None:
     document = json.loads(CliRunner().invoke(app, ["method", "show", "fedrlc", "--spec", "--format", "json"]).stdout)
 
     assert document["num_rounds"] == 100
@@ -68,13 +68,13 @@ def test_shown_spec_has_the_settings_of_the_paper() -> None:
     assert document["partition"]["scheme"] == "classes"
 
 
-def test_shown_spec_of_flesd_states_where_its_public_images_differ() -> None:
+def test_the_shown_spec_of_flesd_states_how_its_public_images_differ() -> None:
     text = CliRunner().invoke(app, ["method", "show", "flesd", "--spec"]).stdout
 
     assert "# here the public images are drawn from all training images, not those of client-0: " in text
 
 
-def test_simulate_takes_a_shown_spec_from_standard_input() -> None:
+def test_simulate_accepts_a_shown_spec_on_standard_input() -> None:
     text = CliRunner().invoke(app, ["method", "show", "fedx", "--spec"]).stdout
     change = ["--set", "partition.dataset=digits", "--set", "evaluation=null"]
 
@@ -85,7 +85,7 @@ def test_simulate_takes_a_shown_spec_from_standard_input() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_A_PAPER))
-def test_a_method_of_no_table_has_no_spec_to_show(name: str) -> None:
+def test_a_method_without_a_table_has_no_spec_to_show(name: str) -> None:
     result = CliRunner().invoke(app, ["method", "show", name, "--spec"])
 
     assert result.exit_code == 2
@@ -93,15 +93,15 @@ def test_a_method_of_no_table_has_no_spec_to_show(name: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["--remote", "--all"])
-def test_a_spec_is_shown_only_of_this_installation(other: str) -> None:
+def test_a_spec_is_shown_only_for_the_local_installation(other: str) -> None:
     result = CliRunner().invoke(app, ["method", "show", "ssd", "--spec", other])
 
     assert result.exit_code == 2
     assert "leave out --remote and --all" in result.stderr
 
 
-def test_table_of_methods_makes_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("fedssl.cli.methods._document")  # a second of processor time for all methods
+def test_the_table_of_methods_builds_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("fedssl.cli.methods._document")  # takes a second of processor time for all methods
     result = CliRunner().invoke(app, ["method", "ls"])
     assert result.exit_code == 0, result.output
     assert "fedbyol" in result.stdout

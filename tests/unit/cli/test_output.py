@@ -1,4 +1,4 @@
-"""Tables for people and documents for programs."""
+"""Tables for people, and documents for programs."""
 
 import io
 import json
@@ -33,12 +33,12 @@ from support.federation import tiny_spec
         ("a\x1b[2Jb\tc", "a?[2Jb?c"),
     ],
 )
-def test_a_cell_is_readable(value: object, shown: str) -> None:
+def test_a_cell_is_formatted_for_people(value: object, shown: str) -> None:
     assert cell(value) == shown
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (65, "1:05"), (3725, "1:02:05")])
-def test_a_duration_is_readable(seconds: float, shown: str) -> None:
+def test_a_duration_is_formatted_for_people(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
@@ -51,13 +51,13 @@ def test_text_from_a_coordinator_is_not_markup(capsys: pytest.CaptureFixture[str
     assert "[red]y" in printed
 
 
-def test_a_pipe_is_wider_than_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_wider_tables_than_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(["a", "b"], [("x" * 70, "y" * 70)])
 
     assert f"{'x' * 70}   {'y' * 70}" in capsys.readouterr().out
 
 
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     show_json({"spec": tiny_spec(), "list": [tiny_spec()], "numbers": (math.nan, 1.5)})
 
     document = json.loads(capsys.readouterr().out)
@@ -66,7 +66,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_cannot_redraw_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A terminal obeys C1 controls like escape sequences. JSON leaves them, DEL and bidi marks as they are."""
+    """Terminals obey C1 control characters like escape sequences. JSON does not escape them, DEL or bidi marks."""
     reason = "no \x1b[2J \x7f \x9b2J \u202egnp.exe \u2028 ü 日本 \U000e0001"
     show_json({"reason": reason})
 
@@ -76,7 +76,7 @@ def test_json_cannot_redraw_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(printed) == {"reason": reason}
 
 
-def test_a_table_for_a_terminal_whose_encoding_lacks_its_characters(tmp_path: Path) -> None:
+def test_a_table_is_printed_even_if_the_terminals_encoding_lacks_its_characters(tmp_path: Path) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text('[partition]\ndataset = "digits"\nnum_clients = 2\nscheme = "iid"\n')
     result = CliRunner(charset="latin-1").invoke(app, ["partition", str(spec)])
@@ -85,7 +85,7 @@ def test_a_table_for_a_terminal_whose_encoding_lacks_its_characters(tmp_path: Pa
 
 
 @pytest.mark.parametrize("show", [show_json, show_json_line])
-def test_json_for_such_a_terminal_has_the_same_content(
+def test_json_has_the_same_content_if_the_terminals_encoding_lacks_characters(
     show: Callable[[RunEdit], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="replace")  # as the commands set it

@@ -1,4 +1,4 @@
-"""`fedssl simulate` and `fedssl evaluate`, in this process."""
+"""The commands `fedssl simulate` and `fedssl evaluate`, run in this process."""
 
 import itertools
 import json
@@ -63,7 +63,7 @@ def out(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_gives_the_library_s_bits(spec: Path, out: Path) -> None:
+def test_the_command_gives_the_same_bits_as_the_library(spec: Path, out: Path) -> None:
     expected = simulate(read_spec(str(spec)))
 
     for name, tensors in (("model", expected.model), ("initial", expected.initial)):
@@ -85,7 +85,7 @@ def test_several_processes_give_the_same_files(spec: Path, out: Path, tmp_path: 
     assert json.dumps(histories[0]) == json.dumps(histories[1])
 
 
-def test_the_history_has_each_round_and_client(out: Path) -> None:
+def test_the_history_lists_each_round_and_client(out: Path) -> None:
     history = json.loads((out / "history.json").read_text())
 
     assert [entry["round"] for entry in history] == [1, 2]
@@ -146,7 +146,7 @@ def test_a_finished_simulation_is_kept_unless_restart_is_given(spec: Path, tmp_p
     assert other.exit_code == 5
 
 
-def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
+def test_the_written_spec_can_be_simulated_again(out: Path, tmp_path: Path) -> None:
     assert fedssl("simulate", out / "spec.yaml", "--out", tmp_path, "--set", "num_rounds=1").exit_code == 0
 
 
@@ -169,7 +169,9 @@ def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
         (["evaluate", "{out}/model.safetensors", "--data", "digits", "--spec", "{wide}"], "does not hold the encoder"),
     ],
 )
-def test_wrong_usage_is_one_line_and_2(spec: Path, out: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    spec: Path, out: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
     wide = tmp_path / "wide.toml"
     wide.write_text(SPEC.replace("[4, 8]", "[4, 16]"))
 
@@ -196,7 +198,7 @@ def test_each_score_is_shown_next_to_its_baselines(spec: Path, tmp_path: Path) -
     assert again["baselines"]["chance"]["accuracy"] == 37 / 360
 
 
-def test_a_result_of_an_earlier_version_has_no_chance(spec: Path, tmp_path: Path) -> None:
+def test_a_result_of_an_earlier_version_has_no_chance_level(spec: Path, tmp_path: Path) -> None:
     fedssl("simulate", spec, "--out", tmp_path / "out", *JUDGED)
     path = tmp_path / "out" / "result.json"
     document = json.loads(path.read_text())
@@ -209,7 +211,7 @@ def test_a_result_of_an_earlier_version_has_no_chance(spec: Path, tmp_path: Path
     assert next(line for line in result.stdout.splitlines() if line.startswith(" kNN")).split()[1] == "-"
 
 
-def test_the_reason_of_a_pause_is_printed_once(spec: Path, tmp_path: Path) -> None:
+def test_the_reason_for_a_pause_is_printed_once(spec: Path, tmp_path: Path) -> None:
     alarm = (
         "--set",
         "watch.num_images=64",
@@ -256,8 +258,8 @@ def test_images_of_16_bits_are_trained_on_through_a_window(tmp_path: Path, suffi
     assert all(torch.equal(found[name], tensor) for name, tensor in simulated.model.items())
 
 
-def test_a_restart_leaves_no_encoder_of_an_earlier_method(spec: Path, tmp_path: Path) -> None:
-    """A method that sends nothing leaves an encoder per client."""
+def test_a_restart_deletes_the_encoders_of_an_earlier_method(spec: Path, tmp_path: Path) -> None:
+    """A method that sends nothing leaves one encoder per client."""
     few = ("simulate", spec, "--out", tmp_path / "out", "--set", "num_rounds=1")
     assert fedssl(*few, "--set", "method.name=single").exit_code == 0
     assert (tmp_path / "out/encoder-client-0.safetensors").exists()

@@ -1,4 +1,4 @@
-"""Reading specs: formats, `--set`, and errors that name the key and what to do."""
+"""Reading specs: file formats, `--set`, and errors that name the key and give advice."""
 
 import io
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_every_format_gives_the_same_spec(tmp_path: Path, text: str, name: str) 
 
 
 @pytest.mark.parametrize("text", [TOML, YAML, JSON])
-def test_standard_input_may_be_either(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_standard_input_may_be_toml_yaml_or_json(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
     assert read_spec("-").training.batch_size == 32
@@ -75,7 +75,7 @@ def test_a_change_sets_one_key(change: str, keys: tuple[str, ...], value: object
 
 
 @pytest.mark.parametrize("change", ["num_rounds", "=3", ".a=3", "a.=3", "a..b=3", ""])
-def test_a_malformed_change_says_how_to_write_it(change: str) -> None:
+def test_a_malformed_change_is_refused_with_the_correct_form(change: str) -> None:
     with pytest.raises(SpecError, match="KEY=VALUE"):
         apply_change({}, change)
 
@@ -85,7 +85,7 @@ def test_a_change_of_a_key_below_a_value_is_refused() -> None:
         apply_change({"num_rounds": 3}, "num_rounds.more=1")
 
 
-def test_changes_come_after_the_file_and_in_order(tmp_path: Path) -> None:
+def test_changes_are_applied_after_the_file_and_in_order(tmp_path: Path) -> None:
     spec = read_spec(write(tmp_path, TOML), ["num_rounds=5", "num_rounds=6", "training.batch_size=64"])
 
     assert (spec.num_rounds, spec.training.batch_size) == (6, 64)
@@ -113,7 +113,7 @@ def test_changes_come_after_the_file_and_in_order(tmp_path: Path) -> None:
         ("num_rounds = nan", "num_rounds: "),
     ],
 )
-def test_a_wrong_key_is_named_as_it_is_written(tmp_path: Path, text: str, line: str) -> None:
+def test_a_wrong_key_is_named_as_it_was_written(tmp_path: Path, text: str, line: str) -> None:
     message = refusal(tmp_path, text)
 
     assert message.startswith(f"{tmp_path}/spec.toml is not a run spec:\n")
@@ -157,7 +157,7 @@ def test_files_that_cannot_be_opened_are_reported(tmp_path: Path) -> None:
         read_values(str(tmp_path / "binary.toml"))
 
 
-def test_standard_input_that_is_neither_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_standard_input_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("[training\nbatch"))
 
     with pytest.raises(SpecError, match="the spec on standard input is not valid TOML"):

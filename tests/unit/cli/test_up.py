@@ -1,4 +1,4 @@
-"""How `fedssl up` partitions images, where it keeps them, its refusals. The processes are in tests/integration/cli."""
+"""How `fedssl up` partitions and stores images, and what it refuses. tests/integration/cli tests its processes."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "federation")
 
 
-def test_partitioning_gives_each_client_a_file_of_its_own(folder: Folder) -> None:
+def test_partitioning_gives_each_client_its_own_file(folder: Folder) -> None:
     record = folder.partition_dataset(DIGITS, GREY, None)
 
     assert record.clients == ["client-0", "client-1", "client-2"]
@@ -72,7 +72,7 @@ def test_a_client_without_images_is_refused_before_anything_is_written(folder: F
     assert list(folder.root.iterdir()) == []
 
 
-def test_a_data_set_s_path_may_have_any_letters(folder: Folder, tmp_path: Path) -> None:
+def test_the_path_of_a_data_set_may_contain_any_characters(folder: Folder, tmp_path: Path) -> None:
     pictures = tmp_path / "Müller" / "写真"
     partition = PartitionConfig(dataset=str(pictures), num_clients=2, scheme="iid", alpha=None)
     for name in ("a", "b"):
@@ -84,7 +84,7 @@ def test_a_data_set_s_path_may_have_any_letters(folder: Folder, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("own", "dealt"), [((530, 520), 512), ((40, 7), 8), ((40, 30), 30)])
-def test_photographs_are_partitioned_in_a_size_that_runs_can_have(
+def test_photographs_are_partitioned_in_a_size_that_runs_can_use(
     tmp_path: Path, own: tuple[int, int], dealt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded for its shape alone"))
@@ -97,13 +97,13 @@ def test_photographs_are_partitioned_in_a_size_that_runs_can_have(
     assert [str(dealt) in step for step in steps] == [True] * (dealt != min(own))
 
 
-def test_the_shape_of_arrays_is_their_own() -> None:
+def test_arrays_keep_their_own_shape() -> None:
     shape = _own_shape(Dealing(partition=PartitionConfig(dataset="digits"), required={}), lambda _: None)
 
     assert (shape.channels, shape.image_size) == (1, 16)
 
 
-def test_the_same_partition_again_is_accepted(folder: Folder) -> None:
+def test_the_same_partition_is_accepted_again(folder: Folder) -> None:
     record = folder.partition_dataset(DIGITS, GREY, None)
 
     folder.require_same(record, DIGITS.model_dump())
@@ -129,7 +129,7 @@ def test_a_different_partition_is_refused_and_names_the_difference(
     assert "--directory" in str(caught.value)
 
 
-def test_a_folder_of_other_things_is_refused(folder: Folder, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(folder: Folder, tmp_path: Path) -> None:
     folder.require_usable()
     Folder(tmp_path / "not-there-yet").require_usable()
     (folder.root / "thesis.tex").touch()
@@ -148,7 +148,7 @@ def test_an_unreadable_record_does_not_cause_a_new_partition(folder: Folder) -> 
         folder.read()
 
 
-def test_the_url_is_known_without_reading_the_rest(folder: Folder) -> None:
+def test_the_url_is_read_from_the_record(folder: Folder) -> None:
     assert folder.url() is None
     folder.write(folder.partition_dataset(DIGITS, GREY, None).model_copy(update={"port": 8123}))
 
@@ -165,7 +165,7 @@ def test_only_given_options_are_required_of_an_existing_folder() -> None:
     assert dealing.required == {"dataset": "digits", "alpha": 0.5}
 
 
-def test_a_spec_requires_its_whole_partition_and_the_images_shape() -> None:
+def test_a_spec_requires_its_whole_partition_and_the_shape_of_its_images() -> None:
     spec = tiny_spec(partition={"dataset": "digits", "seed": 3})
 
     dealing = dealing_of(spec, {"num_clients": 2})
@@ -174,7 +174,7 @@ def test_a_spec_requires_its_whole_partition_and_the_images_shape() -> None:
     assert dealing.required == dealing.partition.model_dump() | {"channels": 1, "image_size": 8, "window": None}
 
 
-def test_a_partition_s_file_is_an_option_like_others(folder: Folder, tmp_path: Path) -> None:
+def test_a_partition_file_is_accepted_like_other_options(folder: Folder, tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text('{"site-a": [0, 2], "site-b": [5]}')
 
@@ -192,7 +192,7 @@ def test_an_impossible_option_is_named() -> None:
         dealing_of(None, {"alpha": -1.0})
 
 
-def test_ports_stay_where_they_can() -> None:
+def test_ports_are_kept_if_they_are_free() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -207,7 +207,7 @@ def test_ports_stay_where_they_can() -> None:
     assert _choose_port(port, 1) == port
 
 
-def test_a_user_s_environment_variables_do_not_reach_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_environment_variables_do_not_reach_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSSL_TOKEN", "of another federation")
     monkeypatch.setenv("FEDSSL_DATA", "/data")
     with _own_variables():
@@ -232,7 +232,7 @@ def folder_of(root: Path, name: str, classes: dict[str, int], size: int = 16, mo
     return root / name
 
 
-def test_data_given_several_times_names_each_client_s_own_images(tmp_path: Path) -> None:
+def test_repeated_data_options_name_the_images_of_each_client(tmp_path: Path) -> None:
     a, b = tmp_path / "Site_A", tmp_path / "b.npz"
 
     assert sources_of([str(a), str(b)]) == {"site-a": str(a), "b": str(b)}
@@ -250,7 +250,7 @@ def test_data_given_several_times_names_each_client_s_own_images(tmp_path: Path)
         (["a=x", "a=y"], "would both be the images of a"),
     ],
 )
-def test_clients_that_cannot_be_told_apart_are_refused(given: list[str], said: str) -> None:
+def test_clients_that_cannot_be_distinguished_are_refused(given: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         sources_of(given)
 
@@ -262,12 +262,12 @@ def test_clients_that_cannot_be_told_apart_are_refused(given: list[str], said: s
         ({"alpha": 0.1, "scheme": "iid"}, "--alpha, --scheme are for dividing"),
     ],
 )
-def test_own_images_are_not_divided(options: dict[str, Any], said: str) -> None:
+def test_options_for_dividing_are_refused_if_clients_have_their_own_images(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         dealing_of_sources(None, {"a": "x", "b": "y"}, options)
 
 
-def test_own_images_and_a_spec_s_partition_contradict_each_other() -> None:
+def test_own_images_and_a_specs_partition_are_refused_together() -> None:
     with pytest.raises(UsageError, match=r"the spec's \[partition\]"):
         dealing_of_sources(tiny_spec(partition={"dataset": "digits"}), {"a": "x", "b": "y"}, {})
 
@@ -308,7 +308,7 @@ def test_labels_without_a_common_meaning_are_left_out(folder: Folder, tmp_path: 
     assert load_dataset(str(folder.shard("a")), "train").labels is None
 
 
-def test_own_images_continue_and_refuse_another_division(folder: Folder, tmp_path: Path) -> None:
+def test_a_folder_of_own_images_is_reused_and_a_different_division_is_refused(folder: Folder, tmp_path: Path) -> None:
     sources = {name: str(folder_of(tmp_path, name, {"cat": 2})) for name in "ab"}
     record = folder.copy_sources(sources, GREY, None)
 
@@ -320,13 +320,13 @@ def test_own_images_continue_and_refuse_another_division(folder: Folder, tmp_pat
         folder.require_same(record, {"sources": {"a": sources["a"]}})
 
 
-def test_a_record_of_a_partition_is_written_as_before(folder: Folder) -> None:
+def test_the_record_of_a_partition_has_no_sources(folder: Folder) -> None:
     folder.partition_dataset(DIGITS, GREY, None)
 
     assert "sources" not in json.loads(folder.record_path.read_text())
 
 
-def test_the_printed_variables_can_be_pasted_whatever_the_folder_is_called(
+def test_the_printed_variables_can_be_pasted_if_the_folders_name_has_special_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Folder(tmp_path / "Zoë's federation")

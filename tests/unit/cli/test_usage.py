@@ -1,4 +1,4 @@
-"""Wrong usage of `fedssl`, `fedssl-worker` and `fedssl-coordinator` is one line, in the style of all other errors."""
+"""Wrong usage of `fedssl`, `fedssl-worker` and `fedssl-coordinator` prints one line in the style of other errors."""
 
 import pytest
 import typer
@@ -40,7 +40,7 @@ def outcome(line: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_wrong_usage_is_one_line_that_names_the_help(line: str) -> None:
+def test_wrong_usage_prints_one_line_that_names_the_help(line: str) -> None:
     assert outcome(line) == (2, "", f"{MISTAKES[line]}\n")
 
 
@@ -53,7 +53,7 @@ def test_a_group_without_a_command_shows_its_help(line: str) -> None:
     assert "error" not in (stdout + stderr)[:6]
 
 
-def test_an_error_of_typer_without_a_command_is_one_line() -> None:
+def test_an_error_of_typer_without_a_command_is_printed_as_one_line() -> None:
     app = typer.Typer(cls=type(typer.main.get_command(fedssl)), rich_markup_mode=None)
 
     @app.callback()

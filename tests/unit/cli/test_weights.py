@@ -1,4 +1,4 @@
-"""`fedssl weights check`, and simulations that start from a file."""
+"""The command `fedssl weights check`, and simulations that start from a weight file."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_table_shows_the_fate_of_each_tensor(tmp_path: Path, spec: Path) -> None:
+def test_the_table_shows_what_happens_to_each_tensor(tmp_path: Path, spec: Path) -> None:
     tensors = {name.removeprefix("encoder."): each for name, each in encoder_tensors().items()}
     save_tensors(tensors | {"fc.weight": torch.zeros(3, 8)}, tmp_path / "a.safetensors")
     result = fedssl("weights", "check", tmp_path / "a.safetensors", spec, "--format", "json")
@@ -61,7 +61,7 @@ def test_the_table_shows_the_fate_of_each_tensor(tmp_path: Path, spec: Path) -> 
     assert "these weights fit: 12 tensors loaded; 1 left out (fc.weight)" in shown.stderr
 
 
-def test_weights_that_do_not_fit_exit_with_one(tmp_path: Path, spec: Path) -> None:
+def test_weights_that_do_not_fit_exit_with_1(tmp_path: Path, spec: Path) -> None:
     file = encoder_file(tmp_path, EncoderConfig(widths=(4, 9)))
     result = fedssl("weights", "check", file, spec)
     assert result.exit_code == 1
@@ -72,14 +72,14 @@ def test_weights_that_do_not_fit_exit_with_one(tmp_path: Path, spec: Path) -> No
     assert fedssl("weights", "check", colour, spec, *adapted).exit_code == 0
 
 
-def test_what_a_run_would_refuse_to_adapt_is_refused(tmp_path: Path, spec: Path) -> None:
+def test_adaptations_that_a_run_would_refuse_are_refused(tmp_path: Path, spec: Path) -> None:
     adapted = ("--set", "model.initial.weights=x", "--set", 'model.initial.adapt=["blocks.0.conv"]')
     result = fedssl("weights", "check", encoder_file(tmp_path), spec, *adapted)
     assert result.exit_code != 0
     assert "model.initial.adapt names blocks.0.conv, whose shapes are equal" in result.stderr.replace("\n", " ")
 
 
-def test_the_weights_of_a_vit_start_a_simulation_with_images_of_another_size(tmp_path: Path, spec: Path) -> None:
+def test_the_weights_of_a_vit_start_a_simulation_with_another_image_size(tmp_path: Path, spec: Path) -> None:
     config = EncoderConfig(name="vit-tiny", patch_size=4, depth=1)
     encoder = initialised(lambda: build_encoder(config, 1, 16), 0)
     save_tensors(dict(encoder.state_dict()), tmp_path / "vit.safetensors")
@@ -99,7 +99,7 @@ def test_the_weights_of_a_vit_start_a_simulation_with_images_of_another_size(tmp
     assert "1 adapted (pos_embed: [1, 17, 192] in the file" in result.stderr.replace("\n", " ")
 
 
-def test_a_file_that_is_not_there_or_pickled_is_refused(tmp_path: Path, spec: Path) -> None:
+def test_a_missing_or_pickled_file_is_refused(tmp_path: Path, spec: Path) -> None:
     assert "there is no file" in fedssl("weights", "check", tmp_path / "none", spec).stderr
     torch.save({}, tmp_path / "a.pth")
     for command in (
@@ -111,7 +111,7 @@ def test_a_file_that_is_not_there_or_pickled_is_refused(tmp_path: Path, spec: Pa
         assert "weights_only=True" in result.stderr.replace("\n", "")
 
 
-def test_a_simulation_shows_what_it_starts_from_and_its_gain(tmp_path: Path, spec: Path) -> None:
+def test_a_simulation_shows_its_start_and_its_gain(tmp_path: Path, spec: Path) -> None:
     start = ("--set", f"model.initial.weights={encoder_file(tmp_path)}")
     result = fedssl("simulate", spec, *start, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -124,7 +124,7 @@ def test_a_simulation_shows_what_it_starts_from_and_its_gain(tmp_path: Path, spe
     assert "finished: nothing to do" in again.stderr.replace("\n", " ")
 
 
-def test_a_start_that_does_not_fit_ends_a_dry_run(tmp_path: Path, spec: Path) -> None:
+def test_initial_weights_that_do_not_fit_end_a_dry_run(tmp_path: Path, spec: Path) -> None:
     file = encoder_file(tmp_path, EncoderConfig(widths=(4, 9)))
     result = fedssl("simulate", spec, "--dry-run", "--set", f"model.initial.weights={file}")
     assert result.exit_code != 0

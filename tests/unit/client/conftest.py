@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback whose answers a test writes."""
+"""A real HTTP server on the loopback interface, whose answers a test defines."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from support.listening import LoopbackServer, Quiet
 
 @dataclass
 class Received:
-    """A request as the server saw it."""
+    """A request as the server received it."""
 
     method: str
     path: str
@@ -28,9 +28,9 @@ class Received:
 
 @dataclass
 class Answer:
-    """An answer to send. `cut_after`: break the connection after this many bytes of the body.
+    """An answer to send. If `cut_after` is set, the connection is broken after this many bytes of the body.
 
-    `pause_seconds`: the wait after every line of it.
+    `pause_seconds` is the pause after every line of the body.
     """
 
     status: int = 200
@@ -55,7 +55,7 @@ def problem(slug: str, status: int, detail: str = "Do something else.", **header
 
 
 class ScriptedServer(LoopbackServer):
-    """Answers with `script`, and remembers what was asked."""
+    """Answers with `script`, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(_Handler)
@@ -75,7 +75,7 @@ class _Handler(Quiet):
         request = Received(self.command, parts.path, query, dict(self.headers), body)
         server.requests.append(request)
         answer = server.script(request)
-        with suppress(ConnectionError):  # the client had enough
+        with suppress(ConnectionError):  # the client closed the connection early
             self._send(answer)
 
     def _send(self, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""Wrong arguments in Python are worded as on the command line, and nothing is sent."""
+"""Wrong arguments in Python raise the same messages as on the command line, and nothing is sent."""
 
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,7 @@ from fedssl.errors import SpecError
 
 @pytest.fixture
 def client() -> Client:
-    return Client("http://127.0.0.1:1", "token")  # nothing answers there
+    return Client("http://127.0.0.1:1", "token")  # no server listens there
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def client() -> Client:
         ([1], "must be a RunSpec or a table of keys and values, not list"),
     ],
 )
-def test_a_spec_s_keys_are_explained(client: Client, values: Any, said: str) -> None:
+def test_wrong_keys_of_a_spec_are_explained(client: Client, values: Any, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         client.create_run(values)
 

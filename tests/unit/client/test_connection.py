@@ -1,4 +1,4 @@
-"""Retries, error mapping, paging, and that the token stays out of sight."""
+"""Retries, the mapping of errors, paging, and that the token is never shown."""
 
 import gzip
 import json
@@ -86,7 +86,9 @@ def run_view(run_id: object, state: str = "running") -> dict[str, object]:
         ("odd", 418, ApiError),
     ],
 )
-def test_a_problem_becomes_its_class(server: ScriptedServer, slug: str, status: int, kind: type[ApiError]) -> None:
+def test_each_problem_raises_its_own_class(
+    server: ScriptedServer, slug: str, status: int, kind: type[ApiError]
+) -> None:
     server.script = lambda request: problem(slug, status, "Claim again.")
     with Client(server.url, TOKEN, retry=ONCE) as client, pytest.raises(ApiError) as caught:
         client.run(uuid4())
@@ -95,7 +97,7 @@ def test_a_problem_becomes_its_class(server: ScriptedServer, slug: str, status: 
     assert str(caught.value) == "Claim again."
 
 
-def test_a_coordinators_words_control_no_terminal(server: ScriptedServer) -> None:
+def test_a_coordinators_message_cannot_control_the_terminal(server: ScriptedServer) -> None:
     server.script = lambda request: problem("lease-lost", 409, "Claim\x1b[2J \x9b2J\u202e again.")
     with Client(server.url, TOKEN) as client, pytest.raises(LeaseLost) as caught:
         client.run(uuid4())
@@ -137,16 +139,14 @@ def test_proxies_that_cannot_be_used_are_an_error_that_names_the_variables(
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
-def test_a_proxy_is_not_asked_for_this_machine(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_no_proxy_is_used_for_this_machine(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "http://127.0.0.1:9")
     server.script = lambda request: json_answer({"status": "ok", "checks": {}}, 200)
     with Client(server.url, TOKEN, retry=ONCE) as client:
         assert client.health().status == "ok"
 
 
-def test_a_page_that_no_coordinator_wrote_is_still_explained(server: ScriptedServer) -> None:
+def test_an_error_page_from_another_server_is_still_explained(server: ScriptedServer) -> None:
     server.script = lambda request: Answer(404, b"<html>nginx</html>")
     with Client(server.url, TOKEN) as client, pytest.raises(NotFound, match="is the address that of a fedssl"):
         client.run(uuid4())
@@ -158,7 +158,7 @@ def test_an_answer_of_another_program_is_a_bad_answer(server: ScriptedServer) ->
         client.run(uuid4())
 
 
-def test_an_answer_full_of_mistakes_is_not_described_whole(server: ScriptedServer) -> None:
+def test_an_answer_with_many_errors_is_summarised(server: ScriptedServer) -> None:
     answers = [{"items": [0] * 50_000}, {"status": "ok", **{str(number): 0 for number in range(50_000)}}]
     server.script = lambda request: json_answer(answers[request.path == "/v1/work/claim"])
     with Client(server.url, TOKEN, retry=ONCE) as client, pytest.raises(BadAnswer, match=r"items\.0: "):
@@ -167,15 +167,15 @@ def test_an_answer_full_of_mistakes_is_not_described_whole(server: ScriptedServe
         worker.claim(0)
 
 
-def test_an_answer_without_end_is_not_read_to_its_end(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_not_read_to_its_end(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.client.connection._ANSWER_BYTES", 1000)
     server.script = lambda request: Answer(200, b" " * 5_000_000, with_length=False)
     with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="an answer of more than 1000 bytes"):
         client.run(uuid4())
 
 
-def test_an_answer_of_too_many_values_is_not_parsed(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 MiB of empty objects took a worker 11 GB of memory and a minute of processor time."""
+def test_an_answer_with_too_many_values_is_not_parsed(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the limit, 16 MiB of empty objects took 11 GB of a worker's memory and a minute of processor time."""
     monkeypatch.setattr("fedssl.client.connection._MOST_VALUES", 1000)
     server.script = lambda request: json_answer({"secure_cohort": [{}] * 501})
     with WorkerClient(server.url, TOKEN, retry=ONCE) as worker:
@@ -184,8 +184,8 @@ def test_an_answer_of_too_many_values_is_not_parsed(server: ScriptedServer, monk
                 ask()
 
 
-def test_no_cookies_are_kept(server: ScriptedServer) -> None:
-    """A proxy that sets many would make every later request too large for the coordinator."""
+def test_cookies_are_not_kept(server: ScriptedServer) -> None:
+    """If a proxy set many cookies, every later request would be too large for the coordinator."""
     server.script = lambda request: json_answer(Health(status="ok"), **{"Set-Cookie": "place=1; Path=/"})
     with Client(server.url, TOKEN) as client:
         client.health()
@@ -194,7 +194,7 @@ def test_no_cookies_are_kept(server: ScriptedServer) -> None:
 
 
 class _Heads(Listener):
-    """Sends interim responses as fast as they are read, 8 MiB of them."""
+    """Sends 8 MiB of interim responses, as fast as they are read."""
 
     num_sent = 0
 
@@ -207,8 +207,8 @@ class _Heads(Listener):
                 self.num_sent += len(head)
 
 
-def test_heads_without_end_are_not_read_to_their_end() -> None:
-    """There was no wait for bytes, so that no time was used up: a worker read them for as long as they came."""
+def test_endless_interim_responses_are_not_read_to_their_end() -> None:
+    """The client never waited for bytes, so its deadline never expired: it read them for as long as they arrived."""
     with (
         _Heads() as server,
         Client(server.url, TOKEN, retry=ONCE) as client,
@@ -219,8 +219,8 @@ def test_heads_without_end_are_not_read_to_their_end() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 409])
-def test_nothing_is_unpacked(server: ScriptedServer, status: int) -> None:
-    """A kilobyte could be a gigabyte."""
+def test_compressed_answers_are_not_unpacked(server: ScriptedServer, status: int) -> None:
+    """A kilobyte could expand to a gigabyte."""
     packed = gzip.compress(json.dumps(run_view(uuid4())).encode())
     server.script = lambda request: Answer(status, packed, {"Content-Encoding": "gzip"})
     with Client(server.url, TOKEN) as client, pytest.raises(ClientError, match=r"compresses its answers|409 Conflict"):
@@ -235,7 +235,7 @@ def test_redirects_are_not_followed(server: ScriptedServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_temporary_failures_are_tried_again(server: ScriptedServer) -> None:
+def test_temporary_failures_are_retried(server: ScriptedServer) -> None:
     run_id = uuid4()
     answers = [
         problem("unavailable", 503),
@@ -249,7 +249,7 @@ def test_temporary_failures_are_tried_again(server: ScriptedServer) -> None:
     assert len(server.requests) == 4
 
 
-def test_retries_end_with_the_time_that_was_given(server: ScriptedServer) -> None:
+def test_retries_end_when_their_time_is_over(server: ScriptedServer) -> None:
     server.script = lambda request: problem("unavailable", 503)
     start = time.monotonic()
     with (
@@ -271,7 +271,7 @@ def test_retry_after_is_honoured(server: ScriptedServer) -> None:
     assert time.monotonic() - start >= 1
 
 
-def test_a_retry_after_beyond_the_time_given_is_not_waited_for(server: ScriptedServer) -> None:
+def test_a_retry_after_longer_than_the_retry_time_is_not_waited_for(server: ScriptedServer) -> None:
     server.script = lambda request: problem("too-many-requests", 429, **{"Retry-After": "3600"})
     with Client(server.url, TOKEN, retry=QUICK) as client, pytest.raises(TooManyRequests) as caught:
         client.run(uuid4())
@@ -279,14 +279,14 @@ def test_a_retry_after_beyond_the_time_given_is_not_waited_for(server: ScriptedS
     assert len(server.requests) == 1
 
 
-def test_a_moment_in_retry_after_goes_by_the_clock_of_its_sender() -> None:
-    """Which may be years behind this machine's."""
+def test_a_date_in_retry_after_is_compared_with_the_senders_clock() -> None:
+    """The sender's clock may be years behind this machine's."""
     headers = {"Date": "Sat, 01 Jan 2000 12:00:00 GMT", "Retry-After": "Sat, 01 Jan 2000 12:00:07 GMT"}
     assert retry_after(headers) == 7
     assert retry_after({**headers, "Date": "yesterday"}) is None
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_address_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -294,7 +294,7 @@ def test_nobody_there() -> None:
             client.run(uuid4())
 
 
-def test_a_run_is_created_once_under_one_key(server: ScriptedServer) -> None:
+def test_a_retried_run_creation_uses_the_same_idempotency_key(server: ScriptedServer) -> None:
     run_id = uuid4()
     answers = [Answer(201, b"x" * 50, cut_after=3), json_answer(run_view(run_id), 201)]
     server.script = lambda request: answers[len(server.requests) - 1]
@@ -304,7 +304,7 @@ def test_a_run_is_created_once_under_one_key(server: ScriptedServer) -> None:
     assert first == second
 
 
-def test_a_token_is_not_made_twice(server: ScriptedServer) -> None:
+def test_creating_a_token_is_not_retried(server: ScriptedServer) -> None:
     server.script = lambda request: Answer(201, b"x" * 50, cut_after=3)
     with Client(server.url, TOKEN, retry=QUICK) as client, pytest.raises(Unreachable):
         client.create_token("operator")
@@ -323,22 +323,22 @@ def test_pages_are_followed(server: ScriptedServer) -> None:
     assert all(request.query["name"] == "loss" for request in server.requests)
 
 
-def test_a_page_that_follows_itself_ends_the_list(server: ScriptedServer) -> None:
-    """As behind a proxy that leaves out the query: the list never ended."""
+def test_a_page_that_repeats_itself_ends_the_list(server: ScriptedServer) -> None:
+    """A proxy that drops the query would otherwise cause an endless list."""
     server.script = lambda request: json_answer({"items": [], "next_cursor": "b"})
     with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="returned one page twice"):
         list(client.runs())
     assert len(server.requests) == 2
 
 
-def test_names_cannot_leave_their_place_in_the_path(server: ScriptedServer) -> None:
+def test_names_are_escaped_in_paths(server: ScriptedServer) -> None:
     server.script = lambda request: problem("not-found", 404)
     with Client(server.url, TOKEN) as client, pytest.raises(NotFound):
         client.client("../tokens")
     assert server.requests[0].path == "/v1/clients/..%2Ftokens"
 
 
-def test_unavailable_is_an_answer_to_ready(server: ScriptedServer) -> None:
+def test_ready_returns_unavailable_as_an_answer(server: ScriptedServer) -> None:
     health = Health(status="unavailable", checks={"database": "no answer"})
     answers = [json_answer(health, 503), json_answer(Health(status="ok"))]
     server.script = lambda request: answers[len(server.requests) - 1]
@@ -354,7 +354,7 @@ def test_an_impossible_address_is_refused(url: str) -> None:
         Client(url, TOKEN)
 
 
-def test_the_token_is_sent_and_shown_nowhere(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_token_is_sent_and_never_shown(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     server.script = lambda request: problem("unauthenticated", 401, "Log in.")
     with Client(server.url, TOKEN) as client, pytest.raises(NotAuthenticated) as caught:
@@ -377,18 +377,18 @@ def test_work_that_is_not_understood_can_be_declined(server: ScriptedServer) -> 
     assert caught.value.assignment_id == assignment_id
 
 
-def test_nothing_to_do(server: ScriptedServer) -> None:
+def test_claim_returns_none_if_there_is_no_work(server: ScriptedServer) -> None:
     server.script = lambda request: Answer(204)
     with WorkerClient(server.url, TOKEN) as client:
         assert client.claim(0) is None
 
 
-def test_another_transport_can_take_the_place_of_the_network() -> None:
+def test_another_transport_can_replace_the_network() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"status": "ok"}))
     with Client("http://coordinator", transport=transport) as client:
         assert client.health().status == "ok"
 
 
-def test_all_errors_are_of_one_tree() -> None:
+def test_all_errors_belong_to_one_tree() -> None:
     assert issubclass(ClientError, FedSSLError)
     assert issubclass(UnknownWork, ClientError)

@@ -1,4 +1,4 @@
-"""Requests to an object store that a coordinator names: they carry bytes of artifacts, and no token."""
+"""Requests to an object store that a coordinator names. They carry bytes of artifacts, and never the token."""
 
 import hashlib
 import json
@@ -26,12 +26,12 @@ TOKEN = "a-token-that-goes-nowhere-else"
 
 
 class Recorder:
-    """An HTTP server that records requests. `answers`: status, headers and body for each request, in order."""
+    """An HTTP server that records requests. `answers` has a status, headers and a body for each request, in order."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
-        self.seconds = 0.0  # before each answer
+        self.seconds = 0.0  # the delay before each answer
         recorder = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -91,7 +91,7 @@ def test_the_token_does_not_follow_a_redirect(two: tuple[Recorder, Recorder], tm
     assert [headers.get("range") for _, _, headers in store.requests] == [None, None, "bytes=4000-"]
 
 
-def test_a_store_that_redirects_on_is_not_followed(two: tuple[Recorder, Recorder], tmp_path: Path) -> None:
+def test_further_redirects_of_a_store_are_not_followed(two: tuple[Recorder, Recorder], tmp_path: Path) -> None:
     coordinator, store = two
     coordinator.answers = [(307, {"Location": f"{store.url}/a", "ETag": f'"{DIGEST}"'}, b"")]
     store.answers = [(307, {"Location": f"{store.url}/b"}, b"")]
@@ -108,7 +108,7 @@ def direct_transfer(tls: Tls = DEFAULT_TLS, coordinator: str = "https://fed.exam
     "url",
     ["", "ftp://host/a", "//host", "http:///a", "https://user@host/a", "file:///etc/passwd", "https://host:65536/a"],
 )
-def test_invalid_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with (
         pytest.raises(BadAnswer, match="sent an invalid object-store address"),
         direct_transfer().stream("GET", url, headers={}),
@@ -116,7 +116,7 @@ def test_invalid_address_is_refused(url: str) -> None:
         pass
 
 
-def test_unencrypted_to_another_machine_only_where_it_is_allowed() -> None:
+def test_an_unencrypted_store_on_another_machine_must_be_allowed() -> None:
     with (
         pytest.raises(StoreUnreachable, match="it must have an https address, unless FEDSSL_INSECURE_HTTP=1"),
         direct_transfer().stream("GET", "http://192.0.2.1/a", headers={}),
@@ -126,7 +126,9 @@ def test_unencrypted_to_another_machine_only_where_it_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0.0.0.0", "2130706433", "localhost", "[::ffff:127.0.0.1]"])
-def test_a_coordinator_elsewhere_sends_nobody_to_their_own_machine(two: tuple[Recorder, Recorder], host: str) -> None:
+def test_a_remote_coordinator_cannot_direct_a_client_to_its_own_machine(
+    two: tuple[Recorder, Recorder], host: str
+) -> None:
     own = two[1].url.replace("127.0.0.1", host)
     there = direct_transfer(Tls(insecure_http=True))
     with (
@@ -138,12 +140,12 @@ def test_a_coordinator_elsewhere_sends_nobody_to_their_own_machine(two: tuple[Re
     assert not there.is_open
 
 
-def test_addresses_that_machines_have_for_themselves_and_their_clouds() -> None:
+def test_loopback_and_link_local_addresses_are_near() -> None:
     near = ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%1"]
     assert [_is_near(peer) for peer in (*near, "192.0.2.1", "10.0.0.7", "2001:db8::1")] == [True] * 5 + [False] * 3
 
 
-def test_a_proxy_on_this_machine_is_no_object_store(
+def test_a_proxy_on_this_machine_is_not_taken_for_an_object_store(
     two: tuple[Recorder, Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = two[1]
@@ -156,7 +158,7 @@ def test_a_proxy_on_this_machine_is_no_object_store(
     there.close()
 
 
-def test_no_cookies_are_kept(two: tuple[Recorder, Recorder]) -> None:
+def test_cookies_are_not_kept(two: tuple[Recorder, Recorder]) -> None:
     store = two[1]
     store.answers = [(200, {"Set-Cookie": "track=1; Path=/"}, b"")] * 2
     there = direct_transfer(coordinator=store.url)
@@ -167,7 +169,7 @@ def test_no_cookies_are_kept(two: tuple[Recorder, Recorder]) -> None:
     assert ["cookie" in headers for _, _, headers in store.requests] == [False, False]
 
 
-def test_threads_that_begin_at_once_share_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_start_together_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[httpx.Client] = []
 
     def slowly(**options: Any) -> httpx.Client:
@@ -188,11 +190,11 @@ def test_threads_that_begin_at_once_share_their_connections(monkeypatch: pytest.
 
 
 def closed() -> str:
-    """Return an address at which nothing answers."""
+    """Return an address at which no server listens."""
     return f"http://127.0.0.1:{free_port()}"
 
 
-def test_a_download_passes_through_the_coordinator_where_its_store_is_store_unreachable(
+def test_a_download_passes_through_the_coordinator_if_its_store_is_unreachable(
     two: tuple[Recorder, Recorder], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = two[0]
@@ -210,7 +212,7 @@ def test_a_download_passes_through_the_coordinator_where_its_store_is_store_unre
     assert "signature" not in said
 
 
-def test_a_store_that_has_answered_lately_is_waited_for() -> None:
+def test_a_store_that_answered_recently_is_retried_and_stays_open() -> None:
     store = Recorder()
     store.answers = [(200, {"Connection": "close"}, b"")]
     there = direct_transfer(coordinator=store.url)
@@ -222,7 +224,7 @@ def test_a_store_that_has_answered_lately_is_waited_for() -> None:
     assert there.is_open
 
 
-def test_a_range_passes_through_the_coordinator_where_its_store_is_store_unreachable(
+def test_a_range_passes_through_the_coordinator_if_its_store_is_unreachable(
     two: tuple[Recorder, Recorder],
 ) -> None:
     coordinator = two[0]
@@ -233,7 +235,7 @@ def test_a_range_passes_through_the_coordinator_where_its_store_is_store_unreach
 
 
 @pytest.mark.parametrize("status", [301, 400, 403])
-def test_a_download_passes_through_the_coordinator_where_its_store_refuses_new_addresses_too(
+def test_a_download_passes_through_the_coordinator_if_its_store_refuses_new_addresses_too(
     two: tuple[Recorder, Recorder], tmp_path: Path, status: int
 ) -> None:
     coordinator, store = two
@@ -247,7 +249,7 @@ def test_a_download_passes_through_the_coordinator_where_its_store_refuses_new_a
     assert [headers.get("accept-direct") for _, _, headers in coordinator.requests] == ["1", "1", None, None]
 
 
-def test_an_upload_passes_through_the_coordinator_where_its_store_refuses_new_addresses_too(
+def test_an_upload_passes_through_the_coordinator_if_its_store_refuses_new_addresses_too(
     two: tuple[Recorder, Recorder], tmp_path: Path
 ) -> None:
     coordinator, store = two
@@ -259,7 +261,7 @@ def test_an_upload_passes_through_the_coordinator_where_its_store_refuses_new_ad
     assert [method for method, _, _ in coordinator.requests] == ["POST"] * 5 + ["PATCH"]
 
 
-def test_an_address_that_nobody_asked_for_is_not_followed(two: tuple[Recorder, Recorder], tmp_path: Path) -> None:
+def test_an_address_that_is_not_permitted_is_not_followed(two: tuple[Recorder, Recorder], tmp_path: Path) -> None:
     coordinator, store = two
     there = {"Location": f"{store.url}/key", "ETag": f'"{DIGEST}"'}
     coordinator.answers = [(307, there, b"")] * 2
@@ -284,7 +286,7 @@ def parts_at(url: str) -> tuple[int, dict[str, str], bytes]:
 NO_MORE = (200, {}, b'{"parts": []}')
 
 
-def test_an_upload_passes_through_the_coordinator_where_its_store_is_store_unreachable(
+def test_an_upload_passes_through_the_coordinator_if_its_store_is_unreachable(
     two: tuple[Recorder, Recorder], tmp_path: Path
 ) -> None:
     coordinator = two[0]

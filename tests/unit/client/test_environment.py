@@ -1,4 +1,4 @@
-"""`Client.from_env`: the coordinator and the token that the environment names."""
+"""`Client.from_env`: the coordinator and the token are taken from the environment."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_variables_name_the_coordinator(tmp_path: Path) -> None:
+def test_variables_name_the_coordinator_and_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from a file\n")
 
     assert target_of({"FEDSSL_URL": URL, "FEDSSL_TOKEN": "t"}, tmp_path).token == "t"
@@ -30,18 +30,18 @@ def test_variables_name_the_coordinator(tmp_path: Path) -> None:
     assert "from a file" not in repr(found)
 
 
-def test_without_variables_it_is_the_folder_s_federation(folder: Path) -> None:
+def test_without_variables_the_folders_federation_is_used(folder: Path) -> None:
     found = target_of({}, folder)
 
     assert (found.url, found.token) == ("http://127.0.0.1:8123", "local")
 
 
-def test_the_local_token_goes_to_no_other_coordinator(folder: Path) -> None:
+def test_the_local_token_is_never_sent_to_another_coordinator(folder: Path) -> None:
     with pytest.raises(ClientError, match=r"no token for https://fedssl.example.org: set FEDSSL_TOKEN_FILE"):
         target_of({"FEDSSL_URL": URL}, folder)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="no coordinator: set FEDSSL_URL"):
         target_of({}, tmp_path)
     with pytest.raises(ClientError, match=r"cannot read the token in /nowhere: No such file"):
@@ -51,7 +51,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         target_of({"FEDSSL_URL": URL, "FEDSSL_TOKEN_FILE": str(tmp_path / "empty")}, tmp_path)
 
 
-def test_the_client_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_env_uses_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSSL_URL", URL)
     monkeypatch.setenv("FEDSSL_TOKEN", "secret")
 

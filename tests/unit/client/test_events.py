@@ -1,4 +1,4 @@
-"""The event stream, and what happens when it breaks."""
+"""The event stream, and how it resumes when it breaks."""
 
 import json
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def stream(*events: bytes, cut: bool = False) -> Answer:
     return Answer(200, body, {"Content-Type": "text/event-stream"}, with_length=cut, cut_after=len(body) - cut)
 
 
-def test_events_until_the_run_has_finished(server: ScriptedServer) -> None:
+def test_events_are_returned_until_the_run_has_finished(server: ScriptedServer) -> None:
     server.script = lambda request: stream(sent(1), sent(2), sent(3, "run.finished"))
     with Client(server.url, "t") as client:
         events = list(client.events(RUN))
@@ -44,14 +44,14 @@ def test_events_until_the_run_has_finished(server: ScriptedServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_a_failed_run_that_was_resumed_has_events_after_its_first_end(server: ScriptedServer) -> None:
+def test_a_resumed_run_has_events_after_its_first_end(server: ScriptedServer) -> None:
     kinds = ["run.created", "run.finished", "run.resumed", "run.finished"]
     server.script = lambda request: stream(*(sent(number, kind) for number, kind in enumerate(kinds, 1)))
     with Client(server.url, "t") as client:
         assert [event.kind for event in client.events(RUN)] == kinds
 
 
-def test_a_broken_stream_goes_on_after_the_last_event(server: ScriptedServer) -> None:
+def test_a_broken_stream_resumes_after_the_last_event(server: ScriptedServer) -> None:
     def script(request: Received) -> Answer:
         if not request.path.endswith("/stream"):
             return json_answer(run_view(RUN))
@@ -67,7 +67,7 @@ def test_a_broken_stream_goes_on_after_the_last_event(server: ScriptedServer) ->
         assert [event.id for event in client.events(RUN)] == [1, 2, 3, 4]
 
 
-def test_events_after_the_end_of_a_finished_run(server: ScriptedServer) -> None:
+def test_no_events_follow_the_end_of_a_finished_run(server: ScriptedServer) -> None:
     server.script = lambda request: (
         stream() if request.path.endswith("/stream") else json_answer(run_view(RUN, "finished"))
     )
@@ -76,7 +76,7 @@ def test_events_after_the_end_of_a_finished_run(server: ScriptedServer) -> None:
     assert server.requests[0].headers["Last-Event-ID"] == "9"
 
 
-def test_a_coordinator_that_stays_away_ends_the_iteration(server: ScriptedServer) -> None:
+def test_an_unreachable_coordinator_ends_the_iteration(server: ScriptedServer) -> None:
     server.script = lambda request: (
         stream(sent(1), sent(2), cut=True) if len(server.requests) == 1 else Answer(200, b"x", cut_after=0)
     )
@@ -87,8 +87,8 @@ def test_a_coordinator_that_stays_away_ends_the_iteration(server: ScriptedServer
             list(events)
 
 
-def test_a_stream_that_breaks_after_a_quiet_time_is_taken_up_again(server: ScriptedServer) -> None:
-    """Only comments for longer than is retried: the time counts from the break on."""
+def test_a_stream_that_breaks_after_a_quiet_time_is_resumed(server: ScriptedServer) -> None:
+    """Only comments arrive for longer than the retry time. The retry time starts when the stream breaks."""
     quiet = sent(1) + b": ping\n" * 5
     broken = Answer(200, quiet + b"cut", {"Content-Type": "text/event-stream"}, cut_after=len(quiet), pause_seconds=0.1)
     server.script = lambda request: broken if len(server.requests) == 1 else stream(sent(2, "run.finished"))
@@ -96,8 +96,8 @@ def test_a_stream_that_breaks_after_a_quiet_time_is_taken_up_again(server: Scrip
         assert [event.id for event in client.events(RUN)] == [1, 2]
 
 
-def test_what_happens_between_the_stream_s_end_and_the_question_is_not_lost(server: ScriptedServer) -> None:
-    """A coordinator that shuts down ends the stream, and the run finishes before the client asks how it stands."""
+def test_events_between_the_end_of_the_stream_and_the_next_request_are_not_lost(server: ScriptedServer) -> None:
+    """A coordinator that shuts down ends the stream, and the run finishes before the client requests its state."""
 
     def script(request: Received) -> Answer:
         if not request.path.endswith("/stream"):
@@ -109,26 +109,26 @@ def test_what_happens_between_the_stream_s_end_and_the_question_is_not_lost(serv
         assert [event.id for event in client.events(RUN)] == [1, 2, 3]
 
 
-def test_an_event_that_cannot_be_read(server: ScriptedServer) -> None:
+def test_an_unreadable_event_is_a_bad_answer(server: ScriptedServer) -> None:
     server.script = lambda request: stream(b"data: hello\n\n")
     with Client(server.url, "t") as client, pytest.raises(BadAnswer):
         list(client.events(RUN))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_lines_end_in_three_ways_wherever_the_stream_is_cut(size: int) -> None:
+def test_lines_end_in_three_ways_however_the_stream_is_split(size: int) -> None:
     text = b"a\r\n\r\nb\rc\n\nd\r\r\ne\n"
     chunks = [text[i : i + size] for i in range(0, len(text), size)]
     assert list(lines(chunks)) == [b"a", b"", b"b", b"c", b"", b"d", b"", b"e"]
 
 
-def test_event_of_many_lines_is_limited() -> None:
+def test_an_event_of_many_lines_is_limited() -> None:
     endless = (b"data: " + b"x" * 1000 + b"\n" for _ in range(2000))
     with pytest.raises(BadAnswer, match="more than 1 MiB"):
         list(parse_events(endless))
 
 
-def test_fields_of_events() -> None:
+def test_the_fields_of_events_are_parsed() -> None:
     stream = [b"id:1\nevent: x\ndata:one\n\n", b"retry: 5\n\nid: 2\n\ndata\n\n"]
     assert list(parse_events(stream)) == [ServerSentEvent("x", "one", "1"), ServerSentEvent("message", "", "2")]
 

@@ -1,4 +1,4 @@
-"""Encoders as files of their own, and specs that can be read again."""
+"""Encoders in separate files, and specs that can be read back."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ TENSORS = {
 }
 
 
-def test_the_encoder_is_copied_bit_for_bit_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_encoder_is_copied_bit_for_bit(tmp_path: Path) -> None:
     save_tensors(TENSORS, tmp_path / "model")
     export_encoder(tmp_path / "model", tmp_path / "encoder")
 
@@ -39,7 +39,7 @@ def test_a_model_without_an_encoder_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "encoder").exists()
 
 
-def test_a_written_spec_is_the_same_when_read(tmp_path: Path) -> None:
+def test_a_written_spec_is_read_back_unchanged(tmp_path: Path) -> None:
     spec = tiny_spec(name="two words", method={"name": "fedbyol"})
     write_spec(spec, tmp_path / "spec.yaml")
 

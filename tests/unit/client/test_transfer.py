@@ -1,4 +1,4 @@
-"""Downloads that break and continue, uploads from disk."""
+"""Downloads that break and resume, and uploads from disk."""
 
 import base64
 import errno
@@ -38,7 +38,7 @@ ETAG = f'"{DIGEST}"'
 
 
 def breaking(cut_after: int | None, body: bytes = BODY, etag: str | None = ETAG, *, ranges: bool = True) -> Script:
-    """Serves `body`, breaking off every answer after `cut_after` bytes."""
+    """Return a script that serves `body`, and breaks every answer after `cut_after` bytes."""
 
     def script(request: Received) -> Answer:
         headers = {} if etag is None else {"ETag": etag}
@@ -55,7 +55,7 @@ def breaking(cut_after: int | None, body: bytes = BODY, etag: str | None = ETAG,
 
 
 @pytest.mark.parametrize("etag", [ETAG, None])
-def test_a_broken_download_goes_on_where_it_broke(server: ScriptedServer, tmp_path: Path, etag: str | None) -> None:
+def test_a_broken_download_resumes_where_it_broke(server: ScriptedServer, tmp_path: Path, etag: str | None) -> None:
     server.script = breaking(100_001, etag=etag)
     with WorkerClient(server.url, "t", retry=QUICK) as client:
         client.download(DIGEST, tmp_path / "broadcast")
@@ -65,7 +65,7 @@ def test_a_broken_download_goes_on_where_it_broke(server: ScriptedServer, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["broadcast"]
 
 
-def test_a_server_without_ranges_is_read_from_the_start(server: ScriptedServer, tmp_path: Path) -> None:
+def test_without_ranges_a_download_restarts_from_the_beginning(server: ScriptedServer, tmp_path: Path) -> None:
     scripts = [breaking(1000, ranges=False), breaking(None, ranges=False)]
     server.script = lambda request: scripts[len(server.requests) - 1](request)
     with WorkerClient(server.url, "t", retry=QUICK) as client:
@@ -73,7 +73,7 @@ def test_a_server_without_ranges_is_read_from_the_start(server: ScriptedServer, 
     assert (tmp_path / "broadcast").read_bytes() == BODY
 
 
-def test_a_model_that_changed_meanwhile_is_read_from_the_start(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_model_that_changed_meanwhile_is_read_from_the_beginning(server: ScriptedServer, tmp_path: Path) -> None:
     newer = random.Random(2).randbytes(200_000)
     digest = hashlib.sha256(newer).hexdigest()
     scripts = [breaking(1000), breaking(None, newer, f'"{digest}"')]
@@ -92,14 +92,14 @@ def test_wrong_bytes_leave_no_file_and_keep_the_old_one(server: ScriptedServer, 
 
 
 @pytest.mark.parametrize("with_length", [True, False])
-def test_more_bytes_than_expected_are_not_taken(server: ScriptedServer, tmp_path: Path, *, with_length: bool) -> None:
+def test_more_bytes_than_expected_are_refused(server: ScriptedServer, tmp_path: Path, *, with_length: bool) -> None:
     server.script = lambda request: Answer(200, BODY, with_length=with_length)
     with WorkerClient(server.url, "t") as client, pytest.raises(ArtifactTooLarge):
         client.download(DIGEST, tmp_path / "broadcast", max_bytes=len(BODY) - 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_the_disk_has_no_room_for_is_not_begun(
+def test_a_file_larger_than_the_free_disk_space_is_not_started(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=len(BODY) - 1))
@@ -110,11 +110,11 @@ def test_a_file_that_the_disk_has_no_room_for_is_not_begun(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_without_end_does_not_leave_a_full_disk(server: ScriptedServer, tmp_path: Path) -> None:
+def test_an_endless_file_does_not_leave_the_disk_full(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Answer(200, BODY * 10, with_length=False)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Client(server.url, "t") as client:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(BODY), before[1]))  # stands for the disk's size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(BODY), before[1]))  # stands for the size of the disk
         try:
             with pytest.raises(OSError, match="too large"):
                 client.download_artifact(DIGEST, tmp_path / "artifact")
@@ -123,7 +123,7 @@ def test_a_file_without_end_does_not_leave_a_full_disk(server: ScriptedServer, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_that_never_moves_is_given_up(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_download_without_progress_is_given_up(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Answer(200, BODY, cut_after=0)
     with (
         WorkerClient(server.url, "t", retry=Retry(seconds=0.2, first_delay=0.02)) as client,
@@ -133,7 +133,7 @@ def test_a_download_that_never_moves_is_given_up(server: ScriptedServer, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_upload_says_its_length_and_its_assignment(server: ScriptedServer, tmp_path: Path) -> None:
+def test_an_upload_sends_its_length_and_its_assignment(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Answer(201) if len(server.requests) > 1 else problem("unavailable", 503)
     (tmp_path / "update").write_bytes(BODY)
     assignment_id = uuid4()
@@ -161,7 +161,7 @@ def test_a_refused_upload_is_not_sent_again(
     assert len(server.requests) == 1
 
 
-def test_a_download_tells_how_far_it_is_and_can_be_called_off(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_download_reports_its_progress_and_can_be_cancelled(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = breaking(100_001)
     told: list[int] = []
 
@@ -174,10 +174,10 @@ def test_a_download_tells_how_far_it_is_and_can_be_called_off(server: ScriptedSe
         client.download(DIGEST, tmp_path / "public", on_bytes=enough)
     assert told == sorted(told)
     assert told[-1] > 150_000
-    assert [path.name for path in tmp_path.iterdir()] == [f".public.{DIGEST}.part"]  # it may be asked for again
+    assert [path.name for path in tmp_path.iterdir()] == [f".public.{DIGEST}.part"]  # it may be resumed later
 
 
-def test_a_data_set_is_sent_where_the_coordinator_lacks_it(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_data_set_is_uploaded_only_if_the_coordinator_lacks_it(server: ScriptedServer, tmp_path: Path) -> None:
     view = {
         "name": "scans", "digest": DIGEST, "split": "train", "num_images": 2, "channels": 1, "image_size": 8,
         "created_at": "2026-01-01T00:00:00Z",
@@ -206,13 +206,13 @@ def test_a_data_set_is_sent_where_the_coordinator_lacks_it(server: ScriptedServe
 
 
 def _left(folder: Path, name: str, content: bytes, digest: str = DIGEST) -> Path:
-    """Write the part of a file that an earlier process fetched."""
+    """Write the partial file that an earlier process left."""
     path = folder / f".{name}.{digest}.part"
     path.write_bytes(content)
     return path
 
 
-def test_a_download_that_an_earlier_process_began_goes_on(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_download_started_by_an_earlier_process_is_resumed(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = breaking(None)
     _left(tmp_path, "broadcast", BODY[:123_456])
     with WorkerClient(server.url, "t", retry=QUICK) as client:
@@ -223,7 +223,7 @@ def test_a_download_that_an_earlier_process_began_goes_on(server: ScriptedServer
     assert [path.name for path in tmp_path.iterdir()] == ["broadcast"]
 
 
-def test_a_file_that_was_whole_when_its_process_was_killed(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_file_that_was_complete_when_its_process_was_killed_is_used(server: ScriptedServer, tmp_path: Path) -> None:
     _left(tmp_path, "broadcast", BODY)
     with WorkerClient(server.url, "t", retry=QUICK) as client:
         client.download(DIGEST, tmp_path / "broadcast")
@@ -232,7 +232,7 @@ def test_a_file_that_was_whole_when_its_process_was_killed(server: ScriptedServe
 
 
 @pytest.mark.parametrize("left", [b"x" * 1000, BODY[:-1] + b"y" * 9])
-def test_a_damaged_part_costs_a_second_attempt(server: ScriptedServer, tmp_path: Path, left: bytes) -> None:
+def test_a_damaged_partial_file_costs_a_second_request(server: ScriptedServer, tmp_path: Path, left: bytes) -> None:
     def script(request: Received) -> Answer:
         start = request.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-")
         too_far = int(start) >= len(BODY)
@@ -246,7 +246,7 @@ def test_a_damaged_part_costs_a_second_attempt(server: ScriptedServer, tmp_path:
     assert len(server.requests) == 2
 
 
-def test_the_part_of_an_older_model_is_dropped(server: ScriptedServer, tmp_path: Path) -> None:
+def test_the_partial_file_of_an_older_model_is_discarded(server: ScriptedServer, tmp_path: Path) -> None:
     newer = random.Random(2).randbytes(200_000)
     digest = hashlib.sha256(newer).hexdigest()
     server.script = breaking(None, newer, f'"{digest}"')
@@ -259,7 +259,7 @@ def test_the_part_of_an_older_model_is_dropped(server: ScriptedServer, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["encoder.safetensors"]
 
 
-def test_one_process_at_a_time_fetches_a_file(server: ScriptedServer, tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_fetches_a_file(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = breaking(None)
     with (
         WorkerClient(server.url, "t", retry=QUICK) as client,
@@ -271,8 +271,8 @@ def test_one_process_at_a_time_fetches_a_file(server: ScriptedServer, tmp_path: 
     assert server.requests == []
 
 
-def test_a_pull_of_weights_that_stay_older_than_the_run_ends(server: ScriptedServer, tmp_path: Path) -> None:
-    """As behind a proxy that answers with an older copy: `pull` fetched it again and again."""
+def test_a_pull_ends_if_the_weights_stay_older_than_the_run(server: ScriptedServer, tmp_path: Path) -> None:
+    """A proxy may answer with an older copy. Without the check, `pull` fetched it again and again."""
     view = run_view(uuid4()) | {"model": "0" * 64}
     server.script = lambda request: breaking(None)(request) if request.path.endswith("/model") else json_answer(view)
     with Client(server.url, "t") as client, pytest.raises(BadAnswer, match="answer with older weights"):
@@ -280,7 +280,7 @@ def test_a_pull_of_weights_that_stay_older_than_the_run_ends(server: ScriptedSer
     assert sum(request.path.endswith("/model") for request in server.requests) == 2
 
 
-def test_what_is_not_there_any_more_leaves_no_part(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_missing_file_leaves_no_partial_file(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: problem("not-found", 404)
     _left(tmp_path, "broadcast", BODY[:10])
     with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(NotFound):
@@ -293,7 +293,7 @@ LARGE_DIGEST = hashlib.sha256(LARGE).hexdigest()
 LOCATION = f"/v1/uploads/{uuid4()}"
 
 
-def test_a_large_upload_goes_on_at_the_byte_that_the_coordinator_names(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_large_upload_resumes_at_the_byte_that_the_coordinator_names(server: ScriptedServer, tmp_path: Path) -> None:
     offsets = [0, 400_000, 400_000, len(LARGE)]
     parts = [problem("too-slow", 408), problem("offset-mismatch", 409), problem("upload-busy", 423)]
 
@@ -321,10 +321,10 @@ def test_a_large_upload_goes_on_at_the_byte_that_the_coordinator_names(server: S
         (str(offset), LARGE[offset:]) for offset in offsets[:3]
     ]
     assert all(request.headers["Tus-Resumable"] == "1.0.0" for request in server.requests)
-    assert num_sent == sum(len(request.body) for request in sent)  # those sent again count again
+    assert num_sent == sum(len(request.body) for request in sent)  # bytes that were sent again count again
 
 
-def test_an_upload_can_be_called_off(server: ScriptedServer, tmp_path: Path) -> None:
+def test_an_upload_can_be_cancelled(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Answer(201, headers={"Location": LOCATION, "Upload-Offset": "0"})
     (tmp_path / "update").write_bytes(LARGE)
 
@@ -336,7 +336,7 @@ def test_an_upload_can_be_called_off(server: ScriptedServer, tmp_path: Path) -> 
         client.upload(LARGE_DIGEST, tmp_path / "update", uuid4(), enough)
 
 
-def test_nothing_is_sent_where_all_of_it_is_there(server: ScriptedServer, tmp_path: Path) -> None:
+def test_nothing_is_sent_if_the_coordinator_already_has_all_bytes(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Answer(201, headers={"Location": LOCATION, "Upload-Offset": str(len(LARGE))})
     (tmp_path / "update").write_bytes(LARGE)
     with WorkerClient(server.url, "t", retry=QUICK) as client:
@@ -345,7 +345,7 @@ def test_nothing_is_sent_where_all_of_it_is_there(server: ScriptedServer, tmp_pa
 
 
 @pytest.mark.parametrize("location", ["http://elsewhere.example/v1/uploads/x", "//elsewhere/v1/uploads/x", "/v1/runs"])
-def test_an_upload_goes_nowhere_else(server: ScriptedServer, tmp_path: Path, location: str) -> None:
+def test_an_upload_is_not_sent_to_another_address(server: ScriptedServer, tmp_path: Path, location: str) -> None:
     server.script = lambda request: Answer(201, headers={"Location": location, "Upload-Offset": "0"})
     (tmp_path / "update").write_bytes(LARGE)
     with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(BadAnswer):
@@ -370,7 +370,7 @@ SHORT = Retry(seconds=0.3, first_delay=0.01, max_delay=0.02)
 
 
 def slow_and_broken(server: ScriptedServer, breaking_off: Answer, kept: int, *, num_broken: int = 1) -> Script:
-    """Of a PATCH that lasts longer than SHORT and then ends in `breaking_off`, so many bytes are kept."""
+    """Return a script whose first PATCHs last longer than SHORT, end in `breaking_off`, and keep `kept` bytes."""
 
     def script(request: Received) -> Answer:
         sent = sum(earlier.method == "PATCH" for earlier in server.requests)
@@ -391,7 +391,7 @@ BROKEN = Answer(200, b"broken", cut_after=0)
 
 
 @pytest.mark.parametrize("breaking_off", [BROKEN, problem("too-slow", 408), problem("offset-mismatch", 409)])
-def test_a_slow_upload_that_breaks_goes_on(server: ScriptedServer, tmp_path: Path, breaking_off: Answer) -> None:
+def test_a_slow_upload_that_breaks_is_resumed(server: ScriptedServer, tmp_path: Path, breaking_off: Answer) -> None:
     server.script = slow_and_broken(server, breaking_off, 700_000)
     (tmp_path / "update").write_bytes(LARGE)
     with WorkerClient(server.url, "t", retry=SHORT) as client:
@@ -400,9 +400,7 @@ def test_a_slow_upload_that_breaks_goes_on(server: ScriptedServer, tmp_path: Pat
     assert server.requests[-1].body == LARGE[700_000:]
 
 
-def test_a_slow_upload_waits_for_a_coordinator_that_is_away_when_it_breaks(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+def test_a_slow_upload_that_breaks_waits_for_an_unavailable_coordinator(server: ScriptedServer, tmp_path: Path) -> None:
     back = slow_and_broken(server, BROKEN, 700_000)
 
     def script(request: Received) -> Answer:
@@ -425,7 +423,7 @@ def test_a_slow_upload_waits_for_a_coordinator_that_is_away_when_it_breaks(
         (problem("not-found", 404), TryAgain),
     ],
 )
-def test_an_upload_of_which_nothing_arrives_is_given_up_for_now(
+def test_an_upload_without_progress_is_given_up_for_now(
     server: ScriptedServer, tmp_path: Path, breaking_off: Answer, kind: type[Exception]
 ) -> None:
     server.script = slow_and_broken(server, breaking_off, 0, num_broken=10)

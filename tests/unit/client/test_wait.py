@@ -1,4 +1,4 @@
-"""How often a client that waits for a run asks for it."""
+"""How often a client polls a run that it waits for."""
 
 import itertools
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from fedssl.client import Client, RunNotFinished, operator
 from fedssl.protocol.states import RunState
 
 
-def test_a_wait_of_hours_asks_less_and_less_often_and_ends_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_of_hours_polls_less_and_less_often_and_ends_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = 0.0, list[float]()
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The imports of each process, and the settings that they need to start."""
+"""The imports of each process, and the settings that each needs to start."""
 
 import json
 import os
@@ -53,7 +53,7 @@ _ANSWERS = {"sqlalchemy", "psycopg", "fastapi", "numpy", "fedssl_coordinator.agg
     ids=["api", "beat", "idle queue"],
 )
 def test_a_process_imports_only_what_it_uses(tmp_path: Path, code: str, unwanted: set[str]) -> None:
-    """Only an aggregator with work imports torch, and beat, which only sends messages, imports no database."""
+    """Only an aggregator with work imports torch. Beat only sends messages, and imports no database driver."""
     environment = {**os.environ, **SETTINGS, "FEDSSL_STORE_PATH": str(tmp_path / "store")}
     command = [sys.executable, "-c", code + "\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -73,8 +73,8 @@ def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_the_committed_openapi_document_is_that_of_the_code() -> None:
-    """It needs no settings, prints the same wherever it runs, and imports nothing that computes."""
+def test_the_committed_openapi_document_equals_that_of_the_code() -> None:
+    """The command needs no settings, prints the same on every machine, and does not import computing packages."""
     done = _command("openapi", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
     committed = (ROOT / "openapi.json").read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def test_the_committed_openapi_document_is_that_of_the_code() -> None:
     assert not modules & {*_COMPUTES, "fedssl_coordinator.aggregator.rounds"}
 
 
-def test_without_settings_a_process_says_which() -> None:
+def test_a_process_without_settings_names_the_missing_one() -> None:
     done = _command("migrate")
     assert done.returncode != 0
     assert "FEDSSL_DATABASE_URL must be set" in done.stderr
@@ -99,19 +99,19 @@ def test_without_settings_a_process_says_which() -> None:
         ("--role", "viewer", "--expires", "soon"),
     ],
 )
-def test_a_token_that_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_an_invalid_token_request_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = _command("token", "create", *arguments, **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
 
 
-def test_an_aggregator_serves_queues_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_queue_is_refused(tmp_path: Path) -> None:
     done = _command("aggregator", "--queues", "aggregate,distil", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
     assert done.returncode == 2
     assert "'distil' is not a queue: use aggregate, distill, evaluate" in " ".join(done.stderr.split())
 
 
-def test_help_says_what_the_queues_are_for() -> None:
+def test_help_explains_the_queues() -> None:
     done = _command("aggregator", "--help")
     for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one task at a time"):
         assert word in done.stdout
@@ -119,7 +119,7 @@ def test_help_says_what_the_queues_are_for() -> None:
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize(("name", "value"), [("DEVICE", "gpu"), ("DEVICE", "cuda:x"), ("CHECKPOINT_SECONDS", "-1")])
-def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, name: str, value: str) -> None:
+def test_an_invalid_setting_is_named(tmp_path: Path, name: str, value: str) -> None:
     done = _command("migrate", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path), **{f"FEDSSL_{name}": value})
     assert done.returncode != 0
     assert f"FEDSSL_{name}: " in done.stderr

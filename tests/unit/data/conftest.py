@@ -1,4 +1,4 @@
-"""Every test sees only the data that it makes, and keeps decoded images to itself."""
+"""Each test sees only the data that it creates, and has its own cache of decoded images."""
 
 from pathlib import Path
 

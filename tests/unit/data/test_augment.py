@@ -1,4 +1,4 @@
-"""Views: each operation against what it should do to a picture, and the same bits from the same generator."""
+"""Views: what each operation does to an image, and that the same generator gives the same bits."""
 
 import math
 
@@ -26,7 +26,7 @@ def _images(batch: int = 64, channels: int = 3, size: int = 16) -> torch.Tensor:
     return torch.rand(batch, channels, size, size, generator=_generator(99))
 
 
-def test_nothing_configured_nothing_done() -> None:
+def test_a_view_without_operations_is_the_image() -> None:
     x = _images()
     assert torch.equal(random_view(x, OFF, _generator()), x)
 
@@ -46,7 +46,7 @@ def test_presets_give_valid_and_varied_views(name: str, channels: int) -> None:
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_same_generator_same_view(name: str) -> None:
+def test_the_same_generator_gives_the_same_view(name: str) -> None:
     x = _images()
     first, second = (random_view(x, AUGMENTATIONS[name], _generator(3)) for _ in range(2))
     assert torch.equal(first, second)
@@ -54,7 +54,7 @@ def test_same_generator_same_view(name: str) -> None:
 
 
 def test_geometry_does_not_depend_on_the_other_operations() -> None:
-    """One draw for all purposes: adding blur changes no crop, and later draws are where they were."""
+    """All numbers are drawn at once: adding blur changes neither a crop nor any later draw."""
     x = _images()
     crop = _only(crop="resized", min_scale=0.3)
     plain_generator, blurred_generator = _generator(), _generator()
@@ -64,7 +64,7 @@ def test_geometry_does_not_depend_on_the_other_operations() -> None:
     assert torch.equal(plain_generator.get_state(), blurred_generator.get_state())
 
 
-def test_flip_mirrors_the_chosen_share() -> None:
+def test_flip_mirrors_the_configured_share() -> None:
     x = _images(400)
     view = random_view(x, _only(flip=0.25), _generator())
     same = (view - x).abs().amax(dim=(1, 2, 3)) < 1e-5
@@ -74,7 +74,7 @@ def test_flip_mirrors_the_chosen_share() -> None:
 
 
 @pytest.mark.parametrize(("mode", "numpy_mode"), [("zeros", "constant"), ("reflect", "reflect")])
-def test_padded_crop_is_a_window_of_the_padded_image(mode: str, numpy_mode: str) -> None:
+def test_a_padded_crop_is_a_window_of_the_padded_image(mode: str, numpy_mode: str) -> None:
     padding = 3
     x = _images(200)
     view = random_view(x, _only(crop="padded", padding=padding, padding_mode=mode), _generator())
@@ -89,16 +89,16 @@ def test_padded_crop_is_a_window_of_the_padded_image(mode: str, numpy_mode: str)
     assert len(seen) >= 45, "all 49 shifts should come up"
 
 
-def test_resized_crop_of_full_scale_is_near_the_image() -> None:
-    """A scale of 1 and any aspect is cut to the image itself along one side at least."""
+def test_a_resized_crop_of_full_scale_is_close_to_the_image() -> None:
+    """With a scale of 1 and any aspect, the crop is limited by the image along at least one side."""
     ramp = torch.linspace(0, 1, 16).expand(50, 1, 16, 16)
     view = random_view(ramp, _only(crop="resized", min_scale=1.0), _generator())
     assert torch.allclose(view.diff(dim=2), torch.zeros(1), atol=1e-5), "rows of a horizontal ramp stay alike"
     assert bool((view.diff(dim=3) >= -1e-6).all())
 
 
-def test_resized_crop_shows_the_configured_area() -> None:
-    """On a horizontal ramp the range of values is the crop's width, on a vertical one its height."""
+def test_a_resized_crop_shows_the_configured_area() -> None:
+    """On a horizontal ramp, the range of values is the width of the crop. On a vertical ramp, it is the height."""
     size, num = 64, 2000
     ramp = torch.linspace(0, 1, size)
     x = torch.stack([ramp.expand(size, size), ramp.view(-1, 1).expand(size, size)]).expand(num, 2, size, size)
@@ -109,7 +109,7 @@ def test_resized_crop_shows_the_configured_area() -> None:
         ],
         1,
     )
-    # Values run over size - 1 steps; a view's outer pixel centres are (size - 1)/size of its extent apart.
+    # Values run over size - 1 steps. The outer pixel centres of a view are (size - 1)/size of its extent apart.
     width, height = (view.amax(dim=(2, 3)) - view.amin(dim=(2, 3))).unbind(1)
     area, aspect = width * height, width / height
     assert 0.09 < area.min() < 0.12
@@ -119,8 +119,8 @@ def test_resized_crop_shows_the_configured_area() -> None:
     assert 1.3 < aspect.max() < 4 / 3 + 0.02
 
 
-def test_crop_matches_pil_on_the_same_box() -> None:
-    """The box that the first sample draws, cut out and resized by PIL."""
+def test_a_crop_matches_pil_on_the_same_box() -> None:
+    """PIL cuts out and resizes the box that the first sample draws."""
     x = _images(1, 1, 32)
     config = _only(crop="resized", min_scale=0.3, max_scale=0.3)
     _, ratio, top, left = torch.rand(1, 15, generator=_generator())[0, :4].tolist()
@@ -130,13 +130,13 @@ def test_crop_matches_pil_on_the_same_box() -> None:
     image = Image.fromarray(x[0, 0].numpy())
     box = (box_left, box_top, box_left + width, box_top + height)
     expected = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR, box=box))
-    inner = (slice(3, -3), slice(3, -3))  # PIL repeats the box's edge, the view looks beyond it
+    inner = (slice(3, -3), slice(3, -3))  # PIL repeats the edge of the box; the view uses the pixels beyond it
     view = random_view(x, config, _generator())[0, 0].numpy()
     assert np.abs(view - expected)[inner].max() < 1e-4
 
 
-def test_rotation_by_a_quarter() -> None:
-    """The angle drawn is uniform, so some sample of many is turned by nearly 90 degrees."""
+def test_rotation_turns_images_by_up_to_the_configured_angle() -> None:
+    """The drawn angle is uniform, so one of many samples is turned by almost 90 degrees."""
     x = _images(1, 1, 9).expand(4000, -1, -1, -1)
     view = random_view(x, _only(rotation_degrees=180), _generator())
     turned = torch.rot90(x[:1], 1, (2, 3))
@@ -163,8 +163,8 @@ def _drawn(name: str, batch: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_colour_factors_do_what_torchvision_does(name: str, channels: int) -> None:
-    """Mid-tones only: torchvision clamps after each operation, and rounds the mean only of integer images."""
+def test_colour_factors_match_torchvision(name: str, channels: int) -> None:
+    """Uses only mid-tones: torchvision clamps after each operation, and rounds the mean only for integer images."""
     functional = import_torchvision().transforms.functional
     x = 0.35 + 0.2 * _images(channels=channels)
     view = random_view(x, _only(jitter=1, **{name: 0.4}), _generator())
@@ -177,7 +177,7 @@ def test_colour_factors_do_what_torchvision_does(name: str, channels: int) -> No
     assert torch.allclose(view, expected, atol=2e-4)
 
 
-def test_colour_operations_compose_in_their_order() -> None:
+def test_colour_operations_are_applied_in_order() -> None:
     functional = import_torchvision().transforms.functional
     x = 0.4 + 0.1 * _images()
     view = random_view(x, _only(jitter=1, brightness=0.2, contrast=0.3, saturation=0.4), _generator())
@@ -189,7 +189,7 @@ def test_colour_operations_compose_in_their_order() -> None:
         assert torch.allclose(view[i], expected, atol=5e-4)
 
 
-def test_hue_keeps_greys_and_luma_and_turns_colours() -> None:
+def test_hue_keeps_greys_and_luma_and_rotates_colours() -> None:
     luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     config = _only(jitter=1, hue=0.5)
     grey = _images(32, 1).expand(-1, 3, -1, -1)
@@ -206,7 +206,7 @@ def test_hue_keeps_greys_and_luma_and_turns_colours() -> None:
     )
 
 
-def test_jitter_and_greyscale_probabilities() -> None:
+def test_jitter_and_greyscale_change_the_configured_share() -> None:
     x = 0.3 + 0.4 * _images(1000)
     jittered = random_view(x, _only(jitter=0.3, brightness=0.4), _generator())
     changed = (jittered - x).abs().amax(dim=(1, 2, 3)) > 1e-5
@@ -229,7 +229,7 @@ def test_blur_matches_torchvision() -> None:
     assert 16 <= int(untouched.sum()) <= 48
 
 
-def test_solarize_inverts_bright_pixels_of_the_chosen() -> None:
+def test_solarize_inverts_bright_pixels_of_the_configured_share() -> None:
     x = _images(400)
     view = random_view(x, _only(solarize=0.25), _generator())
     inverted = torch.where(x >= 128 / 255, 1 - x, x)
@@ -238,7 +238,7 @@ def test_solarize_inverts_bright_pixels_of_the_chosen() -> None:
     assert 70 <= int(is_inverted.sum()) <= 130
 
 
-def test_to_float_and_normalize() -> None:
+def test_to_float_scales_to_one_and_normalize_uses_mean_and_std() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8)
     assert torch.allclose(to_float(pixels), torch.tensor([0.0, 0.2, 1.0]))
     assert pixels.tolist() == [0, 51, 255]
@@ -251,7 +251,7 @@ def test_to_float_and_normalize() -> None:
 
 
 def test_channels_that_are_not_colours_keep_their_own_means() -> None:
-    """Contrast is about each channel's mean; saturation, hue and greyscale do nothing to five channels."""
+    """Contrast is relative to the mean of each channel. Saturation, hue and greyscale do not change five channels."""
     x_BCHW = torch.rand(6, 5, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.2 + 0.4
     config = AugmentationConfig(
         crop="none", flip=0, jitter=1, brightness=0, contrast=0.4, saturation=1, hue=0.5, greyscale=1
@@ -264,7 +264,7 @@ def test_channels_that_are_not_colours_keep_their_own_means() -> None:
     torch.testing.assert_close(factor, factor[:, :1, :1, :1].expand_as(factor), rtol=1e-2, atol=1e-2)
 
 
-def test_a_single_channel_is_jittered_as_one_of_several_is() -> None:
+def test_a_single_channel_is_jittered_like_one_of_several() -> None:
     x_BCHW = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     config = AugmentationConfig(crop="none", flip=0, jitter=1)
     one = random_view(x_BCHW, config, torch.Generator().manual_seed(1))
@@ -280,8 +280,8 @@ def test_a_smaller_view_of_the_whole_image_has_larger_pixels() -> None:
     torch.testing.assert_close(view, torch.tensor([[[[2.5, 4.5], [10.5, 12.5]]]]) / 16)
 
 
-def test_a_smaller_crop_shows_what_a_larger_one_of_the_same_draw_shows() -> None:
-    """The mean of a crop of a smooth image hardly depends on the number of its pixels."""
+def test_a_smaller_crop_of_the_same_draw_shows_the_same_region() -> None:
+    """The mean of a crop of a smooth image hardly depends on its number of pixels."""
     rows, columns = torch.meshgrid(torch.linspace(0, 1, 16), torch.linspace(0, 1, 16), indexing="ij")
     x = ((rows + 2 * columns) / 3).expand(64, 1, -1, -1)
     crop = _only(crop="resized", min_scale=0.1, max_scale=0.6, flip=0.5)

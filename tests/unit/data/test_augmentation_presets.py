@@ -1,4 +1,4 @@
-"""Presets for kinds of images: what each sets, flips up-down, right angles and stains. Other views keep their bits."""
+"""Presets for kinds of images, vertical flips, right angles and stains. Other views keep their bits."""
 
 import math
 
@@ -35,15 +35,15 @@ def test_natural_is_the_default_and_its_dump_has_no_new_key() -> None:
 
 
 def test_the_new_numbers_are_drawn_after_the_others() -> None:
-    """Crops and colours of a config do not change if flips up-down are added, so their bits stay what they were."""
-    x = _images().mean(dim=2, keepdim=True).expand(-1, -1, 9, -1)  # rows are equal: a flip up-down changes nothing
+    """If vertical flips are added to a configuration, its crops and colours do not change."""
+    x = _images().mean(dim=2, keepdim=True).expand(-1, -1, 9, -1)  # rows are equal: a vertical flip changes nothing
     plain, flipped = _view(x, min_scale=1.0), _view(x, min_scale=1.0, flip_vertical=1.0)
     torch.testing.assert_close(plain, flipped, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("preset", ["natural", "radiograph", "microscopy", "none"])
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 16])
-def test_presets_serve_any_channels_and_depth(preset: str, channels: int) -> None:
+def test_presets_work_with_any_number_of_channels_and_bit_depth(preset: str, channels: int) -> None:
     config = AugmentationConfig.model_validate({"preset": preset})
     for dtype, full in ((torch.uint8, 255), (torch.int16, 32_767)):
         pixels = (_images(32, channels) * full).to(dtype)
@@ -56,7 +56,7 @@ def test_presets_serve_any_channels_and_depth(preset: str, channels: int) -> Non
         torch.testing.assert_close(cropped, view, atol=5e-4, rtol=0)
 
 
-def test_given_keys_replace_those_of_a_preset_and_a_dump_is_read_as_it_is() -> None:
+def test_given_keys_override_a_preset_and_a_dump_is_read_back_unchanged() -> None:
     config = AugmentationConfig.model_validate({"preset": "radiograph", "rotation_degrees": 3})
     assert (config.rotation_degrees, config.hue, config.flip_vertical) == (3, 0, 0)
     never_upside_down = AugmentationConfig.model_validate({"preset": "microscopy", "flip_vertical": 0, "stain": 0})
@@ -83,8 +83,8 @@ def test_right_angles_and_flips_only_move_pixels() -> None:
     assert 80 <= int(moved.sum()) <= 160  # 0.4 * 3/4 of 400 are 120
 
 
-def test_stains_vary_as_a_reference_in_float64() -> None:
-    """Beer and Lambert's law, stain by stain, against numpy."""
+def test_stains_match_a_float64_reference() -> None:
+    """Applies the Beer-Lambert law in numpy, stain by stain."""
     x, strength = _images(16) * 0.8 + 0.1, 0.3
     view = _view(x, **_OFF, stain=strength)
     generator = _generator()
@@ -99,8 +99,8 @@ def test_stains_vary_as_a_reference_in_float64() -> None:
     assert torch.equal(_view(x[:, :1], **_OFF, stain=strength), x[:, :1]), "only three channels have stains"
 
 
-def test_radiographs_keep_their_upper_side_and_turn_a_little() -> None:
-    """A picture of its own rows, brighter below: no view has its brighter half above."""
+def test_radiographs_keep_their_upper_side_up_and_are_rotated_slightly() -> None:
+    """The image is brighter towards the bottom. No view has its brighter half at the top."""
     rows = torch.linspace(0.2, 0.8, 32).view(1, 1, 32, 1).expand(200, 1, 32, 32)
     view = _view(rows, preset="radiograph")
     assert bool((view[:, :, 20:].mean(dim=(1, 2, 3)) > view[:, :, :12].mean(dim=(1, 2, 3))).all())

@@ -1,4 +1,4 @@
-"""A folder as archives have it: formats, turned photographs, damaged, vanished and closed files, strange names."""
+"""A folder as found in archives: rotated photographs, damaged, missing and unreadable files, and strange names."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ _IN_MEMORY = _DATA.model_copy(update={"cache_size": None})
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Hugging Face's layout: `train` and `test` with class folders and a table. Square images keep all their bits."""
+    """Return a folder in Hugging Face's layout: `train` and `test`, with class folders and a table."""
     folder = tmp_path / "images"
     photograph = Image.fromarray(_PIXELS)
     for split in ("train", "test"):
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     train = folder / "train"
     photograph.save(train / "a" / "2.webp", lossless=True)
     turned = Image.Exif()
-    turned[0x0112] = 6  # to be turned by a quarter, clockwise
+    turned[0x0112] = 6  # to be rotated by a quarter turn, clockwise
     photograph.rotate(90).save(train / "a" / "3.png", exif=turned)
     photograph.save(train / "a" / "4.jpg", "PNG")  # a wrong suffix
     photograph.convert("RGBA").save(train / "a" / "5.png")
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_is_read_alike_into_memory_and_into_a_cache(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_folder_is_read_alike_into_memory_and_into_a_cache(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fedssl.data"):
         found = load_conformed(str(folder), "train", _IN_MEMORY, leave_out=True)
     assert found.class_names == ("a", "\ufffd")
@@ -75,7 +75,7 @@ def test_it_is_read_alike_into_memory_and_into_a_cache(folder: Path, caplog: pyt
     assert sum(sizes.values()) == 7
 
 
-def test_a_large_tiff_in_tiles_is_read_in_full(tmp_path: Path) -> None:
+def test_a_large_tiled_tiff_is_read_in_full(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 4096, (1500, 1100)).astype(np.uint16)
     values[:700, :500] = 77
     for name, options in (("1", {}), ("2", {"tile": (256, 256), "compression": "zlib", "bigtiff": True})):
@@ -87,7 +87,7 @@ def test_a_large_tiff_in_tiles_is_read_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_files_that_vanish_after_they_were_listed_are_counted(
+def test_files_that_disappear_after_listing_are_counted_as_unreadable(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     cached: bool,  # noqa: FBT001
@@ -97,7 +97,7 @@ def test_files_that_vanish_after_they_were_listed_are_counted(
     assert files is not None
     (folder / "train" / "a" / "2.webp").unlink()
     name = "fedssl.data.datasets.list_folder" if cached else "fedssl.data.folders.list_folder"
-    monkeypatch.setattr(name, lambda *_: files)  # it was listed before
+    monkeypatch.setattr(name, lambda *_: files)  # as listed before
     with caplog.at_level(logging.WARNING, "fedssl.data"):
         if cached:
             found = load_cached(str(folder), _DATA, processes=1).unreadable
@@ -109,7 +109,7 @@ def test_files_that_vanish_after_they_were_listed_are_counted(
 
 @contextmanager
 def _closed_folder() -> Iterator[Path]:
-    """Yield a folder of one image, as a user who is not root, for whom files may be closed."""
+    """Yield a folder of images, as a user other than root, so that permissions apply."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Image.fromarray(_PIXELS).save(folder / "1.png")
@@ -125,7 +125,7 @@ def _closed_folder() -> Iterator[Path]:
             os.seteuid(user)
 
 
-def test_closed_files_are_counted_and_closed_folders_stop_with_their_name() -> None:
+def test_files_without_permission_are_counted_and_a_closed_folder_is_an_error_with_its_name() -> None:
     with _closed_folder() as folder:
         (folder / "2.png").chmod(0)
         assert load_conformed(str(folder), "train", _IN_MEMORY, leave_out=True).unreadable == (1,)
@@ -136,8 +136,8 @@ def test_closed_files_are_counted_and_closed_folders_stop_with_their_name() -> N
             load_conformed(str(folder), "train", _IN_MEMORY)
 
 
-def test_a_disk_that_takes_no_more_bytes_stops_caching_and_keeps_what_is_whole(folder: Path) -> None:
-    """The write itself fails, as on a full disk: no image that was written in part may be found later."""
+def test_a_disk_without_space_stops_caching_and_complete_images_are_kept(folder: Path) -> None:
+    """The write itself fails, as on a full disk. An image that was written only in part must not be found later."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # an image has 768 bytes
     try:

@@ -1,4 +1,4 @@
-"""Batches: every image once, never a batch that could not be trained on."""
+"""Batches contain every image at most once, and no batch is too small to train on."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def _generator(seed: int = 0) -> torch.Generator:
 
 
 @given(num_images=st.integers(0, 200), batch_size=st.integers(2, 64), drop_last=st.booleans())
-def test_every_image_at_most_once(num_images: int, batch_size: int, drop_last: bool) -> None:  # noqa: FBT001
+def test_every_image_occurs_at_most_once(num_images: int, batch_size: int, drop_last: bool) -> None:  # noqa: FBT001
     batches = epoch_batches(num_images, batch_size, _generator(), drop_last)
     seen = torch.cat([torch.zeros(0, dtype=torch.int64), *batches])
     assert len(set(seen.tolist())) == len(seen) == num_trained(num_images, batch_size, drop_last)
@@ -35,7 +35,7 @@ def test_every_image_at_most_once(num_images: int, batch_size: int, drop_last: b
         assert len(batches[-1]) >= 2
 
 
-def test_order_comes_from_the_generator() -> None:
+def test_the_order_comes_from_the_generator() -> None:
     first, second = (torch.cat(epoch_batches(50, 8, _generator(1), drop_last=False)) for _ in range(2))
     assert torch.equal(first, second)
     generator = _generator(1)
@@ -44,7 +44,7 @@ def test_order_comes_from_the_generator() -> None:
     assert sorted(first.tolist()) == list(range(50))
 
 
-def test_batch_of_one_is_refused() -> None:
+def test_a_batch_size_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size"):
         epoch_batches(10, 1, _generator(), drop_last=False)
 
@@ -72,8 +72,8 @@ def test_no_batch_has_two_images_of_a_group(sizes: list[int], batch_size: int, d
     assert all(map(torch.equal, batches, again))
 
 
-def test_distinct_batches_by_hand() -> None:
-    """Two batches of at most three: the group of four images has one in each, and an epoch leaves out the other two."""
+def test_distinct_batches_match_a_hand_calculation() -> None:
+    """There are two batches of at most three. Each has one image of the group of four; the other two are left out."""
     groups = torch.tensor([5, 5, 5, 5, 9, 7])
     first, second = distinct_batches(groups, 3, _generator(3), drop_last=False)
     assert len(first) == len(second) == 2

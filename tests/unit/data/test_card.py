@@ -1,4 +1,4 @@
-"""The statistics of a data card, from files."""
+"""The statistics of a data card, computed from files."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_card_of_a_folder(folder: Path) -> None:
+def test_a_card_has_the_statistics_of_a_folder(folder: Path) -> None:
     (folder / "broken.png").write_bytes(b"")
     card = card_of(measure(str(folder), 3), 10)
     assert card is not None
@@ -35,7 +35,7 @@ def test_a_card_of_a_folder(folder: Path) -> None:
     assert card_of(measure(str(folder), 3, np.arange(25) % 4), 10) is None, "four patients"
 
 
-def test_sums_of_channels(folder: Path) -> None:
+def test_channel_sums_are_those_of_the_pixels(folder: Path) -> None:
     found = measure(str(folder), 3)
     sums = sums_of(found, 10)
     assert sums is not None
@@ -48,7 +48,7 @@ def test_sums_of_channels(folder: Path) -> None:
     assert card_of(deep, 1) is not None
 
 
-def test_an_npz_file_with_groups(tmp_path: Path) -> None:
+def test_a_card_of_an_npz_file_counts_its_groups(tmp_path: Path) -> None:
     save_npz(tmp_path / "x.npz", ImageData(np.full((30, 1, 8, 8), 128, np.uint8), groups=np.arange(30) // 2))
     found = measure(str(tmp_path / "x.npz"), 1)
     card = card_of(found, 15)

@@ -1,4 +1,4 @@
-"""The contents of a folder: images at any depth, in a fixed order, and a count and a reason for everything else."""
+"""The contents of a folder: images at any depth, in a fixed order. Everything else is counted with a reason."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def test_images_at_any_depth_are_read_and_the_first_level_is_the_class(tmp_path:
 
 
 def test_one_level_of_class_folders_keeps_its_order_and_class_numbers(tmp_path: Path) -> None:
-    """The order decides the bits of a run: names sorted by code points, classes too, empty classes counted."""
+    """The order determines the bits of a run: names and classes are sorted by code points. Empty classes count."""
     names = [f"{folder}/{name}" for folder in ("B", "a", "b 2", "ä") for name in ("10.png", "2.PNG", "Z.jpg", "a.png")]
     for name in reversed(names):
         _write(tmp_path / name)
@@ -53,7 +53,7 @@ def test_one_level_of_class_folders_keeps_its_order_and_class_numbers(tmp_path: 
     assert files.labels.tolist() == [number for number in (1, 2, 3, 4) for _ in range(4)]
 
 
-def test_what_is_not_used_is_counted_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_files_are_counted_with_their_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write(tmp_path / "a" / "1.png")
     for number in range(5):
         (tmp_path / "a" / f"{number}.MHA").write_bytes(b"\0")
@@ -106,7 +106,7 @@ def test_loops_of_links_end_and_links_are_counted(tmp_path: Path) -> None:
     assert "1 link that leads out of the folder, followed" in found.describe()
 
 
-def test_a_link_to_a_folder_that_is_read_itself_gives_no_second_class(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_that_is_already_read_gives_no_second_class(tmp_path: Path) -> None:
     for name in ("2023/1.png", "2024/1.png", ".kept/1.png"):
         _write(tmp_path / name)
     for name, target in (("1-before", "2024"), ("later", "2024"), ("hidden", ".kept")):
@@ -115,14 +115,14 @@ def test_a_link_to_a_folder_that_is_read_itself_gives_no_second_class(tmp_path: 
     assert _left_out(tmp_path)["links"] == 2
 
 
-def test_a_folder_without_readable_images_names_what_it_holds(tmp_path: Path) -> None:
+def test_a_folder_without_readable_images_names_its_contents(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.nrrd").write_bytes(b"")
     with pytest.raises(DataError, match=r"holds no images that can be read; left out: 20 \.nrrd \(this format"):
         load_dataset(str(tmp_path), "train")
 
 
-def test_every_damaged_image_is_named_up_to_ten(tmp_path: Path) -> None:
+def test_damaged_images_are_named_in_the_error(tmp_path: Path) -> None:
     for number in range(30):
         _write(tmp_path / f"{number:02}.png")
     for number in (3, 7):
@@ -135,7 +135,7 @@ def test_every_damaged_image_is_named_up_to_ten(tmp_path: Path) -> None:
         load_dataset(str(tmp_path), "train")
 
 
-def test_tiff_of_8_bits_is_read(tmp_path: Path) -> None:
+def test_a_tiff_of_8_bits_is_read(tmp_path: Path) -> None:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     for name, options in (
         ("1.tif", {}),
@@ -148,13 +148,13 @@ def test_tiff_of_8_bits_is_read(tmp_path: Path) -> None:
     assert (data.images == pixels).all()
 
 
-def test_tiff_is_turned_once(tmp_path: Path) -> None:
+def test_a_tiff_is_rotated_once(tmp_path: Path) -> None:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     Image.fromarray(pixels).save(tmp_path / "1.tif", tiffinfo={274: 3})
     assert (load_dataset(str(tmp_path), "train").images[0, 0] == pixels[::-1, ::-1]).all()
 
 
-def test_tiff_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
+def test_a_tiff_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
     pages = [Image.new("L", (8, 8), 10 * number) for number in range(3)]
     pages[0].save(tmp_path / "1.tif", save_all=True, append_images=pages[1:])
     with pytest.raises(DataError, match=r"1\.tif: it has 3 pages; save each page as a file"):
@@ -169,7 +169,7 @@ def test_tiff_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_12_bits_stored_in_16_are_refused(tmp_path: Path, suffix: str) -> None:
+def test_values_of_12_bits_stored_in_16_are_refused(tmp_path: Path, suffix: str) -> None:
     for number in range(3):
         pixels = np.linspace(0, 4095 - number, 64).astype(np.uint16).reshape(8, 8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.{suffix}")
@@ -179,7 +179,7 @@ def test_12_bits_stored_in_16_are_refused(tmp_path: Path, suffix: str) -> None:
         load_dataset(str(tmp_path), "train")
 
 
-def test_16_bits_are_accepted_if_any_image_of_the_set_uses_them(
+def test_values_of_16_bits_are_accepted_if_any_image_of_the_set_uses_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, highest in enumerate((900, 65_535)):
@@ -191,7 +191,7 @@ def test_16_bits_are_accepted_if_any_image_of_the_set_uses_them(
 
 
 def test_colours_of_16_bits_with_a_low_range_are_refused(tmp_path: Path) -> None:
-    """PIL reads such files as 8 bits without a word, so only the decoder knows that they had 16."""
+    """PIL silently reads such files as 8 bits, so only the decoder knows that they had 16."""
     _write_rgb16(tmp_path / "1.png", 3000)
     with pytest.raises(DataError, match=r"1 image is stored with 16 bits .* so the values have 12 bits"):
         load_dataset(str(tmp_path), "train")
@@ -200,7 +200,7 @@ def test_colours_of_16_bits_with_a_low_range_are_refused(tmp_path: Path) -> None
 
 
 def _write_rgb16(path: Path, highest: int) -> None:
-    """Write a PNG file with three channels of 16 bits, which PIL cannot write."""
+    """Write a PNG file with three channels of 16 bits. PIL cannot write such files."""
     import struct
     import zlib
 

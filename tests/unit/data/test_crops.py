@@ -1,4 +1,4 @@
-"""Crops of whole images: those of squares are the views of `augment`, and all others lie where they should."""
+"""Crops of whole images: crops of squares equal the views of `augment`, and all others lie where they should."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ _NOTHING = {"flip": 0, "jitter": 0, "greyscale": 0}
 
 
 def _batch(*sizes: tuple[int, int], channels: int = 3) -> ImageBatch:
-    """Return images whose first channel is the row and second the column of a pixel, on a canvas of 255."""
+    """Return images on a canvas of zeros. The first channel of a pixel is its row, and the second its column."""
     height, width = (max(size[dim] for size in sizes) for dim in (0, 1))
     pixels = torch.zeros((len(sizes), channels, height, width), dtype=torch.uint8)
     for canvas, (own_height, own_width) in zip(pixels, sizes, strict=True):
@@ -33,7 +33,7 @@ def _batch(*sizes: tuple[int, int], channels: int = 3) -> ImageBatch:
         {"crop": "none", "flip": 0},
     ],
 )
-def test_views_of_squares_of_the_runs_size_are_those_of_random_view(settings: dict[str, object]) -> None:
+def test_views_of_squares_of_the_runs_size_equal_those_of_random_view(settings: dict[str, object]) -> None:
     config = AugmentationConfig.model_validate(settings)
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=generator)
@@ -41,15 +41,15 @@ def test_views_of_squares_of_the_runs_size_are_those_of_random_view(settings: di
     data = DataConfig(image_size=16, cache_size=16, augmentation=config)
     found = random_crop(ImageBatch(pixels, sizes), data, torch.Generator().manual_seed(1))
     expected = random_view(to_float(pixels), config, torch.Generator().manual_seed(1))
-    # A value at the threshold of solarize may be on either side of it, and then changes by 1/255.
+    # A value at the threshold of solarize may fall on either side of it, and then changes by 1/255.
     tolerance = 5e-3 if "solarize" in settings else 2e-4
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
-def test_without_a_crop_the_middle_square_is_seen() -> None:
+def test_without_a_crop_the_central_square_is_shown() -> None:
     data = DataConfig(image_size=8, cache_size=16, augmentation=AugmentationConfig(crop="none", **_NOTHING))
     views = 255 * random_crop(_batch((16, 30), (28, 16)), data, torch.Generator().manual_seed(0))
-    # Half as large: a view's pixel i is between the pixels 2i and 2i + 1 of the square.
+    # Half the size: pixel i of a view lies between the pixels 2i and 2i + 1 of the square.
     steps = 2 * torch.arange(8) + 0.5
     torch.testing.assert_close(views[0, 0, :, 0], steps, atol=1e-3, rtol=0)
     torch.testing.assert_close(views[0, 1, 0], 7 + steps, atol=1e-3, rtol=0)
@@ -57,7 +57,7 @@ def test_without_a_crop_the_middle_square_is_seen() -> None:
     torch.testing.assert_close(views[1, 1, 0], steps, atol=1e-3, rtol=0)
 
 
-def test_resized_crops_reach_every_part_of_an_image_and_nothing_beyond() -> None:
+def test_resized_crops_reach_every_part_of_an_image_and_nothing_beyond_it() -> None:
     data = DataConfig(image_size=16, cache_size=20, augmentation=AugmentationConfig(min_scale=0.1, **_NOTHING))
     sizes = [(20, 40), (40, 20), (20, 23)] * 200
     views = 255 * random_crop(_batch(*sizes), data, torch.Generator().manual_seed(0))
@@ -67,7 +67,8 @@ def test_resized_crops_reach_every_part_of_an_image_and_nothing_beyond() -> None
         for place, last in ((own_rows, height - 1), (own_columns, width - 1)):
             assert -1e-3 <= place.min() < 0.5
             assert last - 0.5 < place.max() <= last + 1e-3
-        # The share of the area is between 0.1 and 1, the aspect in pixels between 3/4 and 4/3 unless the image ends.
+        # The share of the area is between 0.1 and 1. The aspect in pixels is between 3/4 and 4/3, unless the image
+        # ends.
         high = own_rows[:, -1, 0] - own_rows[:, 0, 0]
         wide = own_columns[:, 0, -1] - own_columns[:, 0, 0]
         small = (high < 0.8 * height) & (wide < 0.8 * width)
@@ -77,7 +78,7 @@ def test_resized_crops_reach_every_part_of_an_image_and_nothing_beyond() -> None
         assert ratios.max() < 1.4
 
 
-def test_flips_turn_the_crop_round() -> None:
+def test_a_flip_mirrors_the_crop() -> None:
     flipped = AugmentationConfig(crop="none", **{**_NOTHING, "flip": 1})
     data = DataConfig(image_size=16, cache_size=16, augmentation=flipped)
     views = 255 * random_crop(_batch((16, 16)), data, torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Data sets written as one file, and back."""
+"""Data sets are written to one file and read back."""
 
 import subprocess
 import sys
@@ -27,11 +27,11 @@ RNG = np.random.default_rng(0)
 IMAGES = ImageData(RNG.integers(0, 256, (30, 3, 16, 16), np.uint8), np.arange(30) % 4, ("a", "b", "c", "d"))
 
 
-def test_the_api_knows_the_names_that_every_machine_knows() -> None:
+def test_the_protocol_lists_the_same_known_data_sets_as_the_library() -> None:
     assert KNOWN_DATASETS == DATASETS
 
 
-def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
+def test_a_public_data_set_loses_only_its_labels(tmp_path: Path) -> None:
     digest = write_public(IMAGES, tmp_path / "a", registered_shape(IMAGES))
     assert digest == digest_of(tmp_path / "a")
     assert write_public(IMAGES, tmp_path / "b", registered_shape(IMAGES)) == digest
@@ -44,7 +44,7 @@ def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
     assert not has_digest(ImageData(IMAGES.images[:0]), digest)
 
 
-def test_some_of_the_images_in_another_shape(tmp_path: Path) -> None:
+def test_selected_images_are_written_in_another_shape(tmp_path: Path) -> None:
     told: list[int] = []
     digest = write_public(IMAGES, tmp_path / "a", (1, 8), ImageSelection(12, seed=3), told.append)
     chosen = IMAGES.subset(choose_images(30, 12, 3))
@@ -53,7 +53,7 @@ def test_some_of_the_images_in_another_shape(tmp_path: Path) -> None:
     assert told == [12]
 
 
-def test_a_labelled_set_there_and_back(tmp_path: Path) -> None:
+def test_a_labelled_data_set_is_read_back(tmp_path: Path) -> None:
     train, test = IMAGES.subset(np.arange(20)), IMAGES.subset(np.arange(20, 30))
     told: list[int] = []
     written = (ImageSelection(11, 1), ImageSelection(5, 2))
@@ -69,7 +69,7 @@ def test_a_labelled_set_there_and_back(tmp_path: Path) -> None:
     assert told == [5, 16]
 
 
-def test_what_cannot_be_registered(tmp_path: Path) -> None:
+def test_data_sets_that_cannot_be_registered_are_refused(tmp_path: Path) -> None:
     unlabelled, wide = ImageData(IMAGES.images), ImageData(IMAGES.images[..., :8])
     with pytest.raises(DataError, match="no labels"):
         write_labelled(IMAGES, unlabelled, tmp_path / "a", (3, 16))
@@ -106,10 +106,10 @@ print(tracemalloc.get_traced_memory()[1], len(few), digest == digest_of(folder /
 """
 
 
-def test_a_set_goes_through_in_parts(tmp_path: Path) -> None:
-    """The source is 80 MB on the disk; neither it nor the written file is ever in memory.
+def test_a_data_set_is_processed_in_parts(tmp_path: Path) -> None:
+    """The source has 80 MB on disk. Neither the source nor the written file is ever in memory as a whole.
 
-    In a process of its own, since what threads of other tests allocate would be counted here.
+    Runs in a separate process, because allocations of other tests' threads would be counted here.
     """
     done = subprocess.run([sys.executable, "-c", IN_PARTS, tmp_path], check=True, capture_output=True, text=True)
     peak, num_read, same_digest = done.stdout.split()
@@ -119,7 +119,7 @@ def test_a_set_goes_through_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [None, WindowConfig(percentiles=(2, 98)), WindowConfig(values=(0, 200), bits=8)])
 @pytest.mark.parametrize("num_images", [50, 360])
-def test_registered_images_are_chosen_as_those_found_by_name(
+def test_registered_images_are_chosen_like_those_found_by_name(
     tmp_path: Path, num_images: int, window: WindowConfig | None
 ) -> None:
     """A run with a digest therefore equals the simulation without one."""
@@ -134,7 +134,7 @@ def test_registered_images_are_chosen_as_those_found_by_name(
         assert np.array_equal(load_public(pinned, data).images, by_name)  # a simulation of the run's own spec
 
 
-def test_a_simulation_does_not_take_other_images_for_the_registered_ones() -> None:
+def test_a_simulation_refuses_images_that_differ_from_the_registered_ones() -> None:
     config = PublicDataConfig(dataset="digits", split="test", num_images=50, digest="0" * 64)
     with pytest.raises(DataError, match=r"digits here is not what was registered.*take public_data.digest out"):
         load_public(config, DataConfig(channels=1, image_size=8))
@@ -145,7 +145,7 @@ def test_a_simulation_does_not_take_other_images_for_the_registered_ones() -> No
 def test_chosen_images_are_read_in_parts(
     tmp_path: Path, size: int, max_train: int | None, max_test: int | None
 ) -> None:
-    """Rows of 64 bytes to 786 kB, in parts of a mebibyte: the parts end anywhere."""
+    """Rows of 64 bytes to 786 kB are read in parts of one mebibyte, so the parts end anywhere."""
     images = ImageData(RNG.integers(0, 256, (30, 3, size, size), np.uint8), np.arange(30) % 4)
     digest = write_labelled(images, images, tmp_path / "a", (3, size))
     choices = (ImageSelection(max_train, 1), ImageSelection(max_test, 2))
@@ -160,7 +160,7 @@ DAMAGES = ["length", "header", "images that are not read", "cut", "appended", "e
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_damaged_whatever_else_it_seems_to_be(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_reported_as_damaged_whatever_else_it_looks_like(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a"
     labelled = write_labelled(IMAGES, IMAGES, path, (3, 16))
     _damage(path, damage)
@@ -169,12 +169,12 @@ def test_a_damaged_file_is_damaged_whatever_else_it_seems_to_be(tmp_path: Path, 
         read_labelled(path, labelled, (few, few))
     public = write_public(IMAGES, path, (3, 16))
     _damage(path, damage)
-    for num_images in (2, 31):  # with 31 the header seems to have too few: that would fail the run for good
+    for num_images in (2, 31):  # with 31, the header seems to list too few images, which would fail the run permanently
         with pytest.raises(ArtifactDamaged, match=public):
             read_registered(path, PublicDataConfig(dataset="x", num_images=num_images, digest=public), DataConfig())
 
 
-def test_an_intact_file_of_another_kind_is_not_damaged(tmp_path: Path) -> None:
+def test_an_intact_file_of_another_kind_is_not_reported_as_damaged(tmp_path: Path) -> None:
     digest = write_labelled(IMAGES, IMAGES, tmp_path / "a", (3, 16))
     with pytest.raises(ArtifactError, match="not a public data set") as caught:
         read_public(tmp_path / "a", digest)

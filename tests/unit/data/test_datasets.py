@@ -1,4 +1,4 @@
-"""Data sets in every format, written by the tests themselves, and the errors for damaged ones."""
+"""Data sets in every supported format, written by the tests themselves, and the errors for damaged ones."""
 
 import gzip
 import os
@@ -57,7 +57,7 @@ def _write_fashion_mnist(folder: Path, *, compress: bool = True) -> dict[str, np
 
 @pytest.mark.parametrize("compress", [True, False])
 @pytest.mark.parametrize("below", ["", "fashion-mnist", "FashionMNIST/raw"])
-def test_fashion_mnist(tmp_path: Path, below: str, compress: bool) -> None:  # noqa: FBT001
+def test_fashion_mnist_is_read(tmp_path: Path, below: str, compress: bool) -> None:  # noqa: FBT001
     arrays = _write_fashion_mnist(tmp_path / below, compress=compress)
     for split, stem in (("train", "train"), ("test", "t10k")):
         data = load_dataset("fashion-mnist", split, tmp_path)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_fashion_mnist(tmp_path: Path, below: str, compress: bool) -> None:  # n
     assert find_fashion_mnist(tmp_path) == tmp_path / below
 
 
-def test_root_comes_before_the_variable_then_what_was_fetched_then_the_system(
+def test_the_root_is_searched_first_then_the_variable_the_fetched_files_and_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, variable, fetched = tmp_path / "root", tmp_path / "variable", tmp_path / "cache" / "fedssl"
@@ -86,7 +86,7 @@ def test_root_comes_before_the_variable_then_what_was_fetched_then_the_system(
     assert find_fashion_mnist() == system
 
 
-def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_fashion_mnist_is_reported_with_how_to_get_it(tmp_path: Path) -> None:
     _write_fashion_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=DATA_VARIABLE):
@@ -105,9 +105,9 @@ def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
         gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12),  # an absurd shape
         gzip.compress(b"\0\0\x08\xff" + b"\0" * 8),
         gzip.compress(_idx(np.zeros((8, 28, 28), np.uint8))),  # more images than labels
-        gzip.compress(_idx(np.zeros((2, 28, 28), np.uint8)) + bytes(4 << 20)),  # more than a megabyte: see below
+        gzip.compress(_idx(np.zeros((2, 28, 28), np.uint8)) + bytes(4 << 20)),  # more than the limit set below
     ],
-    # names of their own: a gzip file holds the time, and two test processes must find the same tests
+    # explicit names: a gzip file contains the time, and two test processes must collect the same tests
     ids=(
         "empty",
         "plain",
@@ -121,7 +121,7 @@ def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
         "too-long",
     ),
 )
-def test_damaged_idx_files(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.data.formats._MAX_BYTES", 1 << 20)
     _write_fashion_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
@@ -129,7 +129,7 @@ def test_damaged_idx_files(tmp_path: Path, content: bytes, monkeypatch: pytest.M
         load_dataset("fashion-mnist", "train", tmp_path)
 
 
-def test_labels_that_are_no_class(tmp_path: Path) -> None:
+def test_labels_without_a_class_are_refused(tmp_path: Path) -> None:
     _write_fashion_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(np.array([0, 10, 1], np.uint8))))
     with pytest.raises(DataError, match="labels above 9"):
@@ -141,7 +141,7 @@ def test_labels_that_are_no_class(tmp_path: Path) -> None:
         load_dataset("cifar10", "test", tmp_path)
 
 
-def test_cifar10(tmp_path: Path) -> None:
+def test_cifar10_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     records = RNG.integers(0, 256, (12, 3073)).astype(np.uint8)
@@ -164,7 +164,7 @@ def test_cifar10(tmp_path: Path) -> None:
         load_dataset("cifar10", "train", tmp_path)
 
 
-def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
+def test_cifar100_uses_the_fine_label(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
     record = bytes([3, 77]) + bytes(range(256)) * 12
@@ -178,7 +178,7 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_the_pickled_version_is_never_opened(tmp_path: Path, name: str) -> None:
-    """Its files lie there, and are left alone."""
+    """Its files are present, and are not opened."""
     poison = pickle.dumps(_Poison())
     for folder, files in (
         ("cifar-10-batches-py", [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]),
@@ -191,13 +191,13 @@ def test_the_pickled_version_is_never_opened(tmp_path: Path, name: str) -> None:
         load_dataset(name, "train", tmp_path)
 
 
-def test_missing_cifar_says_that_pickles_are_not_read(tmp_path: Path) -> None:
+def test_missing_cifar_reports_that_pickles_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="pickle"):
         load_dataset("cifar10", "train", tmp_path)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_digits_are_those_that_scikit_learn_loads(split: Split) -> None:
+def test_digits_equal_those_that_scikit_learn_loads(split: Split) -> None:
     rows = slice(None, 1437) if split == "train" else slice(1437, None)
     bunch = load_digits()
     images = torch.from_numpy(np.asarray(bunch.images[rows], np.float32)).unsqueeze(1) * (255 / 16)
@@ -208,7 +208,7 @@ def test_digits_are_those_that_scikit_learn_loads(split: Split) -> None:
     assert np.array_equal(found.labels, bunch.target[rows])
 
 
-def test_digits() -> None:
+def test_digits_have_the_same_images_on_every_load() -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert train.images.shape == (1437, 1, 16, 16)
     assert test.images.shape == (360, 1, 16, 16)
@@ -223,7 +223,7 @@ def _colour(value: int) -> tuple[int, int, int]:
     return value, 255 - value, 7
 
 
-def test_image_folder(tmp_path: Path) -> None:
+def test_an_image_folder_is_read(tmp_path: Path) -> None:
     for name, value in (("b/2.png", 40), ("b/10.png", 30), ("a/x.PNG", 10)):
         path = tmp_path / "set" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ def test_image_folder(tmp_path: Path) -> None:
         load_dataset("set", "test", tmp_path)
 
 
-def test_image_folder_with_splits_and_grey_images(tmp_path: Path) -> None:
+def test_an_image_folder_with_splits_and_grey_images_is_read(tmp_path: Path) -> None:
     for split, num in (("train", 3), ("test", 1)):
         (tmp_path / split / "only").mkdir(parents=True)
         for i in range(num):
@@ -273,14 +273,16 @@ def test_grey_images_with_transparency_have_one_channel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
-def test_images_whose_range_is_not_known(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_with_an_unknown_range_of_values_are_refused(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "1.png").touch()
     monkeypatch.setattr("fedssl.data.decode_file.Image.open", lambda *_, **__: Image.new(mode, (8, 8), 300))
     with pytest.raises(DataError, match=r"1\.png: the range of its values is unknown: choose which values"):
         load_dataset(str(tmp_path), "train")
 
 
-def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
+def test_the_val_folder_is_used_as_the_test_split(tmp_path: Path) -> None:
     for split, value in (("train", 10), ("val", 20)):
         (tmp_path / split / "only").mkdir(parents=True)
         Image.new("L", (8, 8), value).save(tmp_path / split / "only" / "1.png")
@@ -288,7 +290,7 @@ def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
     assert load_dataset(str(tmp_path), "test").images[0, 0, 0, 0] == 20
 
 
-def test_class_that_one_split_of_a_folder_lacks_changes_no_number(tmp_path: Path) -> None:
+def test_a_class_missing_from_one_split_of_a_folder_changes_no_class_number(tmp_path: Path) -> None:
     for name, value in (("train/a", 10), ("train/b", 20), ("train/d", 30), ("val/b", 20), ("val/c", 40), ("val/d", 30)):
         (tmp_path / name).mkdir(parents=True)
         Image.new("L", (8, 8), value).save(tmp_path / name / "1.png")
@@ -300,7 +302,7 @@ def test_class_that_one_split_of_a_folder_lacks_changes_no_number(tmp_path: Path
     assert load_labels(str(tmp_path), "test")[1] == test.class_names
 
 
-def test_classes_whose_folders_are_not_named_in_utf_8(tmp_path: Path) -> None:
+def test_class_folders_with_names_that_are_not_utf_8_are_read(tmp_path: Path) -> None:
     for name in (b"M\xfcller", b"Zebra"):
         folder = tmp_path / os.fsdecode(name)
         folder.mkdir()
@@ -321,7 +323,7 @@ def test_loose_images_are_unlabelled(tmp_path: Path) -> None:
         load_dataset(str(tmp_path), "train")
 
 
-def test_image_folder_cuts_out_the_middle(tmp_path: Path) -> None:
+def test_image_folders_are_cropped_to_the_central_square(tmp_path: Path) -> None:
     pixels = np.zeros((8, 24, 3), np.uint8)
     pixels[:, 8:16] = 200
     Image.fromarray(pixels).save(tmp_path / "wide.png")
@@ -329,14 +331,14 @@ def test_image_folder_cuts_out_the_middle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n cut short", pickle.dumps([1])])
-def test_damaged_image_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_image_is_named(tmp_path: Path, content: bytes) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
     (tmp_path / "2.png").write_bytes(content)
     with pytest.raises(DataError, match=r"2\.png"):
         load_dataset(str(tmp_path), "train")
 
 
-def test_truncated_image_is_named(tmp_path: Path) -> None:
+def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     Image.fromarray(RNG.integers(0, 256, (40, 40, 3)).astype(np.uint8)).save(tmp_path / "1.png")
     (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:-2000])
     with pytest.raises(DataError, match=r"1\.png"):
@@ -344,8 +346,8 @@ def test_truncated_image_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "MPO"])
-def test_jpeg_whose_end_became_zeros_is_named(tmp_path: Path, kind: str) -> None:
-    """An interrupted copy leaves it so. libjpeg decodes grey from the zeros, without an error."""
+def test_a_jpeg_whose_end_was_replaced_by_zeros_is_named(tmp_path: Path, kind: str) -> None:
+    """An interrupted copy leaves such a file. libjpeg decodes the zeros as grey, without an error."""
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     path = tmp_path / "1.jpg"
     Image.fromarray(pixels).save(path, kind, progressive=True)
@@ -359,7 +361,7 @@ def test_jpeg_whose_end_became_zeros_is_named(tmp_path: Path, kind: str) -> None
         load_dataset(str(tmp_path), "train")
 
 
-def test_empty_folder_and_unknown_name(tmp_path: Path) -> None:
+def test_an_empty_folder_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no images.*\.npy\)$"):
         load_dataset(str(tmp_path), "train")
     (tmp_path / "scans.npz").write_bytes(b"")
@@ -374,7 +376,7 @@ def test_empty_folder_and_unknown_name(tmp_path: Path) -> None:
         load_dataset(str(tmp_path / "file.bin"), "train")
 
 
-def test_npz_round_trip(tmp_path: Path) -> None:
+def test_a_saved_npz_is_read_back(tmp_path: Path) -> None:
     train = ImageData(RNG.integers(0, 256, (4, 3, 9, 9)).astype(np.uint8), np.array([0, 1, 1, 0]), ("cat", "dog"))
     test = ImageData(RNG.integers(0, 256, (2, 3, 9, 9)).astype(np.uint8))
     save_npz(tmp_path / "deep" / "set.npz", train, test)
@@ -389,7 +391,7 @@ def test_npz_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 8, 9), (5, 8, 9, 1), (5, 1, 8, 9), (5, 8, 9, 3), (5, 3, 8, 9)])
-def test_npz_layouts(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_npz_layouts_are_recognised(tmp_path: Path, shape: tuple[int, ...]) -> None:
     images = RNG.integers(0, 256, shape).astype(np.uint8)
     np.savez(tmp_path / "set.npz", images=images)
     data = load_dataset(str(tmp_path / "set.npz"), "train")
@@ -413,20 +415,20 @@ def test_npz_layouts(tmp_path: Path, shape: tuple[int, ...]) -> None:
         ({"images": np.array([{"a": 1}])}, "cannot read"),
     ],
 )
-def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
+def test_invalid_npz_arrays_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
     np.savez(tmp_path / "set.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=words):
         load_dataset(str(tmp_path / "set.npz"), "train")
 
 
-def test_npz_with_a_member_that_is_no_array(tmp_path: Path) -> None:
+def test_an_npz_member_that_is_not_an_array_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
         archive.writestr("images", b"raw")
     with pytest.raises(DataError, match="images is not an array"):
         load_dataset(str(tmp_path / "set.npz"), "train")
 
 
-def test_npz_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_npz_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"nonsense", pickle.dumps({"images": 1}), b"PK\x03\x04 cut"):
         (tmp_path / "set.npz").write_bytes(content)
         with pytest.raises(DataError, match=r"set\.npz"):
@@ -437,7 +439,7 @@ def test_npz_that_is_none(tmp_path: Path) -> None:
         load_dataset(str(tmp_path / "plain.npz"), "train")
 
 
-def test_subset_and_validation() -> None:
+def test_a_subset_has_its_images_and_labels_and_wrong_shapes_are_refused() -> None:
     data = ImageData(np.arange(5 * 64, dtype=np.uint8).reshape(5, 1, 8, 8), np.arange(5))
     part = data.subset(np.array([3, 1]))
     assert part.labels is not None
@@ -447,7 +449,7 @@ def test_subset_and_validation() -> None:
         ImageData(np.zeros((5, 17, 8, 8), np.uint8))
 
 
-def test_conform_leaves_fitting_images_alone() -> None:
+def test_conform_returns_images_of_the_right_shape_unchanged() -> None:
     data = ImageData(np.zeros((2, 1, 28, 28), np.uint8))
     assert conform(data, DataConfig(channels=1, image_size=28)) is data
 
@@ -465,8 +467,8 @@ def test_conform_resizes_crops_and_changes_channels() -> None:
     assert (grey.images == round(0.299 * 10 + 0.587 * 20 + 0.114 * 30)).all()
 
 
-def test_image_files_are_decoded_to_the_run_s_size_at_once(tmp_path: Path) -> None:
-    """Scaled once, by PIL: scaling to the first image's size before would blur, and take its memory."""
+def test_image_files_are_decoded_directly_to_the_runs_size(tmp_path: Path) -> None:
+    """PIL scales each image once. Scaling to the first image's size before that would blur, and take more memory."""
     pixels = RNG.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "1.png")
     data = load_conformed(str(tmp_path), "train", DataConfig(channels=1, image_size=16))
@@ -476,7 +478,7 @@ def test_image_files_are_decoded_to_the_run_s_size_at_once(tmp_path: Path) -> No
     assert arrays.images.shape == (360, 3, 8, 8)
 
 
-def test_labels_alone(tmp_path: Path) -> None:
+def test_labels_are_read_without_decoding_images(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_bytes(b"not looked into")
@@ -494,7 +496,7 @@ def test_labels_alone(tmp_path: Path) -> None:
     assert len(digits) == 1437
 
 
-def test_every_known_set_is_found_nowhere_or_says_how_to_get_it(tmp_path: Path) -> None:
+def test_every_missing_known_data_set_is_reported_with_how_to_get_it(tmp_path: Path) -> None:
     assert tuple(KNOWN) == DATASETS
     for name, known in KNOWN.items():
         assert find_dataset(name, "train", tmp_path) is None
@@ -510,7 +512,7 @@ def test_every_known_set_is_found_nowhere_or_says_how_to_get_it(tmp_path: Path) 
             assert (f"fedssl data fetch {name}" in str(error.value)) == known.fetchable
 
 
-def test_a_set_that_is_not_complete_is_remarked_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_data_set_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write_fashion_mnist(tmp_path)
     load_dataset("fashion-mnist", "train", tmp_path)
     assert "there are 7 train images, but 60,000 were published" in caplog.text
@@ -519,14 +521,14 @@ def test_a_set_that_is_not_complete_is_remarked_on(tmp_path: Path, caplog: pytes
     assert caplog.text == ""
 
 
-def test_an_array_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_larger_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "set.npz", images=np.zeros((2, 8, 8), np.uint8))
-    monkeypatch.setattr("fedssl.data.array_files.os.sysconf", lambda _: 8)  # pages of 8 bytes, and 8 of them
+    monkeypatch.setattr("fedssl.data.array_files.os.sysconf", lambda _: 8)  # 8 pages of 8 bytes
     with pytest.raises(DataError, match=r"set\.npz: an array takes .* GB of memory"):
         load_dataset(str(tmp_path / "set.npz"), "train")
 
 
-def test_more_images_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_images_than_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (9, 9)).save(tmp_path / "1.png")
     monkeypatch.setattr("fedssl.data.array_files.os.sysconf", lambda _: 8)
     with pytest.raises(DataError, match=r"GB at 9 x 9 pixels, but this machine has .* smaller image size"):

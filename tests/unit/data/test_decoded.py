@@ -1,4 +1,4 @@
-"""Decoded images: quick the second time, never stale, never half, and only of public sets."""
+"""The cache of decoded images: fast on the second load, never stale or incomplete, and only for public data sets."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def _kept() -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.exists() else []
 
 
-def test_the_same_as_in_memory_and_memory_mapped(tmp_path: Path) -> None:
+def test_cached_images_are_memory_mapped_and_equal_those_decoded_in_memory(tmp_path: Path) -> None:
     files = _files(tmp_path / "set")
     images = decoded(files, 3, 8)
     assert isinstance(images, np.memmap)
@@ -47,14 +47,14 @@ def test_the_same_as_in_memory_and_memory_mapped(tmp_path: Path) -> None:
     assert about["shape"] == [7, 3, 8, 8]
 
 
-def test_the_second_time_nothing_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_decoded_on_the_second_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = _files(tmp_path / "set")
     first = decoded(files, 3, 8)
     monkeypatch.setattr(module, "decode_chunks", lambda *_: pytest.fail("decoded again"))
     assert np.array_equal(decoded(files, 3, 8), first)
 
 
-def test_another_file_of_equal_size_and_time_of_modification_is_decoded(tmp_path: Path) -> None:
+def test_a_replaced_file_of_the_same_size_and_modification_time_is_decoded_again(tmp_path: Path) -> None:
     path = tmp_path / "1.bmp"
     files = ImageFiles("a set", FolderTree(tmp_path), (path.name,))
     for value in (5, 9):
@@ -64,7 +64,7 @@ def test_another_file_of_equal_size_and_time_of_modification_is_decoded(tmp_path
         time.sleep(0.02)  # several ticks of the clock of the file system
 
 
-def test_whatever_changes_the_pixels_changes_the_key(tmp_path: Path) -> None:
+def test_everything_that_changes_the_pixels_changes_the_key(tmp_path: Path) -> None:
     files = _files(tmp_path / "set")
     first = decoded(files, 3, 8)
     assert decoded(files, 1, 8).shape == (7, 1, 8, 8)
@@ -124,7 +124,7 @@ def _die_half_way(files: ImageFiles) -> None:
     decoded(files, 3, 8)
 
 
-def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_usable_entry(tmp_path: Path) -> None:
     files = _files(tmp_path / "set")
     process = multiprocessing.get_context("fork").Process(target=_die_half_way, args=(files,))
     process.start()
@@ -146,7 +146,7 @@ def _count_decodings(files: ImageFiles, log: Path) -> None:
     decoded(files, 3, 8)
 
 
-def test_processes_that_want_the_same_images_decode_them_once(tmp_path: Path) -> None:
+def test_processes_that_need_the_same_images_decode_them_once(tmp_path: Path) -> None:
     files, log = _files(tmp_path / "set"), tmp_path / "log"
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_count_decodings, args=(files, log)) for _ in range(3)]
@@ -158,7 +158,9 @@ def test_processes_that_want_the_same_images_decode_them_once(tmp_path: Path) ->
     assert log.read_text().splitlines() == ["decoding"]
 
 
-def test_a_folder_without_room_or_leave_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_without_space_or_permission_is_reported_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = _files(tmp_path / "set")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(DataError, match=r"take 0\.0 GB .* XDG_CACHE_HOME"):
@@ -170,14 +172,14 @@ def test_a_folder_without_room_or_leave_says_what_to_do(tmp_path: Path, monkeypa
         decoded(files, 3, 8)
 
 
-def test_somebody_s_own_images_are_copied_to_nowhere(tmp_path: Path) -> None:
+def test_private_images_are_not_copied_into_the_cache(tmp_path: Path) -> None:
     _files(tmp_path / "own" / "class")
     load_dataset(str(tmp_path / "own"), "train")
     assert not cache_folder().exists()
 
 
 @pytest.mark.parametrize("size", [16, 160])
-def test_chunks_keep_the_order_whatever_the_threads(
+def test_chunks_keep_the_order_of_the_files_with_several_threads(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fedssl.data.decoding._CHUNK_IMAGES", 3)

@@ -1,4 +1,4 @@
-"""DICOM: values, windows, inversion, frames, patients; and files that cannot be read, or declare too little."""
+"""DICOM: values, windows, inversion, frames and patients, and files that cannot be read or declare wrong sizes."""
 
 import logging
 import os
@@ -44,11 +44,11 @@ def _of_16_bits(unit: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
 
 
 def _is(found: NDArray[np.generic], unit: NDArray[np.floating[Any]]) -> bool:
-    """Return whether pixels of 16 bits are these values, up to one rounding."""
+    """Return whether pixels of 16 bits have these values, up to one rounding."""
     return bool(np.abs(found.astype(np.int64) - _of_16_bits(unit)).max() <= 1)
 
 
-def test_rescaled_values_go_through_the_windows_of_the_spec(tmp_path: Path) -> None:
+def test_rescaled_values_are_mapped_through_the_windows_of_the_spec(tmp_path: Path) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE, bits=12, RescaleSlope=1, RescaleIntercept=-1024)
     signed = (_TWELVE.astype(np.int32) - 2048).astype(np.int16)
     write_dicom(tmp_path / "2.DCM", signed, bits=12, RescaleSlope="1", RescaleIntercept=1024)
@@ -70,18 +70,18 @@ def test_rescaled_values_go_through_the_windows_of_the_spec(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
-def test_a_window_of_no_width_is_refused(tmp_path: Path, function: str) -> None:
+def test_a_window_of_width_zero_is_refused(tmp_path: Path, function: str) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE, bits=12, WindowCenter=40, WindowWidth=0, VOILUTFunction=function)
     with pytest.raises(DataError, match="its window has the width 0, which must be above 0"):
         _load(tmp_path, voi=True)
 
 
-def test_the_files_own_windows(tmp_path: Path) -> None:
+def test_the_windows_of_the_file_itself_are_used(tmp_path: Path) -> None:
     rescaled = {"bits": 12, "RescaleSlope": 1, "RescaleIntercept": -1024}
     write_dicom(tmp_path / "1.dcm", _TWELVE, **rescaled, WindowCenter=[40, 500], WindowWidth=[400, 2000])
     write_dicom(tmp_path / "2.dcm", _TWELVE, **rescaled, **_SOFT_TISSUE, VOILUTFunction="LINEAR_EXACT")
     write_dicom(tmp_path / "3.dcm", _TWELVE, **rescaled, **_SOFT_TISSUE, VOILUTFunction="SIGMOID")
-    table = np.linspace(4095, 0, 4096).astype(np.uint16)  # a LUT is preferred to a window, and may fall
+    table = np.linspace(4095, 0, 4096).astype(np.uint16)  # a LUT takes precedence over a window, and may be decreasing
     lut = item(LUTDescriptor=[4096, 0, 12], LUTData=table.tobytes())
     write_dicom(tmp_path / "4.dcm", _TWELVE, bits=12, **_SOFT_TISSUE, VOILUTSequence=lut)
     found = _load(tmp_path, voi=True)[:, 0]
@@ -91,7 +91,7 @@ def test_the_files_own_windows(tmp_path: Path) -> None:
     assert _is(found[2], 1 / (1 + np.exp(-4 * (values - 40) / 400)))
     assert _is(found[3], table[_TWELVE] / 4095)
     lut[0].add_new("LUTDescriptor", "SS", [4096, -1024, 12])
-    implicit = dataset(_TWELVE, **rescaled, VOILUTSequence=lut)  # has no types, so the sign of -1,024 is not declared
+    implicit = dataset(_TWELVE, **rescaled, VOILUTSequence=lut)  # without types, the sign of -1,024 is not declared
     implicit.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
     implicit.save_as(tmp_path / "4.dcm", enforce_file_format=True)
     assert _is(_load(tmp_path, voi=True)[3], table[_TWELVE] / 4095)
@@ -122,14 +122,14 @@ def test_8_bits_and_colours_need_no_window(tmp_path: Path) -> None:
     assert found.dtype == np.uint8
     assert np.array_equal(found[0], np.stack([grey] * 3))
     assert np.array_equal(found[1], colours.transpose(2, 0, 1))
-    write_dicom(tmp_path / "3.dcm", grey >> 4, bits=4)  # of 255 they would be nearly black
+    write_dicom(tmp_path / "3.dcm", grey >> 4, bits=4)  # relative to 255 they would be almost black
     with pytest.raises(DataError, match=r"3\.dcm: .*\[data\.window\]"):
         _load(tmp_path, 3)
     assert _is(_load(tmp_path, stored=True)[2, 0], (grey >> 4) / 15)
 
 
-def test_bits_above_the_values_are_left_out_and_values_in_other_bits_are_refused(tmp_path: Path) -> None:
-    """Old files have an overlay in the highest four of 16 bits; others have the values there."""
+def test_bits_above_the_values_are_ignored_and_values_in_other_bits_are_refused(tmp_path: Path) -> None:
+    """Old files have an overlay in the highest four of 16 bits. Other files have their values there."""
     write_dicom(tmp_path / "1.dcm", _TWELVE | np.uint16(0xA000), bits=12)
     assert _is(_load(tmp_path, stored=True)[0, 0], _TWELVE / 4095)
     write_dicom(tmp_path / "1.dcm", _TWELVE << 4, bits=12, HighBit=15)
@@ -137,7 +137,7 @@ def test_bits_above_the_values_are_left_out_and_values_in_other_bits_are_refused
         _load(tmp_path, stored=True)
 
 
-def test_a_palette_becomes_colours(tmp_path: Path) -> None:
+def test_a_palette_is_converted_to_colours(tmp_path: Path) -> None:
     tables = np.random.default_rng(0).integers(0, 256, (3, 256), np.uint8)
     palette = {}
     for colour, table in zip(("Red", "Green", "Blue"), tables, strict=True):
@@ -147,7 +147,7 @@ def test_a_palette_becomes_colours(tmp_path: Path) -> None:
     write_dicom(tmp_path / "1.dcm", pixels, PhotometricInterpretation="PALETTE COLOR", **palette)
     assert np.array_equal(_load(tmp_path, 3)[0], tables[:, pixels])
     for colour, table in zip(("Red", "Green", "Blue"), tables, strict=True):
-        palette[f"{colour}PaletteColorLookupTableData"] = table.astype(np.uint16).tobytes()  # as some devices write it
+        palette[f"{colour}PaletteColorLookupTableData"] = table.astype(np.uint16).tobytes()  # some devices write it so
     write_dicom(tmp_path / "1.dcm", pixels, PhotometricInterpretation="PALETTE COLOR", **palette)
     assert np.array_equal(_load(tmp_path, 3)[0], tables[:, pixels])
 
@@ -185,7 +185,7 @@ def test_frames_are_images_with_their_own_values(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "JPEG2000", "RLE"])
-def test_compressed_frames(tmp_path: Path, kind: str) -> None:
+def test_compressed_frames_are_decoded(tmp_path: Path, kind: str) -> None:
     frames = [np.kron(each, np.ones((8, 8), np.uint8)) for each in (np.arange(64).reshape(8, 8) * 4).astype(np.uint8)[
         None
     ].repeat(2, 0) + np.array([[[0]], [[3]]], np.uint8)]  # fmt: skip
@@ -218,8 +218,8 @@ def _compress(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _WITHOUT_LOSS)
-def test_12_bits_without_loss_keep_every_value(tmp_path: Path, name: str) -> None:
-    """As archives of radiographs store them; compressed by gdcm."""
+def test_lossless_compression_of_12_bits_keeps_every_value(tmp_path: Path, name: str) -> None:
+    """Archives of radiographs store such files. The test compresses them with gdcm."""
     values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     path = write_dicom(tmp_path / "1.dcm", values, bits=12, RescaleSlope=1, RescaleIntercept=-1024)
     _compress(path, name)
@@ -230,7 +230,7 @@ def test_12_bits_without_loss_keep_every_value(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", _WITHOUT_LOSS)
 def test_compressed_values_keep_their_sign_if_the_unused_bits_are_0(tmp_path: Path, name: str) -> None:
-    """12 signed bits in 16, compressed as 16 bits: -1 is 4,095 before its sign is known."""
+    """The values have 12 signed bits in 16, compressed as 16 bits: -1 is 4,095 before its sign is known."""
     values = np.arange(-2048, 2048, dtype=np.int16).reshape(64, 64)
     path = write_dicom(tmp_path / "1.dcm", values.view(np.uint16) & np.uint16(0xFFF))
     _compress(path, name)
@@ -242,7 +242,7 @@ def test_compressed_values_keep_their_sign_if_the_unused_bits_are_0(tmp_path: Pa
     assert found.declared == (-2048, 2047)
 
 
-def test_a_compressed_frame_that_is_larger_than_declared_is_not_decoded(tmp_path: Path) -> None:
+def test_a_compressed_frame_larger_than_declared_is_not_decoded(tmp_path: Path) -> None:
     frame = np.zeros((64, 64), np.uint8)
     for number, kind in enumerate(("JPEG", "JPEG2000")):
         write_compressed(tmp_path / f"{number}.dcm", [frame, frame], kind, Rows=8, Columns=8)
@@ -260,7 +260,7 @@ def test_a_compressed_frame_that_is_larger_than_declared_is_not_decoded(tmp_path
             examine(files, name)
 
 
-def test_sizes_are_bounded_before_anything_is_decoded(tmp_path: Path) -> None:
+def test_sizes_are_limited_before_anything_is_decoded(tmp_path: Path) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE, Rows=65_535, Columns=65_535)
     with pytest.raises(DataError, match=rf"65535 x 65535 pixels.* at most {MAX_BYTES / 1e9:.1f} GB"):
         examine(list_folder(tmp_path, "train"), "1.dcm")
@@ -315,7 +315,9 @@ def test_a_deflated_file_is_not_inflated(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
-def test_without_the_extra_dicom_is_left_out_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_dicom_is_left_out_and_the_install_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_dicom(tmp_path / "1.dcm", _TWELVE)
     write_dicom(tmp_path / "IM1", _TWELVE)
     monkeypatch.setattr(format_packages, "is_installed", lambda package: False)
@@ -326,7 +328,7 @@ def test_without_the_extra_dicom_is_left_out_with_the_command(tmp_path: Path, mo
     assert not found.is_complete
 
 
-def test_the_images_of_a_patient_stay_in_one_split_and_the_identifier_is_not_kept(
+def test_the_images_of_a_patient_stay_in_one_split_and_the_identifier_is_not_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(0)

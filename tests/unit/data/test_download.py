@@ -1,4 +1,4 @@
-"""Downloads from a real HTTP server, which serves what it should, or not."""
+"""Downloads from a real HTTP server that serves correct or wrong files."""
 
 import functools
 import hashlib
@@ -55,7 +55,7 @@ def _download(directory: Path) -> tuple[Path | None, str]:
     return download("set", directory, said.append), "\n".join(said)
 
 
-def test_archive_is_unpacked_and_files_are_kept(
+def test_an_archive_is_unpacked_and_plain_files_are_kept(
     served: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive, plain = _archive(MEMBERS | {"readme.html": b"not wanted"}), bytes(3 << 20)
@@ -75,7 +75,7 @@ def test_archive_is_unpacked_and_files_are_kept(
 
 
 @pytest.mark.parametrize("wrong", ["content", "longer", "shorter", "missing", "member"])
-def test_nothing_is_kept_unless_all_of_it_is_right(
+def test_nothing_is_kept_unless_all_files_are_correct(
     served: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     archive, plain = _archive({} if wrong == "member" else MEMBERS), b"x" * 1000
@@ -94,7 +94,7 @@ def test_nothing_is_kept_unless_all_of_it_is_right(
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_an_answer_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
 
     class Endless(io.RawIOBase):
@@ -110,14 +110,14 @@ def test_an_answer_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatc
     assert read <= 2 << 20
 
 
-def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _offer(monkeypatch, Download("http://127.0.0.1:9/plain.mat", 1, "0" * 64))
     place, said = _download(tmp_path)
     assert place is None
     assert "the download failed" in said
 
 
-def test_every_download_is_of_a_known_set_that_says_so() -> None:
+def test_every_download_belongs_to_a_known_data_set_marked_as_fetchable() -> None:
     fetchable = {name for name, known in KNOWN.items() if known.fetchable}
     assert fetchable == {"fashion-mnist", *DOWNLOADS}
     for name, files in DOWNLOADS.items():

@@ -1,4 +1,4 @@
-"""Fetching without a network: stand-ins for apt on the PATH, and a local HTTP server in place of the authors'."""
+"""Fetching without internet access: scripts stand in for apt, and a local HTTP server for that of the authors."""
 
 import functools
 import gzip
@@ -42,7 +42,7 @@ mkdir -p "$3/usr/share/datasets/fashion-mnist" && cp "{source}"/*.gz "$3/usr/sha
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of small files in place of the four that are fetched. The expected checksums are theirs."""
+    """Return a folder of small files that stand in for the four that are fetched. The expected checksums are theirs."""
     folder = tmp_path / "source"
     folder.mkdir()
     for name, content in CONTENT.items():
@@ -51,7 +51,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     known = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()}
     monkeypatch.setattr("fedssl.data.fetch._FILES", known)
     monkeypatch.setattr("fedssl.data.datasets._SYSTEM_FOLDER", tmp_path / "system")
-    monkeypatch.setattr("fedssl.data.fetch._SERVER", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr("fedssl.data.fetch._SERVER", "http://127.0.0.1:9")  # no server listens there
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     return folder
 
@@ -90,7 +90,7 @@ def _assert_complete(directory: Path) -> None:
     assert damaged_files(directory / "fashion-mnist") == []
 
 
-def test_files_already_in_place(source: Path, programs: Path) -> None:
+def test_complete_files_are_not_fetched_again(source: Path, programs: Path) -> None:
     _install(programs, source, APT_FAILS)
     found, said = _fetch(source)
     assert found == source
@@ -99,7 +99,7 @@ def test_files_already_in_place(source: Path, programs: Path) -> None:
 
 
 @pytest.mark.parametrize("apt", [APT_SERVES, APT_NEEDS_LISTS])
-def test_debian_package(source: Path, programs: Path, tmp_path: Path, apt: str) -> None:
+def test_the_debian_package_is_unpacked(source: Path, programs: Path, tmp_path: Path, apt: str) -> None:
     _install(programs, source, apt)
     found, _ = _fetch(tmp_path / "data")
     assert found == tmp_path / "data" / "fashion-mnist"
@@ -109,7 +109,7 @@ def test_debian_package(source: Path, programs: Path, tmp_path: Path, apt: str) 
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("apt", [APT_FAILS, APT_HANGS])
-def test_server_where_apt_does_not_help(
+def test_the_server_is_used_if_apt_fails(
     source: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apt: str
 ) -> None:
     monkeypatch.setattr("fedssl.data.fetch._APT_SECONDS", 0.3)
@@ -121,7 +121,7 @@ def test_server_where_apt_does_not_help(
 
 
 @pytest.mark.usefixtures("server")
-def test_a_server_that_sends_without_end_or_nonsense(
+def test_a_server_that_sends_too_much_or_invalid_http_is_refused(
     source: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedssl.data.fetch._APT_SECONDS", 0.3)
@@ -145,7 +145,7 @@ def _answer_nonsense(listener: socket.socket) -> None:
         connection.sendall(b"nonsense\r\n\r\n")
 
 
-def test_no_way_says_how_by_hand(source: Path, programs: Path, tmp_path: Path) -> None:
+def test_if_every_way_fails_manual_instructions_are_given(source: Path, programs: Path, tmp_path: Path) -> None:
     _install(programs, source, APT_FAILS)
     found, said = _fetch(tmp_path / "data")
     assert found is None
@@ -155,7 +155,7 @@ def test_no_way_says_how_by_hand(source: Path, programs: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("server")
-def test_damaged_download_never_looks_finished(source: Path, programs: Path, tmp_path: Path) -> None:
+def test_a_damaged_download_is_never_installed(source: Path, programs: Path, tmp_path: Path) -> None:
     _install(programs, source, APT_SERVES)
     damaged = gzip.compress(CONTENT["t10k-labels-idx1-ubyte"][:-1] + b"!")
     (source / "t10k-labels-idx1-ubyte.gz").write_bytes(damaged)
@@ -175,7 +175,7 @@ def test_damaged_files_of_an_earlier_fetch_are_replaced(source: Path, programs: 
     _assert_complete(tmp_path / "data")
 
 
-def test_damaged_files_elsewhere_are_left_alone(source: Path, programs: Path) -> None:
+def test_damaged_files_in_another_folder_are_not_modified(source: Path, programs: Path) -> None:
     _install(programs, source, APT_SERVES)
     (source / "train-images-idx3-ubyte.gz").write_bytes(b"cut short")
     found, said = _fetch(source)
@@ -188,12 +188,12 @@ def test_damaged_files_elsewhere_are_left_alone(source: Path, programs: Path) ->
     [b"", b"plain", gzip.compress(b"short"), gzip.compress(b"x" * 10_000), gzip.compress(b"a" * 100)[:-5]],
     ids=("empty", "plain", "short", "long", "cut"),  # gzip data contains the time
 )
-def test_damage_is_seen(source: Path, content: bytes) -> None:
+def test_damaged_files_are_detected(source: Path, content: bytes) -> None:
     (source / "train-images-idx3-ubyte.gz").write_bytes(content)
     assert damaged_files(source) == ["train-images-idx3-ubyte"]
 
 
-def test_uncompressed_files_count(source: Path) -> None:
+def test_uncompressed_files_are_accepted(source: Path) -> None:
     for name, content in CONTENT.items():
         (source / f"{name}.gz").unlink()
         (source / name).write_bytes(content)

@@ -37,7 +37,7 @@ configs = st.builds(
 )
 
 
-def test_a_group_has_its_most_frequent_class() -> None:
+def test_a_groups_class_is_its_most_frequent_one() -> None:
     found = ImageGroups.of(np.array([3, 1, 1, 2, 0, 2, 0]), np.array([5, -2, -2, 5, 9, 5, 9]))
     assert found.number.tolist() == [1, 0, 0, 1, 2, 1, 2]
     assert found.labels.tolist() == [1, 2, 0]
@@ -46,7 +46,7 @@ def test_a_group_has_its_most_frequent_class() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(config=configs)
-def test_no_group_is_divided(config: PartitionConfig) -> None:
+def test_no_group_is_split(config: PartitionConfig) -> None:
     config = config.model_copy(update={"num_clients": min(config.num_clients, 4)})
     held = assign_images(config, _LABELS, groups=_GROUPS)
     parts = [part for part in held.by_client.values() if len(part)]
@@ -62,7 +62,7 @@ def test_no_group_is_divided(config: PartitionConfig) -> None:
         assert sum(map(len, parts)) == min(config.max_images or 600, 600 - len(out))
 
 
-def test_groups_of_one_image_change_no_partition() -> None:
+def test_groups_of_one_image_do_not_change_the_partition() -> None:
     config = PartitionConfig(num_clients=4, alpha=0.5, hold_out=0.1, max_images=500, share=0.5, seed=3)
     alone = assign_images(config, _LABELS, groups=np.arange(600)[::-1])
     plain = assign_images(config, _LABELS)
@@ -73,7 +73,7 @@ def test_groups_of_one_image_change_no_partition() -> None:
     }
 
 
-def test_too_few_groups_and_a_file_that_divides_one_are_refused(tmp_path: Path) -> None:
+def test_too_few_groups_and_a_file_that_splits_one_are_refused(tmp_path: Path) -> None:
     images = ImageData(np.zeros((40, 1, 8, 8), np.uint8), np.repeat([0, 1], 20), groups=np.arange(40) // 8)
     save_npz(tmp_path / "set.npz", images)
     config = PartitionConfig(dataset="set.npz", num_clients=2, alpha=1.0)
@@ -90,7 +90,7 @@ def test_too_few_groups_and_a_file_that_divides_one_are_refused(tmp_path: Path) 
 
 
 def test_patients_of_a_folder_stay_at_one_client(tmp_path: Path) -> None:
-    """The last image is unreadable, which must not move the others."""
+    """The last image is unreadable, which must not change the assignment of the others."""
     for number in range(24):
         pixels = np.full((8, 8), 10 * number, np.uint8)
         pixels[0, 0] = 255

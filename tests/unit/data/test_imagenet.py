@@ -1,4 +1,4 @@
-"""ImageNet's subsets, written by the tests as their authors distribute them."""
+"""Subsets of ImageNet, written by the tests in the layouts that their authors distribute."""
 
 import io
 import zipfile
@@ -21,7 +21,7 @@ def _jpeg(value: int, size: int = 64, mode: str = "RGB") -> bytes:
 
 
 def _tiny_files() -> dict[str, bytes]:
-    """Two classes, listed in reverse, with 3 training images and 2 validation images each; one image is grey."""
+    """Return the files of two classes, listed in reverse. Each has 3 training and 2 validation images; two are grey."""
     files = {"wnids.txt": b"n00000002\nn00000001\n", "words.txt": WORDS.encode()}
     for label in (1, 2):
         for i in (0, 1, 10):
@@ -64,7 +64,7 @@ def _sorted_into_classes(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("layout", ["zip", "folder", "sorted"])
-def test_tiny_imagenet(tmp_path: Path, layout: str) -> None:
+def test_tiny_imagenet_is_read_from_every_layout(tmp_path: Path, layout: str) -> None:
     files = _tiny_files()
     if layout == "zip":
         _write_zip(tmp_path / "tiny-imagenet-200.zip", files)
@@ -82,7 +82,7 @@ def test_tiny_imagenet(tmp_path: Path, layout: str) -> None:
     assert test.images[:, 0, 0, 0].tolist() == [10, 11, 20, 12]
 
 
-def test_tiny_imagenet_in_another_shape(tmp_path: Path) -> None:
+def test_tiny_imagenet_is_read_in_another_shape(tmp_path: Path) -> None:
     _write_zip(tmp_path / "tiny-imagenet-200.zip", _tiny_files())
     grey = load_dataset("tiny-imagenet", "train", tmp_path, image_size=16, channels=1)
     assert grey.images.shape == (6, 1, 16, 16)
@@ -113,14 +113,16 @@ def test_labels_are_read_without_decoding(tmp_path: Path) -> None:
         ("val/val_annotations.txt", b"\xff\xfe\t\t\n\n", "test", "no class"),
     ],
 )
-def test_damaged_lists(tmp_path: Path, name: str, content: bytes, split: Split, words: str) -> None:
+def test_damaged_tiny_imagenet_lists_are_refused(
+    tmp_path: Path, name: str, content: bytes, split: Split, words: str
+) -> None:
     _write(tmp_path / "tiny-imagenet-200", _tiny_files() | {name: content})
     with pytest.raises(DataError, match=words):
         load_dataset("tiny-imagenet", split, tmp_path)
 
 
 def _mini(folder: Path, num_images: int = 12) -> dict[str, list[str]]:
-    """Five classes, spread over the three lists as the classes of the real set are."""
+    """Write five classes, distributed over the three lists like the classes of the real data set."""
     folder.mkdir()
     (folder / "images").mkdir()
     lists = {"train": ["n02", "n00", "n04"], "val": ["n01"], "test": ["n03"]}
@@ -162,7 +164,7 @@ def test_mini_imagenet_splits_the_images_of_all_classes(tmp_path: Path) -> None:
         ("filename,label\nmissing.jpg,n1\n", r"lacks 1 of the .* missing\.jpg"),
     ],
 )
-def test_damaged_mini_imagenet(tmp_path: Path, text: str, words: str) -> None:
+def test_damaged_mini_imagenet_lists_are_refused(tmp_path: Path, text: str, words: str) -> None:
     _mini(tmp_path / "mini-imagenet")
     (tmp_path / "mini-imagenet" / "val.csv").write_text(text)
     with pytest.raises(DataError, match=words):
@@ -179,7 +181,7 @@ def _imagenet(folder: Path, num_classes: int) -> None:
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_imagenet_100_by_its_list(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001
+def test_imagenet_100_has_the_classes_of_its_list(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001
     _imagenet(tmp_path / "imagenet", 6)
     where = tmp_path if beside else tmp_path / "imagenet"
     (where / "imagenet100.txt").write_text("n00000004\nn00000001\n")
@@ -193,7 +195,7 @@ def test_imagenet_100_by_its_list(tmp_path: Path, beside: bool) -> None:  # noqa
     assert test.labels.tolist() == [0, 1]
 
 
-def test_imagenet_100_without_a_list_must_be_100_classes(tmp_path: Path) -> None:
+def test_imagenet_100_without_a_list_must_have_100_classes(tmp_path: Path) -> None:
     _imagenet(tmp_path / "imagenet-100", 100)
     labels, names = load_labels("imagenet-100", "test", tmp_path)
     assert labels is not None
@@ -205,7 +207,7 @@ def test_imagenet_100_without_a_list_must_be_100_classes(tmp_path: Path) -> None
         load_labels("imagenet-100", "test", tmp_path)
 
 
-def test_imagenet_100_may_be_made_of_links(tmp_path: Path) -> None:
+def test_imagenet_100_may_consist_of_links(tmp_path: Path) -> None:
     _imagenet(tmp_path / "all", 3)
     for split in ("train", "val"):
         (tmp_path / "imagenet-100" / split).mkdir(parents=True)

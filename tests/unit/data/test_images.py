@@ -1,4 +1,4 @@
-"""Equal images are equal to torch too, whatever made the array."""
+"""Equal images give equal results in torch, however the array was created."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_one_layout_in_memory(name: str) -> None:
+def test_every_layout_is_converted_to_one_memory_layout(name: str) -> None:
     images = np.random.default_rng(0).integers(0, 256, (6, 1, 12, 12), np.uint8)
     convolution = nn.Conv2d(1, 8, 3, stride=2, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     expected = convolution(torch.from_numpy(images).float())
@@ -34,7 +34,7 @@ def test_one_layout_in_memory(name: str) -> None:
         assert (h.stride(), torch.equal(h, expected)) == (expected.stride(), True)
 
 
-def test_what_is_in_order_is_not_copied() -> None:
+def test_an_array_that_is_already_in_order_is_not_copied() -> None:
     images = np.zeros((6, 3, 12, 12), np.uint8)
     assert np.shares_memory(ImageData(images).images, images)
 
@@ -45,7 +45,7 @@ def test_grey_images_of_the_right_size_become_three_equal_channels() -> None:
     assert np.array_equal(conformed, np.repeat(grey, 3, axis=1))
 
 
-def test_registered_images_go_through_the_window_before_they_are_scaled() -> None:
+def test_registered_images_are_windowed_before_they_are_scaled() -> None:
     images = ImageData(np.random.default_rng(0).integers(0, 256, (3, 1, 20, 20), np.uint8))
     whole = DataConfig(channels=1, image_size=20, window=WindowConfig(values=(50, 150)))
     expected = np.rint(np.clip((images.images.astype(float) - 50) / 100, 0, 1) * 32_767)
@@ -54,13 +54,13 @@ def test_registered_images_go_through_the_window_before_they_are_scaled() -> Non
     assert np.array_equal(prepare(images, small).images, conform(prepare(images, whole), small).images)
 
 
-def test_registered_images_have_no_values_beyond_8_bits() -> None:
+def test_a_window_beyond_8_bits_is_refused_for_registered_images() -> None:
     data = DataConfig(channels=1, image_size=8, window=WindowConfig(values=(0, 4095)))
     with pytest.raises(DataError, match="images have 8 bits per value: the window of the spec is from 0 to 4,095"):
         prepare(ImageData(np.zeros((1, 1, 8, 8), np.uint8)), data)
 
 
-def test_sets_with_common_classes_keep_their_groups() -> None:
+def test_data_sets_with_common_classes_keep_their_groups() -> None:
     pixels, groups = np.zeros((2, 1, 8, 8), np.uint8), np.array([4, 4])
     first = ImageData(pixels, np.array([0, 1]), ("a", "c"), groups=groups)
     second = ImageData(pixels, np.array([0, 0]), ("b",))

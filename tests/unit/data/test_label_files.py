@@ -1,4 +1,4 @@
-"""Labels in CSV files: what they say, and what is wrong with them, by file and line."""
+"""Labels in CSV files: their contents, and errors that name the file and the line."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def _read(folder, text, names=NAMES):
     return read_label_file(path, names)
 
 
-def test_labels_come_in_the_order_of_the_images(tmp_path):
+def test_labels_are_returned_in_the_order_of_the_images(tmp_path):
     found = _read(tmp_path, "path,label\nmore/3.png,dog\n./1.png,cat\n2.png,dog\n")
     assert [found.class_names[number] for number in found.labels] == ["cat", "dog", "dog"]
     assert found.places == (f"{tmp_path}/labels.csv, line 2", f"{tmp_path}/labels.csv, line 3")
@@ -30,24 +30,24 @@ def test_an_empty_label_leaves_the_image_without_one(tmp_path):
     assert found.labels.tolist() == [UNLABELLED, 0, 1]
 
 
-def test_a_byte_order_mark_quotes_and_windows_lines_are_read(tmp_path):
+def test_a_byte_order_mark_quotes_and_windows_line_ends_are_accepted(tmp_path):
     found = _read(tmp_path, b'\xef\xbb\xbfpath,label\r\n1.png,"a, b"\r\n2.png,c\r\n\r\nmore/3.png,c\r\n')
     assert found.class_names == ("a, b", "c")
 
 
-def test_groups_are_numbers_and_an_empty_one_is_the_images_own(tmp_path):
+def test_groups_are_numbered_and_an_image_without_one_is_its_own_group(tmp_path):
     found = _read(tmp_path, "path,label,group\n1.png,a,p7\n2.png,b,\nmore/3.png,b,p7\n")
     assert found.groups.tolist() == [0, 1, 0]
 
 
-def test_columns_of_classes_are_several_labels(tmp_path):
+def test_class_columns_give_several_labels_per_image(tmp_path):
     found = _read(tmp_path, "path,red,round,group\n1.png,1,0,g\n2.png,1,1,g\nmore/3.png,,,h\n")
     assert found.class_names == ("red", "round")
     assert found.labels.tolist() == [[1, 0], [1, 1], [UNLABELLED, UNLABELLED]]
     assert found.groups.tolist() == [0, 0, 1]
 
 
-def test_a_column_fixes_the_split(tmp_path):
+def test_a_split_column_fixes_the_split(tmp_path):
     found = _read(tmp_path, "path,label,split\n1.png,a,test\n2.png,b,train\nmore/3.png,a,train\n")
     assert found.fixed_test.tolist() == [True, False, False]
 
@@ -74,14 +74,14 @@ def test_a_column_fixes_the_split(tmp_path):
         (b'path,label\n"1.png,a\n', "line 2: unexpected end of data"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_file_and_line(tmp_path, text, message):
+def test_errors_name_the_file_and_the_line(tmp_path, text, message):
     with pytest.raises(DataError) as raised:
         _read(tmp_path, text)
     assert str(raised.value).startswith(f"{tmp_path}/labels.csv")
     assert message in str(raised.value)
 
 
-def test_a_missing_or_far_too_large_file_is_refused(tmp_path, monkeypatch):
+def test_a_missing_or_too_large_file_is_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"cannot read .*labels.csv: No such file"):
         read_label_file(tmp_path / "labels.csv", NAMES)
     monkeypatch.setattr("fedssl.data.label_files.MAX_LABEL_FILE_BYTES", 10)
@@ -107,7 +107,7 @@ def test_names_are_read_from_a_mapping(tmp_path):
         ("own,federation\na,b\n\na,c\n", "line 4: 'a' is renamed in line 2 already"),
     ],
 )
-def test_a_mapping_that_cannot_be_used_is_named_by_line(tmp_path, text, message):
+def test_an_invalid_mapping_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "names.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
@@ -125,7 +125,7 @@ def test_labels_of_folders_and_of_a_file_belong_to_the_same_images(tmp_path):
     assert [given.class_names[number] for number in given.labels] == ["y", "y", "x"]
 
 
-def test_images_without_paths_need_labels_of_their_own(tmp_path):
+def test_images_without_paths_can_only_use_their_own_labels(tmp_path):
     np.savez(tmp_path / "i.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array([0, 1]))
     assert load_site_labels(str(tmp_path / "i.npz"), OWN).labels.tolist() == [0, 1]
     with pytest.raises(DataError, match="is a file of images, whose images have no paths"):

@@ -1,4 +1,4 @@
-"""NIfTI: the slices of a file are images, with their scaling, their order and their bounds."""
+"""NIfTI: the slices of a file are images, with their scaling, their order and their limits."""
 
 import functools
 import gzip
@@ -25,7 +25,7 @@ _VOLUME = np.arange(8 * 8 * 3, dtype=np.int16).reshape(8, 8, 3) * 20
 def _write(path: Path, values: NDArray[Any], slope: float | None = None, intercept: float = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.Nifti1Image(values, np.eye(4)).to_filename(path)
-    if slope is not None:  # nibabel itself would choose a scaling by which the values stay what they are
+    if slope is not None:  # nibabel itself would choose a scaling that leaves the values unchanged
         content = bytearray(path.read_bytes())
         content[112:120] = np.array([slope, intercept], np.float32).tobytes()
         path.write_bytes(content)
@@ -41,7 +41,7 @@ def _expected(values: NDArray[Any], low: float, high: float) -> NDArray[np.int64
     return np.rint(np.clip((values - low) / (high - low), 0, 1) * 32_767).astype(np.int64)
 
 
-def test_slices_are_images_in_their_order(tmp_path: Path) -> None:
+def test_slices_are_images_in_order(tmp_path: Path) -> None:
     _write(tmp_path / "a" / "1.nii", _VOLUME)
     _write(tmp_path / "b" / "2.nii.gz", _VOLUME[:, :, :1])
     _write(tmp_path / "b" / "3.nii.gz", np.stack([_VOLUME, _VOLUME + 1], axis=3))
@@ -74,12 +74,12 @@ def test_values_are_scaled_and_bytes_need_no_window(tmp_path: Path, monkeypatch:
     assert np.array_equal(cached.squares(np.arange(2)).images, plain)
 
 
-def test_files_that_cannot_be_read_have_their_reasons(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_reported_with_their_reasons(tmp_path: Path) -> None:
     content = _write(tmp_path / "right.nii", _VOLUME).read_bytes()
     bomb = bytearray(content[:352])
     bomb[40:50] = np.array([3, 30_000, 30_000, 30_000, 1], np.int16).tobytes()
     (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(bytes(bomb) + bytes(1 << 16)))
-    bomb[40:50] = np.array([4, 1, 1, 2_000, 1_000], np.int16).tobytes()  # as many names would fill the memory
+    bomb[40:50] = np.array([4, 1, 1, 2_000, 1_000], np.int16).tobytes()  # so many names would fill the memory
     (tmp_path / "many.nii").write_bytes(bytes(bomb))
     (tmp_path / "cut.nii").write_bytes(content[:-40])
     (tmp_path / "cut.nii.gz").write_bytes(gzip.compress(content)[:-40])
@@ -103,7 +103,7 @@ def test_files_that_cannot_be_read_have_their_reasons(tmp_path: Path) -> None:
 
 
 def test_each_file_is_loaded_once_and_then_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads at two files would load each of them again for each slice."""
+    """Threads that work on two files would load each file again for each slice."""
     monkeypatch.setattr("fedssl.data.decoding.num_usable_cores", lambda: 4)
     monkeypatch.setattr("fedssl.data.decoding._CHUNK_IMAGES", 2)
     large = np.zeros((128, 128, 6), np.uint8)
@@ -123,7 +123,9 @@ def test_each_file_is_loaded_once_and_then_freed(tmp_path: Path, monkeypatch: py
     assert kept.cache_info().currsize == 0
 
 
-def test_without_the_extra_nifti_is_left_out_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_nifti_is_left_out_and_the_install_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(tmp_path / "1.nii.gz", _VOLUME)
     monkeypatch.setattr(format_packages, "is_installed", lambda package: False)
     [left_out] = read_contents(tmp_path).left_out

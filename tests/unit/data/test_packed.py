@@ -1,4 +1,4 @@
-"""Files that hold many images: arrays in `.npz`, tar shards and Parquet give the bits of the same images as files."""
+"""Files of many images (`.npz` arrays, tar shards and Parquet) give the same bits as the images in single files."""
 
 import io
 import tarfile
@@ -41,7 +41,7 @@ def _write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Nine images in three files; `plain` has the same as files."""
+    """Return a folder with nine images in three files. `plain` next to it has the same images in single files."""
     folder, plain = tmp_path / "packed", tmp_path / "plain"
     for each in (folder / "a", folder / "b", plain / "a", plain / "b"):
         each.mkdir(parents=True)
@@ -57,11 +57,13 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_bits_are_those_of_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_images_have_the_same_bits_as_single_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, plain = (load_conformed(str(each), "train", _DATA) for each in (folder, tmp_path / "plain"))
     assert found.labels is not None
     assert found.labels.tolist() == [0] * 5 + [1] * 4
-    # Arrays are scaled without rounding to 8 bits in between.
+    # Arrays are scaled without an intermediate rounding to 8 bits.
     assert np.abs(found.images[:3].astype(int) - plain.images[:3]).max() <= 1
     assert np.array_equal(found.images[3:], plain.images[3:])
     data = _DATA.model_copy(update={"cache_size": 20})
@@ -77,7 +79,7 @@ def test_the_bits_are_those_of_files(folder: Path, tmp_path: Path, monkeypatch: 
     assert caches[0].digests[0].endswith("#1")
 
 
-def test_one_damaged_image_is_counted_and_a_damaged_file_stops(folder: Path) -> None:
+def test_a_damaged_image_is_left_out_up_to_the_permitted_share(folder: Path) -> None:
     _write_tar(folder / "a" / "1.tar", {"3.png": _png(3)[:50], "4.png": _png(4)})
     tolerant = _DATA.model_copy(update={"max_unreadable": 0.2})
     assert load_conformed(str(folder), "train", tolerant, leave_out=True).unreadable == (3,)
@@ -96,13 +98,13 @@ def test_one_damaged_image_is_counted_and_a_damaged_file_stops(folder: Path) -> 
         ("2.parquet", b"PAR1" + b"x" * 100, "magic|corrupt"),
     ],
 )
-def test_files_that_are_damaged_name_the_reason(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+def test_damaged_files_are_refused_with_the_reason(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"cannot read .*{name}: .*({reason}).*repair the file"):
         load_conformed(str(tmp_path), "train", _DATA)
 
 
-def test_truncated_shards_and_what_is_not_images(folder: Path, tmp_path: Path) -> None:
+def test_truncated_shards_and_files_without_images_are_refused(folder: Path, tmp_path: Path) -> None:
     shard = folder / "a" / "1.tar"
     shard.write_bytes(shard.read_bytes()[:1800])
     with pytest.raises(DataError, match=r"1\.tar: .*(truncated|unexpected end)"):
@@ -125,8 +127,8 @@ def test_truncated_shards_and_what_is_not_images(folder: Path, tmp_path: Path) -
         load_conformed(str(other), "train", _DATA)
 
 
-def test_a_shard_that_ends_at_a_damaged_header_or_without_its_mark_stops(tmp_path: Path) -> None:
-    """Images that may be missing are not known. tarfile stops there without an error."""
+def test_a_shard_with_a_damaged_header_or_without_its_end_mark_is_refused(tmp_path: Path) -> None:
+    """It is unknown whether images are missing. tarfile stops there without an error."""
     shard = tmp_path / "1.tar"
     _write_tar(shard, {f"{number}.{kind}": b"5" for number in range(3) for kind in ("cls", "png")})
     whole = shard.read_bytes()
@@ -141,8 +143,8 @@ def test_a_shard_that_ends_at_a_damaged_header_or_without_its_mark_stops(tmp_pat
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard link", "symbolic link"])
-def test_a_link_in_place_of_an_image_stops(tmp_path: Path, kind: bytes) -> None:
-    """Its image would be missing without a message: GNU tar writes a hard link if it meets a file a second time."""
+def test_a_link_in_place_of_an_image_is_refused(tmp_path: Path, kind: bytes) -> None:
+    """Otherwise its image would be missing silently. GNU tar writes a hard link if it meets a file a second time."""
     with tarfile.open(tmp_path / "1.tar", "w") as archive:
         link = tarfile.TarInfo("b.png")
         link.type, link.linkname = kind, "a.png"
@@ -151,8 +153,8 @@ def test_a_link_in_place_of_an_image_stops(tmp_path: Path, kind: bytes) -> None:
         read_contents(tmp_path)
 
 
-def test_an_image_that_is_twice_in_a_shard_stops(tmp_path: Path) -> None:
-    """`tar -r` and `tar -u` append a second file of the name: both would count, and unpacking leaves only the last."""
+def test_an_image_that_occurs_twice_in_a_shard_is_refused(tmp_path: Path) -> None:
+    """`tar -r` and `tar -u` append a second file of the name. Both would count, but unpacking keeps only the last."""
     with tarfile.open(tmp_path / "1.tar", "w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("a.png"))
@@ -162,8 +164,8 @@ def test_an_image_that_is_twice_in_a_shard_stops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("images.npy", "images.npy"), ("images", "images.npy")], ids=["equal", "suffix"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_array_that_is_twice_in_a_file_stops(tmp_path: Path, names: tuple[str, str]) -> None:
-    """numpy reads one of the two without a message."""
+def test_an_array_that_occurs_twice_in_a_file_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    """numpy silently reads one of the two."""
     array = io.BytesIO()
     np.save(array, np.zeros((2, 8, 8), np.uint8))
     with zipfile.ZipFile(tmp_path / "1.npz", "w") as archive:
@@ -176,7 +178,7 @@ def test_an_array_that_is_twice_in_a_file_stops(tmp_path: Path, names: tuple[str
 
 
 @pytest.mark.parametrize("shape", [f"({10**30}, 8, 8)", "(True, 8, 8)"])
-def test_a_header_of_numpy_with_impossible_sizes_is_an_error_that_names_the_file(tmp_path: Path, shape: str) -> None:
+def test_a_numpy_header_with_impossible_sizes_is_an_error_that_names_the_file(tmp_path: Path, shape: str) -> None:
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     with zipfile.ZipFile(tmp_path / "1.npz", "w") as archive:
         archive.writestr("images.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(64))
@@ -186,8 +188,8 @@ def test_a_header_of_numpy_with_impossible_sizes_is_an_error_that_names_the_file
         read_npz(tmp_path / "1.npz", "train")
 
 
-def test_a_sparse_member_in_place_of_an_image_stops(tmp_path: Path) -> None:
-    """The bytes after its header are not those of the file: other pixels would be read."""
+def test_a_sparse_member_in_place_of_an_image_is_refused(tmp_path: Path) -> None:
+    """The bytes after its header are not those of the file, so other pixels would be read."""
     with tarfile.open(tmp_path / "1.tar", "w") as archive:
         member = tarfile.TarInfo("a.bmp")
         member.type = tarfile.GNUTYPE_SPARSE
@@ -196,29 +198,29 @@ def test_a_sparse_member_in_place_of_an_image_stops(tmp_path: Path) -> None:
         read_contents(tmp_path)
 
 
-def test_a_group_of_rows_is_bounded_by_what_it_expands_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file has a repeated image once, and declares that size."""
+def test_a_row_group_is_limited_by_its_expanded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file stores a repeated image once, and declares that size."""
     pq.write_table(pa.table({"image": [_png(0)] * 100}), tmp_path / "1.parquet")
     monkeypatch.setattr(packed, "MAX_MEMBER_BYTES", 10 * len(_png(0)))
     with pytest.raises(DataError, match=r"a group of rows has [0-9,]+ bytes or more; at most"):
         load_conformed(str(tmp_path), "train", _DATA)
 
 
-def test_groups_with_more_rows_than_their_file_are_refused(tmp_path: Path) -> None:
-    """Names would be made for as many images as a damaged footer declares."""
+def test_row_groups_with_more_rows_than_their_file_are_refused(tmp_path: Path) -> None:
+    """A damaged footer could otherwise declare any number of images, and each would get a name."""
     pq.write_table(pa.table({"image": [b""] * 20_000}), path := tmp_path / "1.parquet")
     content = path.read_bytes()
     size = int.from_bytes(content[-8:-4], "little")
     body, footer = content[: -8 - size], content[-8 - size : -8]
-    rows = bytes((0xC0, 0xB8, 0x02))  # 20,000 as Thrift writes it
-    start = footer.rindex(rows)  # of the group, after the file's
+    rows = bytes((0xC0, 0xB8, 0x02))  # 20,000, encoded by Thrift
+    start = footer.rindex(rows)  # of the row group, after that of the file
     footer = footer[:start] + bytes((0x82, 0x89, 0x7A)) + footer[start + len(rows) :]
     path.write_bytes(body + footer + len(footer).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(DataError, match="it has 1,000,001 rows; at most 1,000,000 are read"):
         read_contents(tmp_path)
 
 
-def test_a_listing_reads_the_headers_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_reads_only_the_headers_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as listing:
         listing.setattr(np, "load", lambda *_, **__: pytest.fail("the array was loaded"))
         for version in ((1, 0), (2, 0), (3, 0)):
@@ -230,14 +232,18 @@ def test_a_listing_reads_the_headers_of_arrays(tmp_path: Path, monkeypatch: pyte
         read_contents(tmp_path)
 
 
-def test_one_array_is_in_memory_and_freed_after_decoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_array_at_a_time_is_in_memory_and_it_is_freed_after_decoding(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedssl.data.image_cache.decoders.num_usable_cores", lambda: 4)
     assert [num_decoders([f"a.{kind}#1"] * 200) for kind in ("npz", "tar")] == [1, 3]
     load_conformed(str(folder), "train", _DATA)
     assert packed._arrays.cache_info().currsize == packed._group.cache_info().currsize == 0
 
 
-def test_without_the_extra_parquet_is_left_out_with_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_parquet_is_left_out_and_the_install_command_is_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pq.write_table(pa.table({"image": [_png(1)]}), folder / "1.parquet")
     monkeypatch.setattr(format_packages, "is_installed", lambda package: False)
     left_out = [each for each in read_contents(folder).left_out if each.what == ".parquet"]

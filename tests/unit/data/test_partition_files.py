@@ -1,4 +1,4 @@
-"""Partitions from a file: which images each client gets, and a clear refusal of every file that cannot be used."""
+"""Partitions from a file: which images each client gets, and a clear refusal of every unusable file."""
 
 import json
 from pathlib import Path
@@ -30,14 +30,14 @@ def from_file(path: Path, **changes: Any) -> PartitionConfig:
     return PartitionConfig.model_validate({"num_clients": 2, "scheme": "file", "file": str(path), **changes})
 
 
-def test_a_list_gives_the_clients_their_usual_names_and_sorted_images(tmp_path: Path) -> None:
+def test_a_list_gives_the_clients_their_default_names_and_sorted_images(tmp_path: Path) -> None:
     found = read_partition(write(tmp_path, [[7, 0, 3], [9, 1]]), NAMES, 10)
 
     assert {name: part.tolist() for name, part in found.items()} == {"client-0": [0, 3, 7], "client-1": [1, 9]}
     assert all(part.dtype == np.int64 for part in found.values())
 
 
-def test_an_object_gives_the_clients_its_own_names_in_its_order(tmp_path: Path) -> None:
+def test_an_object_gives_the_clients_its_own_names_in_order(tmp_path: Path) -> None:
     found = read_partition(write(tmp_path, {"site-b": [4], "site-a": [2, 1]}), NAMES, 10)
 
     assert [(name, part.tolist()) for name, part in found.items()] == [("site-b", [4]), ("site-a", [1, 2])]
@@ -45,7 +45,7 @@ def test_an_object_gives_the_clients_its_own_names_in_its_order(tmp_path: Path) 
 
 @settings(max_examples=30, deadline=None)
 @given(config=st.builds(PartitionConfig, num_clients=st.integers(1, 5), scheme=st.just("iid"), seed=st.integers(0, 99)))
-def test_a_computed_partition_that_is_written_to_a_file_is_read_back(
+def test_a_computed_partition_written_to_a_file_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, config: PartitionConfig
 ) -> None:
     computed = assign_images(config, LABELS)
@@ -89,14 +89,14 @@ def test_a_computed_partition_that_is_written_to_a_file_is_read_back(
         ("", "is not valid JSON"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_its_client(tmp_path: Path, content: Any, said: str) -> None:
+def test_an_unusable_file_is_refused_and_its_client_named(tmp_path: Path, content: Any, said: str) -> None:
     with pytest.raises(DataError, match=said) as caught:
         read_partition(write(tmp_path, content), NAMES, 10)
     assert str(tmp_path / "split.json") in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
-def test_a_file_that_is_missing_binary_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_binary_or_too_large_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"cannot read .*No such file"):
         read_partition(tmp_path / "none.json", NAMES, 10)
     with pytest.raises(DataError, match=r"cannot read .*directory"):
@@ -110,11 +110,11 @@ def test_a_file_that_is_missing_binary_or_too_large_is_refused(tmp_path: Path, m
         read_partition(write(tmp_path, "[[0], [1]] "), NAMES, 10)
 
 
-def test_images_are_divided_as_in_the_file_and_then_shared(tmp_path: Path) -> None:
+def test_images_are_divided_as_in_the_file_and_then_reduced_by_the_share(tmp_path: Path) -> None:
     images = ImageData(np.arange(20, dtype=np.uint8).repeat(256).reshape(20, 1, 16, 16), LABELS, ("a", "b"))
     save_npz(tmp_path / "set.npz", images)
     write(tmp_path, [[19, 0, 10, 1], [5]])
-    config = from_file(Path("split.json"), dataset="set.npz")  # both are found in the folder of the data
+    config = from_file(Path("split.json"), dataset="set.npz")  # both are found in the data folder
 
     held = partition_plan(config, tmp_path)
     shards = partition_dataset(config, DataConfig(channels=1, image_size=16), tmp_path)
@@ -126,7 +126,7 @@ def test_images_are_divided_as_in_the_file_and_then_shared(tmp_path: Path) -> No
     assert set(half.by_client["client-0"]) < {0, 1, 10, 19}
 
 
-def test_images_without_labels_are_divided_as_in_a_file(tmp_path: Path) -> None:
+def test_images_without_labels_are_divided_as_in_the_file(tmp_path: Path) -> None:
     save_npz(tmp_path / "set.npz", ImageData(np.zeros((20, 1, 16, 16), np.uint8)))
 
     held = partition_plan(from_file(write(tmp_path, [[3, 4], [5]]), dataset="set.npz"), tmp_path)
@@ -153,12 +153,12 @@ def test_a_pooled_run_does_not_read_the_file(tmp_path: Path) -> None:
         ({"scheme": "file", "file": "a" * 1001}, "at most 1000 characters"),
     ],
 )
-def test_a_file_and_its_scheme_belong_together(given: dict[str, Any], said: str) -> None:
+def test_a_file_and_its_scheme_must_be_given_together(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PartitionConfig.model_validate(given)
 
 
-def test_specs_without_a_file_are_written_as_before() -> None:
+def test_specs_without_a_file_have_no_file_key() -> None:
     assert "file" not in PartitionConfig().model_dump(mode="json")
     config = PartitionConfig(scheme="file", file="a.json")
     assert PartitionConfig.model_validate(config.model_dump(mode="json")) == config

@@ -1,4 +1,4 @@
-"""The clients' images: nothing lost, nothing twice, the same every time, and subsampled after the partition."""
+"""The images of the clients: none lost, none twice, the same every time, and reduced only after the partition."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_names_are_padded_only_as_far_as_the_last_one_needs() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(config=configs)
-def test_nothing_twice_and_nothing_lost(config: PartitionConfig) -> None:
+def test_no_image_is_assigned_twice_and_none_is_lost(config: PartitionConfig) -> None:
     held = assign_images(config, LABELS)
     parts = list(held.by_client.values())
     together = np.concatenate(parts)
@@ -56,8 +56,8 @@ def test_nothing_twice_and_nothing_lost(config: PartitionConfig) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(config=configs)
-def test_a_share_is_part_of_what_the_client_would_hold(config: PartitionConfig) -> None:
-    """Table 3a's rows are cut from one partition, each out of the next larger."""
+def test_a_share_is_a_part_of_the_clients_whole_partition(config: PartitionConfig) -> None:
+    """The rows of Table 3a are taken from one partition, each as a part of the next larger."""
     sizes = []
     previous: dict[str, np.ndarray] = {}
     for share in (0.1, 0.25, 0.5, 1.0):
@@ -70,7 +70,7 @@ def test_a_share_is_part_of_what_the_client_would_hold(config: PartitionConfig) 
         assert row == [min(whole, max(1, int(share * whole + 0.5))) for whole in sizes[-1]]
 
 
-def test_max_images_comes_before_the_partition_and_share_after() -> None:
+def test_max_images_is_applied_before_the_partition_and_share_after_it() -> None:
     config = PartitionConfig(num_clients=5, scheme="classes", alpha=None, max_images=1000)
     before = assign_images(config, LABELS).counts
     after = assign_images(config.model_copy(update={"max_images": None, "share": 1000 / 3000}), LABELS).counts
@@ -79,14 +79,14 @@ def test_max_images_comes_before_the_partition_and_share_after() -> None:
     assert before.sum(axis=1).tolist() != [200] * 5, "a random 1,000 images are not equally many of each class"
 
 
-def test_the_defaults_deal_as_they_always_have() -> None:
-    """A run's result hangs on these numbers: they may change only with a changelog entry."""
+def test_the_default_partition_equals_the_golden_one() -> None:
+    """The results of runs depend on these numbers. They may change only with a changelog entry."""
     held = assign_images(PartitionConfig(num_clients=3, alpha=1.0, seed=17), np.repeat(np.arange(3), 20))
     assert held.counts.tolist() == [[1, 3, 8], [4, 12, 12], [15, 5, 0]]
     assert held.by_client["client-0"][:5].tolist() == [18, 29, 30, 38, 42]
 
 
-def test_golden_share() -> None:
+def test_a_partition_with_a_share_equals_the_golden_one() -> None:
     held = assign_images(PartitionConfig(num_clients=3, alpha=1.0, seed=17, share=0.25), np.repeat(np.arange(3), 20))
     assert [part.tolist() for part in held.by_client.values()] == [
         [43, 46, 49],
@@ -95,7 +95,7 @@ def test_golden_share() -> None:
     ]
 
 
-def test_dealing_gives_what_was_allotted() -> None:
+def test_the_partitioned_data_set_has_the_planned_images() -> None:
     config = DIGITS.model_copy(update={"share": 0.5, "max_images": 1000, "variant": "orchestra"})
     shards, held = partition_dataset(config, SHAPE), partition_plan(config)
     assert np.array_equal(shards.counts, held.counts)
@@ -120,14 +120,14 @@ def test_no_client_has_a_held_out_image(config: PartitionConfig, share: float) -
         assert not np.isin(part, held_out).any()
 
 
-def test_without_a_hold_out_nothing_changes() -> None:
+def test_a_spec_without_a_hold_out_has_no_such_key() -> None:
     config = PartitionConfig(num_clients=3, alpha=1.0, seed=17)
     assert "hold_out" not in config.model_dump(mode="json")
     held = assign_images(PartitionConfig(num_clients=1, scheme="iid", hold_out=0.5, seed=3), np.repeat([0, 1], 4))
     assert held.by_client["client-0"].tolist() == [0, 1, 4, 6]
 
 
-def test_a_hold_out_needs_labels_and_leaves_images(tmp_path: Path) -> None:
+def test_a_hold_out_needs_labels_and_must_leave_images(tmp_path: Path) -> None:
     save_npz(tmp_path / "set.npz", ImageData(np.zeros((40, 1, 16, 16), np.uint8)))
     config = PartitionConfig(dataset="set.npz", scheme="iid", hold_out=0.1)
     for look in (lambda: partition_plan(config, tmp_path), lambda: partition_dataset(config, SHAPE, tmp_path)):
@@ -137,7 +137,7 @@ def test_a_hold_out_needs_labels_and_leaves_images(tmp_path: Path) -> None:
         assign_images(config, np.arange(5))
 
 
-def test_a_class_that_was_not_drawn_is_still_counted(tmp_path: Path) -> None:
+def test_a_class_without_images_is_still_counted(tmp_path: Path) -> None:
     data = ImageData(np.zeros((40, 1, 16, 16), np.uint8), np.repeat(np.arange(2), 20), ("a", "b", "never"))
     save_npz(tmp_path / "set.npz", data)
     held = partition_plan(PartitionConfig(dataset="set.npz", num_clients=2, scheme="iid", alpha=None), tmp_path)
@@ -172,7 +172,7 @@ def test_a_scheme_that_needs_labels_is_refused_before_anything_is_decoded(
             look()
 
 
-def test_unlabelled_images_cannot_be_dealt(tmp_path: Path) -> None:
+def test_unlabelled_images_are_refused_by_a_scheme_that_needs_labels(tmp_path: Path) -> None:
     save_npz(tmp_path / "set.npz", ImageData(np.zeros((40, 1, 16, 16), np.uint8)))
     config = PartitionConfig(dataset="set.npz")
     for look in (lambda: partition_plan(config, tmp_path), lambda: partition_dataset(config, SHAPE, tmp_path)):
@@ -181,8 +181,8 @@ def test_unlabelled_images_cannot_be_dealt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_presets_can_be_dealt(name: str) -> None:
-    """On labels of CIFAR-10's proportions."""
+def test_presets_give_valid_partitions(name: str) -> None:
+    """Uses labels in the proportions of CIFAR-10."""
     config = PARTITIONS[name]
     held = assign_images(config, np.repeat(np.arange(10), 5000))
     sizes = held.counts.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Partitions: what each scheme and variant promises, on labels of real proportions."""
+"""Partitions: the guarantees of each scheme and variant, on labels of realistic proportions."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,9 @@ def _sizes(parts: Sequence[np.ndarray]) -> list[int]:
     seed=st.integers(0, 2**63 - 1),
     alpha=st.sampled_from([0.3, 1.0, 100.0]),
 )
-def test_disjoint_sorted_and_complete(sizes: list[int], num_clients: int, scheme: str, seed: int, alpha: float) -> None:
+def test_partitions_are_disjoint_sorted_and_complete(
+    sizes: list[int], num_clients: int, scheme: str, seed: int, alpha: float
+) -> None:
     assume(scheme != "fedx" or sum(sizes) >= 30 * num_clients)  # close to 10 per client, no draw gives all of them 10
     labels = np.repeat(np.arange(len(sizes)), sizes)
     if scheme in ("iid", "classes"):
@@ -49,7 +51,7 @@ def test_disjoint_sorted_and_complete(sizes: list[int], num_clients: int, scheme
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_depends_on_the_seed_alone(variant: Variant) -> None:
+def test_a_partition_depends_only_on_the_seed(variant: Variant) -> None:
     np.random.seed(1)
     first = partition(LABELS, 5, "dirichlet", 3, 0.5, variant)
     np.random.seed(2)
@@ -59,19 +61,19 @@ def test_depends_on_the_seed_alone(variant: Variant) -> None:
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_golden_partition() -> None:
-    """A run's result hangs on these numbers: they may change only with a changelog entry."""
+def test_the_partition_equals_the_golden_one() -> None:
+    """The results of runs depend on these numbers. They may change only with a changelog entry."""
     labels = np.repeat(np.arange(3), 20)
     parts = partition(labels, 3, "dirichlet", 17, 1.0)
     assert describe_partition(labels, parts).tolist() == [[1, 3, 8], [4, 12, 12], [15, 5, 0]]
     assert parts[0][:5].tolist() == [18, 29, 30, 38, 42]
 
 
-def test_iid_sizes_differ_by_one_at_most() -> None:
+def test_iid_sizes_differ_by_at_most_one() -> None:
     assert sorted(_sizes(partition(LABELS[:103], 10, "iid", 0))) == [10] * 7 + [11] * 3
 
 
-def test_classes_with_five_clients_are_consecutive_pairs() -> None:
+def test_the_class_scheme_gives_five_clients_consecutive_pairs() -> None:
     table = describe_partition(LABELS, partition(LABELS, 5, "classes", 0))
     expected = np.zeros((5, 10), int)
     for client in range(5):
@@ -79,7 +81,7 @@ def test_classes_with_five_clients_are_consecutive_pairs() -> None:
     assert np.array_equal(table, expected)
 
 
-def test_classes_of_cifar100_are_twenty_consecutive_ones() -> None:
+def test_the_class_scheme_gives_each_client_twenty_consecutive_classes_of_cifar100() -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 5))
     table = describe_partition(labels, partition(labels, 5, "classes", 0))
     for client in range(5):
@@ -87,30 +89,30 @@ def test_classes_of_cifar100_are_twenty_consecutive_ones() -> None:
         assert table[client].max() == 5
 
 
-def test_classes_with_more_clients_than_classes_share() -> None:
+def test_the_class_scheme_splits_classes_among_more_clients_than_classes() -> None:
     table = describe_partition(LABELS, partition(LABELS, 20, "classes", 0))
     assert (np.count_nonzero(table, axis=1) == 1).all()
     assert (table.sum(axis=1) == 100).all()
 
 
-def test_fedx_leaves_nobody_short_and_caps() -> None:
+def test_fedx_gives_each_client_at_least_ten_images_and_applies_its_cap() -> None:
     for seed in range(10):
         table = describe_partition(LABELS, partition(LABELS, 10, "dirichlet", seed, 0.1))
         assert table.sum(axis=1).min() >= 10
-        # Who holds N/K gets nothing more, so the last class that a client got is what took it over the cap.
+        # A client with N/K images gets no more, so only its last class took it above the cap.
         for counts in table:
             last = np.flatnonzero(counts)[-1]
             assert counts[:last].sum() < 200
 
 
-def test_ssd_may_starve_a_client() -> None:
+def test_ssd_may_leave_a_client_without_images() -> None:
     sizes = _sizes(partition(LABELS, 40, "dirichlet", 0, 0.01, "ssd"))
     assert min(sizes) == 0
     assert sum(sizes) == len(LABELS)
 
 
-def test_ssd_sizes_are_like_those_that_its_authors_ship() -> None:
-    """CIFAR-10, alpha 0.1: 2,920 to 7,520 images with 10 clients, 60 to 4,039 with 50."""
+def test_ssd_sizes_vary_as_much_as_those_of_its_authors() -> None:
+    """On CIFAR-10 with alpha 0.1, the authors have 2,920 to 7,520 images with 10 clients, and 60 to 4,039 with 50."""
     labels = np.repeat(np.arange(10), 5000)
     for num_clients, least, most in ((10, 2920, 7520), (50, 60, 4039)):
         sizes = np.array([_sizes(partition(labels, num_clients, "dirichlet", s, 0.1, "ssd")) for s in range(20)])
@@ -119,8 +121,8 @@ def test_ssd_sizes_are_like_those_that_its_authors_ship() -> None:
         assert (sizes.sum(axis=1) == 50_000).all()
 
 
-def test_fedx_against_its_rule_written_out() -> None:
-    """Draw, leave out clients with N/K images, renormalise, cut at the running sum; repeat until each has 10."""
+def test_fedx_matches_its_rule_written_out() -> None:
+    """Draw, exclude clients with N/K images, renormalise, cut at the running sum. Repeat until each client has 10."""
     class_sizes, num_clients, alpha = np.bincount(LABELS), 8, 0.2
     for seed in range(20):
         rng = np.random.default_rng([seed, 0])
@@ -139,8 +141,8 @@ def test_fedx_against_its_rule_written_out() -> None:
         assert np.array_equal(table, counts.T)
 
 
-def test_flesd_against_its_rule_written_out() -> None:
-    """Draws for all classes until every client's sum over classes exceeds 0.5/K; numbers rounded down."""
+def test_flesd_matches_its_rule_written_out() -> None:
+    """Draw for all classes until every client's sum over classes exceeds 0.5/K. Round the numbers down."""
     for seed in range(20):
         rng = np.random.default_rng([seed, 0])
         shares = rng.dirichlet([0.05] * 6, size=10)
@@ -150,8 +152,8 @@ def test_flesd_against_its_rule_written_out() -> None:
         assert np.array_equal(table, np.floor(shares * 200).T)
 
 
-def test_orchestra_keeps_the_draw_s_shape() -> None:
-    """Balancing scales rows and columns only: what two clients have of two classes keeps its cross ratio."""
+def test_orchestra_keeps_the_ratios_of_the_draw() -> None:
+    """Balancing only scales rows and columns, so the cross ratio of two clients and two classes does not change."""
     rng = np.random.default_rng([0, 0])
     drawn = rng.dirichlet([5.0] * 4, size=10)
     labels = np.repeat(np.arange(10), 50_000)
@@ -176,7 +178,7 @@ def test_orchestra_gives_equal_sizes(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_small_alpha_concentrates(variant: Variant) -> None:
+def test_a_small_alpha_concentrates_the_classes(variant: Variant) -> None:
     def effective_classes(alpha: float) -> float:
         table = describe_partition(LABELS, partition(LABELS, 5, "dirichlet", 0, alpha, variant)).astype(float)
         shares = table / table.sum(axis=1, keepdims=True)
@@ -198,7 +200,7 @@ def test_small_alpha_concentrates(variant: Variant) -> None:
         ({"num_clients": 5, "scheme": "dirichlet", "alpha": 1.0, "variant": "other"}, "other"),
     ],
 )
-def test_impossible_splits_say_what_to_change(arguments: dict[str, object], words: str) -> None:
+def test_impossible_partitions_are_refused_with_what_to_change(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(DataError, match=words):
         partition(LABELS, seed=0, **arguments)  # type: ignore[arg-type]
 
@@ -210,17 +212,17 @@ def test_redraws_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             partition(LABELS, 100, "dirichlet", 0, 1e-3, variant)
 
 
-def test_describe_counts_classes_that_a_client_lacks() -> None:
+def test_describe_partition_counts_classes_that_a_client_lacks() -> None:
     table = describe_partition(np.array([0, 0, 2]), [np.array([0, 1]), np.array([2]), np.array([], np.int64)])
     assert table.tolist() == [[2, 0, 0], [0, 0, 1], [0, 0, 0]]
 
 
-def test_effective_classes() -> None:
+def test_effective_classes_match_hand_calculations() -> None:
     table = np.array([[5, 0, 0, 0], [3, 3, 3, 3], [1, 1, 0, 0], [0, 0, 0, 0], [2, 1, 1, 0]])
     assert effective_classes(table).tolist() == pytest.approx([1, 4, 2, 0, 2**1.5])
 
 
-def test_share_of_every_client() -> None:
+def test_keep_share_rounds_half_up_and_keeps_at_least_one_image() -> None:
     parts = [np.arange(0, 100), np.arange(100, 105), np.arange(105, 106), np.array([], np.int64)]
     kept = keep_share(parts, 0.1, 0)
     assert _sizes(kept) == [10, 1, 1, 0], "half up, and at least one where there is any"
@@ -234,12 +236,12 @@ def test_share_of_every_client() -> None:
             keep_share(parts, share, 0)
 
 
-def test_a_client_s_share_does_not_hang_on_the_others() -> None:
+def test_a_clients_share_does_not_depend_on_the_other_clients() -> None:
     alone, among = keep_share([np.arange(30)], 0.5, 0), keep_share([np.arange(30), np.arange(30, 99)], 0.5, 0)
     assert np.array_equal(alone[0], among[0])
 
 
-def test_choose_images() -> None:
+def test_choose_images_returns_a_sorted_random_subset() -> None:
     assert choose_images(5, None, 0).tolist() == [0, 1, 2, 3, 4]
     assert choose_images(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
     chosen = choose_images(1000, 100, 1)

@@ -1,4 +1,4 @@
-"""Files of more than 8 bits and of any number of channels, through a window: TIFF, PNG and arrays."""
+"""Files of more than 8 bits and of any number of channels, read through a window: TIFF, PNG and arrays."""
 
 import io
 import struct
@@ -33,7 +33,7 @@ def _expected(values: NDArray[np.generic], low: float = 0, high: float = 4095) -
 
 
 @pytest.mark.parametrize("name", ["1.png", "1.tif", "1.npy", "deflate.tif", "tiled.tif", "big.tif", "lzw.tif"])
-def test_12_bits_in_16_keep_their_values_through_a_window(tmp_path: Path, name: str) -> None:
+def test_values_of_12_bits_in_16_are_preserved_through_a_window(tmp_path: Path, name: str) -> None:
     path, values = tmp_path / name, np.kron(_RAMP, np.ones((4, 4), np.uint16))
     if name == "1.npy":
         np.save(path, values)
@@ -53,7 +53,7 @@ def test_12_bits_in_16_keep_their_values_through_a_window(tmp_path: Path, name: 
     assert np.abs(found[0, 0].astype(int) - _expected(values)).max() <= 1
 
 
-def test_images_of_8_bits_through_their_whole_range_are_themselves(tmp_path: Path) -> None:
+def test_images_of_8_bits_are_unchanged_by_a_window_of_their_whole_range(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "1.png")
     found = _load(tmp_path, 3, WindowConfig(stored=True, bits=8))
@@ -61,7 +61,7 @@ def test_images_of_8_bits_through_their_whole_range_are_themselves(tmp_path: Pat
     assert np.array_equal(found, _load(tmp_path, 3, None))
 
 
-def test_floating_point_and_signed_tiff(tmp_path: Path) -> None:
+def test_floating_point_and_signed_tiffs_are_read(tmp_path: Path) -> None:
     values = np.linspace(-1000, 1000, 64).reshape(8, 8)
     for number, dtype in enumerate((np.float32, np.float64, np.int16, np.int32)):
         tifffile.imwrite(tmp_path / f"{number}.tif", values.astype(dtype))
@@ -100,7 +100,7 @@ def test_channels_of_tiff_pages_and_arrays_keep_their_order(tmp_path: Path, num:
         _load(tmp_path, 7)
 
 
-def test_three_grey_pages_are_not_the_colours_of_rgb(tmp_path: Path) -> None:
+def test_three_grey_pages_are_not_taken_for_rgb(tmp_path: Path) -> None:
     pages = np.random.default_rng(0).integers(0, 4096, (3, 8, 8)).astype(np.uint16)
     tifffile.imwrite(tmp_path / "1.tif", pages, photometric="minisblack")
     with pytest.raises(DataError, match=r"1\.tif: it has 3 grey pages, which are not taken for .* RGB; save it as RGB"):
@@ -112,7 +112,7 @@ def test_three_grey_pages_are_not_the_colours_of_rgb(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1\.tif: it has 3 pages; save each page as a file"):
         file_shape(str(tmp_path), "train")
     tifffile.imwrite(tmp_path / "1.tif", pages, photometric="minisblack", metadata={"axes": "CYX"})
-    assert np.abs(_load(tmp_path, 3)[0].astype(int) - _expected(pages)).max() <= 1  # the file calls them channels
+    assert np.abs(_load(tmp_path, 3)[0].astype(int) - _expected(pages)).max() <= 1  # the file declares them as channels
 
 
 @pytest.mark.parametrize("window", [None, WindowConfig(stored=True, bits=8)])
@@ -126,7 +126,7 @@ def test_an_animation_is_refused_because_only_its_first_frame_would_be_read(
         _load(tmp_path, 3, window)
 
 
-def test_8_bits_under_a_window_of_other_values_are_refused(tmp_path: Path) -> None:
+def test_images_of_8_bits_are_refused_if_the_window_has_other_values(tmp_path: Path) -> None:
     Image.new("L", (8, 8), 200).save(tmp_path / "1.png")
     with pytest.raises(DataError, match=r"1\.png: the window of the spec is from 0 to 4,095, but values of 8 bits are"):
         _load(tmp_path)
@@ -136,7 +136,7 @@ def test_8_bits_under_a_window_of_other_values_are_refused(tmp_path: Path) -> No
         assert _load(tmp_path, window=window).max() > 25_000
 
 
-def test_a_dark_bitmap_with_16_bits_for_three_colours_is_an_image_of_8_bits(tmp_path: Path) -> None:
+def test_a_dark_bitmap_with_16_bits_for_three_colours_has_8_bits_per_value(tmp_path: Path) -> None:
     levels = np.arange(64, dtype=np.uint16) % 4  # of 32
     header = struct.pack("<IiiHHIIiiII3I", 40, 8, 8, 1, 16, 3, 128, 0, 0, 0, 0, 0xF800, 0x07E0, 0x001F)
     content = header + (levels << 11 | levels << 6 | levels).astype("<u2").tobytes()
@@ -146,15 +146,15 @@ def test_a_dark_bitmap_with_16_bits_for_three_colours_is_an_image_of_8_bits(tmp_
     assert np.array_equal(found, _load(tmp_path, 3, WindowConfig(values=(0, 255), bits=8)))
 
 
-def test_16_bit_colour_png_is_refused_with_the_formats_that_keep_it(tmp_path: Path) -> None:
+def test_a_colour_png_of_16_bits_is_refused_with_the_formats_that_keep_its_values(tmp_path: Path) -> None:
     (tmp_path / "1.png").write_bytes(_rgb_png_of_16_bits())
     with pytest.raises(DataError, match=r"1\.png: its colours have 16 bits, and only 8 would be read; save it as TIFF"):
         _load(tmp_path, 3)
-    assert _load(tmp_path, 3, None).max() == 0xAB  # the upper 8 bits, as before there were windows
+    assert _load(tmp_path, 3, None).max() == 0xAB  # without a window the upper 8 bits are read
 
 
 def _rgb_png_of_16_bits() -> bytes:
-    """Return a PNG file of 2 x 2 pixels, which PIL cannot write."""
+    """Return a PNG file of 2 x 2 pixels. PIL cannot write such files."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
@@ -164,7 +164,7 @@ def _rgb_png_of_16_bits() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def test_inverted_tiff_is_inverted_back(tmp_path: Path) -> None:
+def test_an_inverted_tiff_is_inverted_back(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "1.tif", 65_535 - _RAMP, photometric="miniswhite")
     Image.fromarray(65_535 - _RAMP).save(tmp_path / "2.tif", tiffinfo={262: 0})
     found = _load(tmp_path)
@@ -172,7 +172,7 @@ def test_inverted_tiff_is_inverted_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_is_turned_as_pil_turns_it(tmp_path: Path, orientation: int) -> None:
+def test_every_orientation_is_applied_as_by_pil(tmp_path: Path, orientation: int) -> None:
     values = _RAMP.copy()
     Image.fromarray(values).save(tmp_path / "pil.tif", tiffinfo={274: orientation})
     tifffile.imwrite(
@@ -186,8 +186,8 @@ def test_every_orientation_is_turned_as_pil_turns_it(tmp_path: Path, orientation
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_images_that_are_not_square_are_turned(tmp_path: Path, orientation: int, dtype: type) -> None:
-    """PIL scrambles those that it maps into memory and turns by a right angle."""
+def test_images_that_are_not_square_are_rotated(tmp_path: Path, orientation: int, dtype: type) -> None:
+    """PIL scrambles images that it maps into memory and rotates by a right angle."""
     values = np.arange(96, dtype=dtype).reshape(8, 12)
     Image.fromarray(values).save(tmp_path / "1.tif", tiffinfo={274: orientation})
     Image.fromarray(values).save(tmp_path / "2.tif", tiffinfo={274: orientation}, compression="tiff_lzw")
@@ -200,7 +200,7 @@ def test_images_that_are_not_square_are_turned(tmp_path: Path, orientation: int,
         assert np.array_equal(one, two)
 
 
-def test_colours_of_16_bits_in_planes_are_those_of_pixels(tmp_path: Path) -> None:
+def test_colours_of_16_bits_in_planes_equal_those_in_pixels(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 65_536, (8, 8, 3), np.uint16)
     tifffile.imwrite(tmp_path / "1.tif", values, photometric="rgb")
     tifffile.imwrite(tmp_path / "2.tif", np.moveaxis(values, -1, 0), photometric="rgb", planarconfig="separate")
@@ -219,15 +219,15 @@ def test_colours_of_16_bits_in_planes_are_those_of_pixels(tmp_path: Path) -> Non
 @pytest.mark.parametrize("window", [None, _TWELVE])
 def test_a_stack_whose_further_pages_are_not_listed_is_refused(tmp_path: Path, window: WindowConfig | None) -> None:
     values = np.stack([_RAMP, _RAMP.T])
-    tifffile.imwrite(tmp_path / "1.tif", values, imagej=True, truncate=True)  # as ImageJ writes more than 4 GB
+    tifffile.imwrite(tmp_path / "1.tif", values, imagej=True, truncate=True)  # ImageJ writes files of more than 4 GB so
     assert Image.open(tmp_path / "1.tif").n_frames == 1
     with pytest.raises(DataError, match=r"1\.tif: it has 2 (pages|channels)"):
         _load(tmp_path, 1, window)
     assert np.abs(_load(tmp_path, 2)[0].astype(int) - _expected(values)).max() <= 1
 
 
-def test_a_part_of_an_image_in_several_files_is_refused(tmp_path: Path) -> None:
-    """tifffile would give the whole image for each of its files."""
+def test_one_of_several_files_of_an_image_is_refused(tmp_path: Path) -> None:
+    """tifffile would return the whole image for each of its files."""
     files = "".join(
         f'<TiffData FirstC="{part}" IFD="0"><UUID FileName="{part}.tif">urn:uuid:{part}</UUID></TiffData>'
         for part in range(2)
@@ -249,7 +249,7 @@ def test_a_part_of_an_image_in_several_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_all_channels_of_compressed_planes_are_read(tmp_path: Path, dtype: type) -> None:
-    """PIL reads the first as a grey image."""
+    """PIL reads only the first channel, as a grey image."""
     values = np.random.default_rng(0).integers(0, 256, (5, 8, 8)).astype(dtype)
     options: Any = {"photometric": "minisblack", "planarconfig": "separate", "compression": "zlib"}
     tifffile.imwrite(tmp_path / "1.tif", values, **options)
@@ -263,7 +263,9 @@ def test_all_channels_of_compressed_planes_are_read(tmp_path: Path, dtype: type)
 
 
 @pytest.mark.parametrize("kind", ["bmp", "npy", "tif"])
-def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_refused_before_they_are_decoded(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     side = 32_000
     if kind == "npy":
         header = io.BytesIO()
@@ -306,7 +308,7 @@ def test_deep_images_without_a_window_name_the_setting(tmp_path: Path) -> None:
         load_dataset(str(tmp_path), "train")
 
 
-def test_pictures_for_people_need_no_window(tmp_path: Path) -> None:
+def test_thumbnails_need_no_window(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "1.tif", _RAMP.astype(np.float32))
     files = list_folder(tmp_path, "train")
     assert np.asarray(thumbnail(files, "1.tif", 8)).max() == 255
@@ -314,7 +316,7 @@ def test_pictures_for_people_need_no_window(tmp_path: Path) -> None:
     assert (found.size, found.mode, found.num_bits, found.highest) == ((8, 8), "float32 with 1 channel", 32, 4095)
 
 
-def test_arrays_of_16_bits_go_through_the_window_once(tmp_path: Path) -> None:
+def test_arrays_of_16_bits_are_windowed_only_once(tmp_path: Path) -> None:
     np.savez(tmp_path / "raw.npz", images=_RAMP[np.newaxis])
     found = _load(tmp_path / "raw.npz")
     assert np.array_equal(found[0, 0], _expected(_RAMP))
@@ -327,12 +329,14 @@ def test_arrays_of_16_bits_go_through_the_window_once(tmp_path: Path) -> None:
         save_npz(tmp_path / "none.npz", ImageData(found))  # type: ignore[arg-type]
 
 
-def test_a_bomb_in_a_strip_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strip that unpacks to more than its image. tifffile would unpack all of it, and cut off the rest."""
+def test_a_decompression_bomb_in_a_strip_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The strip unpacks to more than its image. tifffile would unpack all of it, and discard the rest."""
     strips = np.random.default_rng(0).normal(size=(2, 64, 64)).astype(np.float32)
     tifffile.imwrite(tmp_path / "1.tif", strips, photometric="minisblack", compression="zlib")
     monkeypatch.setattr("fedssl.data.rasters.MAX_BYTES", 1 << 18)
-    assert len(_load(tmp_path, 2)) == 1  # each strip may unpack to more than that, and does not
+    assert len(_load(tmp_path, 2)) == 1  # each strip may unpack to more than the limit, and does not
     with tifffile.TiffFile(tmp_path / "1.tif") as file:
         [offset, *_], [count, *_] = file.pages.first.dataoffsets, file.pages.first.databytecounts
         tag = file.pages.first.tags[279].valueoffset
@@ -348,7 +352,7 @@ def test_a_bomb_in_a_strip_is_refused_before_it_is_decoded(tmp_path: Path, monke
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.98])
 @pytest.mark.parametrize("options", [{}, {"rowsperstrip": 4}, {"tile": (16, 16)}, {"compression": "zlib"}])
-def test_truncated_tiff_is_an_error(tmp_path: Path, options: dict[str, Any], share: float) -> None:
+def test_a_truncated_tiff_is_an_error(tmp_path: Path, options: dict[str, Any], share: float) -> None:
     values = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
     tifffile.imwrite(tmp_path / "1.tif", values, **options)
     content = (tmp_path / "1.tif").read_bytes()
@@ -363,7 +367,7 @@ def test_compression_that_needs_another_package_is_named(tmp_path: Path) -> None
         _load(tmp_path)
 
 
-def test_content_decides_over_a_wrong_suffix(tmp_path: Path) -> None:
+def test_the_content_takes_precedence_over_a_wrong_suffix(tmp_path: Path) -> None:
     Image.fromarray(_RAMP).save(tmp_path / "a.png")
     (tmp_path / "a.png").rename(tmp_path / "a.tif")
     tifffile.imwrite(tmp_path / "b.tif", _RAMP)
@@ -376,21 +380,21 @@ def test_content_decides_over_a_wrong_suffix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [None, WindowConfig(stored=True)])
-def test_files_with_other_channels_are_named(tmp_path: Path, window: WindowConfig | None) -> None:
+def test_files_with_a_different_number_of_channels_are_named(tmp_path: Path, window: WindowConfig | None) -> None:
     np.save(tmp_path / "1.npy", np.zeros((8, 8, 4), np.uint8))
     np.save(tmp_path / "2.npy", np.zeros((8, 8, 2), np.uint8))
     with pytest.raises(DataError, match=r"2\.npy: it has 2 channels, and the run needs 4 \(data\.channels\)"):
         _load(tmp_path, 4, window)
 
 
-def test_labels_and_the_number_of_deep_arrays_need_no_window(tmp_path: Path) -> None:
+def test_the_labels_and_the_number_of_deep_arrays_are_read_without_a_window(tmp_path: Path) -> None:
     path = tmp_path / "deep.npz"
     np.savez(path, images=np.zeros((3, 8, 8), np.float32), labels=np.arange(3))
     assert load_labels(str(path), "train")[0] is not None
     assert count_images(str(path), "train") == 3
 
 
-def test_the_samples_of_one_page_are_channels_without_being_named(tmp_path: Path) -> None:
+def test_the_samples_of_a_page_are_channels_even_if_not_declared_as_such(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "1.tif", np.zeros((8, 9, 5), np.uint8), photometric="minisblack", planarconfig="contig")
     assert file_shape(str(tmp_path), "train") == (5, 8)
     assert load_dataset(str(tmp_path), "train").images.shape == (1, 5, 8, 8)

@@ -1,4 +1,4 @@
-"""A site's labels: renaming to the run's classes, and the split into training and test images."""
+"""The labels of a site: renaming to the classes of the run, and the split into training and test images."""
 
 import numpy as np
 import pytest
@@ -31,24 +31,24 @@ def test_classes_get_the_numbers_of_the_run():
     assert found.class_names == ("c", "x", "a", "b")
 
 
-def test_renamed_classes_may_merge_and_an_empty_name_removes_one():
+def test_renamed_classes_may_merge_and_an_empty_name_removes_a_class():
     renamed = {"a": "tumour", "b": "tumour", "c": ""}
     found = with_run_classes(_labels([0, 1, 2]), ("healthy", "tumour"), multi_label=False, renamed=renamed)
     assert found.labels.tolist() == [1, 1, UNLABELLED]
 
 
-def test_an_unknown_class_names_the_line_and_the_runs_classes():
+def test_an_unknown_class_is_reported_with_its_line_and_the_runs_classes():
     with pytest.raises(
         DataError, match=r"l.csv, line 3: 'b' is not a class of the run, which has a, d; 2 of this site's 3"
     ):
         with_run_classes(_labels([0, 1, 2]), ("a", "d"), multi_label=False)
 
 
-def test_a_class_that_no_image_has_is_not_checked():
+def test_a_class_without_images_is_not_checked():
     assert with_run_classes(_labels([0, 0]), ("a",), multi_label=False).labels.tolist() == [0, 0]
 
 
-def test_images_that_are_left_out_take_their_groups_and_their_side_with_them():
+def test_without_also_removes_the_groups_and_the_fixed_split():
     labels = _labels([0, 1, 2, 0], groups=np.array([5, 6, 7, 8]), fixed_test=np.array([True, False, True, False]))
     found = labels.without([1, 2])
     assert (found.labels.tolist(), found.groups.tolist(), found.fixed_test.tolist()) == ([0, 0], [5, 8], [True, False])
@@ -61,7 +61,7 @@ def test_several_labels_per_image_become_columns_of_the_run():
 
 
 @pytest.mark.parametrize(("numbers", "multi_label"), [([0, 1], True), ([[1, 0], [0, 1]], False)])
-def test_another_number_of_labels_per_image_is_refused(numbers, multi_label):
+def test_a_different_number_of_labels_per_image_is_refused(numbers, multi_label):
     with pytest.raises(DataError, match=r"evaluation\.sites\.multi_label"):
         with_run_classes(_labels(numbers, ("a", "b")), ("a", "b"), multi_label=multi_label)
 
@@ -75,7 +75,7 @@ def test_each_class_gives_its_share_to_the_test_split():
     assert again.test.tolist() == split.test.tolist() != other.test.tolist()
 
 
-def test_the_split_that_the_site_has_fixed_is_kept():
+def test_a_split_fixed_by_the_site_is_kept():
     labels = _labels([0, 1, 0, UNLABELLED], fixed_test=np.array([True, False, False, True]))
     split = split_labels(labels, 0.9, seed=0)
     assert (split.train.tolist(), split.test.tolist()) == ([1, 2], [0])
@@ -87,7 +87,7 @@ def test_the_split_that_the_site_has_fixed_is_kept():
     share=st.floats(0.05, 0.95),
     seed=st.integers(0, 2**62),
 )
-def test_a_group_is_never_on_both_sides(numbers, num_groups, share, seed):
+def test_a_group_is_never_in_both_splits(numbers, num_groups, share, seed):
     groups = np.arange(len(numbers)) * 7 % num_groups
     labels = _labels(numbers, groups=groups)
     split = split_labels(labels, share, seed)

@@ -1,4 +1,4 @@
-"""SVHN from MAT-files that MATLAB's other readers and writers agree on, and the errors for damaged ones."""
+"""SVHN, read from MAT-files written by SciPy, and the errors for damaged files."""
 
 import struct
 import zlib
@@ -24,7 +24,7 @@ def _write(path: Path, labels: list[float], *, compress: bool = True, **more: ob
 
 @pytest.mark.parametrize("compress", [True, False])
 @pytest.mark.parametrize("below", ["", "svhn"])
-def test_both_splits(tmp_path: Path, below: str, compress: bool) -> None:  # noqa: FBT001
+def test_both_splits_are_read(tmp_path: Path, below: str, compress: bool) -> None:  # noqa: FBT001
     train = _write(tmp_path / below / "train_32x32.mat", [1, 10, 9, 4, 5], compress=compress)
     test = _write(tmp_path / below / "test_32x32.mat", [2], compress=compress)
     data = load_dataset("svhn", "train", tmp_path)
@@ -39,7 +39,7 @@ def test_both_splits(tmp_path: Path, below: str, compress: bool) -> None:  # noq
     assert labels.tolist() == [2]
 
 
-def test_labels_may_be_of_any_number_type_and_other_variables_are_ignored(tmp_path: Path) -> None:
+def test_labels_may_have_any_number_type_and_other_variables_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "train_32x32.mat"
     _write(path, [1, 2], y=np.array([[3.0], [10.0]]), note="made by hand", meta={"a": 1}, z=np.array([1 + 2j]))
     labels = load_dataset("svhn", "train", tmp_path).labels
@@ -47,7 +47,7 @@ def test_labels_may_be_of_any_number_type_and_other_variables_are_ignored(tmp_pa
     assert labels.tolist() == [3, 0]
 
 
-def test_scipy_reads_the_same(tmp_path: Path) -> None:
+def test_scipy_reads_the_same_images(tmp_path: Path) -> None:
     path = tmp_path / "train_32x32.mat"
     _write(path, [7, 10, 1])
     theirs, ours = scipy.io.loadmat(path), load_dataset("svhn", "train", tmp_path)
@@ -68,14 +68,14 @@ def test_scipy_reads_the_same(tmp_path: Path) -> None:
         ({"X": np.zeros((32, 32, 3), np.uint8)}, "no array X"),
     ],
 )
-def test_wrong_contents(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+def test_wrong_contents_are_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     _write(tmp_path / "train_32x32.mat", [1], **changes)
     with pytest.raises(DataError, match=words):
         load_dataset("svhn", "train", tmp_path)
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_cut_short_anywhere(tmp_path: Path, compress: bool) -> None:  # noqa: FBT001
+def test_files_truncated_at_any_position_are_refused(tmp_path: Path, compress: bool) -> None:  # noqa: FBT001
     path = tmp_path / "train_32x32.mat"
     _write(path, [1, 2], compress=compress)
     whole = path.read_bytes()
@@ -85,8 +85,8 @@ def test_cut_short_anywhere(tmp_path: Path, compress: bool) -> None:  # noqa: FB
             load_dataset("svhn", "train", tmp_path)
 
 
-def test_every_flipped_byte_of_the_tags_is_survived(tmp_path: Path) -> None:
-    """Readers of this format have crashed on less."""
+def test_a_changed_byte_in_the_tags_never_crashes_the_reader(tmp_path: Path) -> None:
+    """Readers of this format have crashed on smaller errors."""
     path = tmp_path / "train_32x32.mat"
     _write(path, [1, 2], compress=False)
     whole = path.read_bytes()
@@ -100,7 +100,7 @@ def test_every_flipped_byte_of_the_tags_is_survived(tmp_path: Path) -> None:
             assert data.images.shape == (2, 3, 32, 32)
 
 
-def test_an_element_that_inflates_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_element_that_inflates_endlessly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.data.svhn._MAX_BYTES", 1 << 20)
     path = tmp_path / "train_32x32.mat"
     _write(path, [1])
@@ -111,6 +111,6 @@ def test_an_element_that_inflates_without_end_is_refused(tmp_path: Path, monkeyp
         load_dataset("svhn", "train", tmp_path)
 
 
-def test_missing_files_say_which_to_get_and_where_to_put_them(tmp_path: Path) -> None:
+def test_missing_files_are_reported_with_where_to_get_and_put_them(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"fedssl data fetch svhn.*train_32x32\.mat.*FEDSSL_DATA"):
         load_dataset("svhn", "train", tmp_path)

@@ -1,4 +1,4 @@
-"""Zip archives that are not to be trusted."""
+"""Folders and zip archives of images. Zip archives are not trusted."""
 
 import zipfile
 from pathlib import Path
@@ -16,7 +16,7 @@ def _zip(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_both_kinds_of_tree_look_the_same(tmp_path: Path) -> None:
+def test_folders_and_zip_archives_give_the_same_tree(tmp_path: Path) -> None:
     files = {
         "a/1.jpg": b"1",
         "a/10.JPEG": b"2",
@@ -45,12 +45,12 @@ def test_both_kinds_of_tree_look_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil.jpg", "a/../../evil.jpg", "/etc/evil.jpg", "a\\..\\evil.jpg"])
-def test_names_that_lead_outside(tmp_path: Path, name: str) -> None:
+def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="outside"):
         ZipTree(_zip(tmp_path / "set.zip", {"a/1.jpg": b"", name: b""}))
 
 
-def test_names_that_come_twice(tmp_path: Path) -> None:
+def test_duplicate_names_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         archive.writestr("a.jpg", b"1")
         with pytest.warns(UserWarning, match="Duplicate"):
@@ -59,7 +59,7 @@ def test_names_that_come_twice(tmp_path: Path) -> None:
         ZipTree(tmp_path / "set.zip")
 
 
-def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _zip(tmp_path / "set.zip", {"a/1.jpg": bytes(1 << 20), "a/2.jpg": b"small"})
     monkeypatch.setattr("fedssl.data.trees._MAX_MEMBER_BYTES", 1 << 16)
     tree = ZipTree(path)
@@ -74,8 +74,8 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ZipTree(_zip(tmp_path / "many.zip", {"a": b"", "b": b""}))
 
 
-def test_a_size_that_is_a_lie_is_found_out(tmp_path: Path) -> None:
-    """The directory announces fewer bytes than there are: they are read no further, and the checksum is wrong."""
+def test_a_member_with_a_false_size_is_refused(tmp_path: Path) -> None:
+    """The directory declares fewer bytes than there are. Only these are read, and the checksum does not match."""
     path = _zip(tmp_path / "set.zip", {"a.jpg": bytes(range(256)) * 64})
     content = bytearray(path.read_bytes())
     directory = content.index(b"PK\x01\x02")
@@ -86,13 +86,13 @@ def test_a_size_that_is_a_lie_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut"])
-def test_no_archive(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_zip_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "set.zip").write_bytes(content)
     with pytest.raises(DataError, match=r"set\.zip"):
         ZipTree(tmp_path / "set.zip")
 
 
-def test_damaged_member_is_named(tmp_path: Path) -> None:
+def test_a_damaged_member_is_named(tmp_path: Path) -> None:
     path = _zip(tmp_path / "set.zip", {"a.jpg": bytes(range(256)) * 64})
     content = bytearray(path.read_bytes())
     content[45:60] = bytes(15)
@@ -111,7 +111,7 @@ def test_encrypted_members_are_not_read(tmp_path: Path) -> None:
         ZipTree(path).open("a.jpg")
 
 
-def test_a_list_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "words.txt").write_text("x" * 100)
     monkeypatch.setattr("fedssl.data.trees._MAX_TEXT_BYTES", 99)
     with pytest.raises(DataError, match="too long"):

@@ -1,4 +1,4 @@
-"""Files that cannot be read are left out up to a share, counted and named; above it, reading stops."""
+"""Files that cannot be read are left out, counted and named, up to a permitted share. Above it, reading stops."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ _DATA = DataConfig(channels=1, image_size=8)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of 100 images each; the value of the first pixel is the number of the image."""
+    """Return a folder of two classes with 100 images each. The first pixel of an image is the image's number."""
     for number in range(200):
         path = tmp_path / ("ab"[number // 100]) / f"{number:03}.png"
         path.parent.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def test_unreadable_files_are_left_out_with_their_labels(folder: Path, caplog: p
     assert "b/151.png: " in said
 
 
-def test_more_unreadable_files_stop_with_their_names_and_reasons(folder: Path) -> None:
+def test_too_many_unreadable_files_are_an_error_with_their_names_and_reasons(folder: Path) -> None:
     _damage(folder, 3, 50, 151)
     with pytest.raises(
         DataError, match=r"cannot decode 3 of 200 .*a/003\.png: .*a/050\.png: .*at most 1 % may be"
@@ -64,7 +64,7 @@ def test_more_unreadable_files_stop_with_their_names_and_reasons(folder: Path) -
     assert str(error.value).count(".png: ") == 10
 
 
-def test_no_file_may_be_unreadable_by_such_a_spec_or_in_an_evaluation(folder: Path) -> None:
+def test_a_limit_of_zero_and_evaluations_permit_no_unreadable_file(folder: Path) -> None:
     _damage(folder, 7)
     with pytest.raises(DataError, match=r"cannot decode .*007\.png"):
         load_conformed(str(folder), "train", _DATA.model_copy(update={"max_unreadable": 0.0}), leave_out=True)
@@ -97,7 +97,7 @@ def test_a_partition_assigns_the_readable_images_as_if_all_were_readable(folder:
     assert (whole.counts - some.counts).sum(axis=0).tolist() == [1, 1]
 
 
-def test_a_sites_labels_belong_to_the_readable_images(folder: Path) -> None:
+def test_the_labels_of_a_site_belong_to_the_readable_images(folder: Path) -> None:
     labels = load_site_labels(str(folder), "own")
     _damage(folder, 10, 151)
     images = load_conformed(str(folder), "train", _DATA, leave_out=True)
@@ -108,7 +108,7 @@ def test_a_sites_labels_belong_to_the_readable_images(folder: Path) -> None:
     assert np.array_equal(split.train, expected.train)
 
 
-def test_constant_and_equal_images_are_reported_and_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_constant_and_equal_images_are_reported_but_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Image.new("L", (8, 8), 7).save(folder / "a" / "flat.png")
     (folder / "b" / "again.png").write_bytes((folder / "a" / "003.png").read_bytes())
     with caplog.at_level(logging.WARNING, "fedssl.data"):

@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture(scope="session")
 def photos() -> Photos:
-    """Writes so many images of different sizes into two classes, one of which has a sub-folder."""
+    """Return a function that writes that many images, of different sizes, into two classes. One has a sub-folder."""
 
     def write(folder: Path, num: int) -> Path:
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Embedding images: the evaluation's bits, whatever happens on the way, and nothing left out silently."""
+"""Embedding images gives the bits of the evaluation, even after interruptions, and reports all omitted images."""
 
 import json
 import os
@@ -30,7 +30,7 @@ FORMATS = pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 
 
 @FORMATS
-def test_a_folder_has_the_evaluations_representations_bit_for_bit(
+def test_a_folder_has_the_same_representations_as_in_the_evaluation_bit_for_bit(
     tmp_path: Path, model: Model, photos: Photos, suffix: str
 ) -> None:
     folder, out = photos(tmp_path / "photos", 530), tmp_path / f"out{suffix}"
@@ -50,7 +50,9 @@ def test_a_folder_has_the_evaluations_representations_bit_for_bit(
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_arrays_have_the_evaluations_representations_bit_for_bit(tmp_path: Path, model: Model, split: str) -> None:
+def test_arrays_have_the_same_representations_as_in_the_evaluation_bit_for_bit(
+    tmp_path: Path, model: Model, split: str
+) -> None:
     rng = np.random.default_rng(0)
     train, test = (ImageData(rng.integers(0, 256, (n, 1, 20, 16)).astype(np.uint8)) for n in (700, 40))
     save_npz(tmp_path / "set.npz", train, test)
@@ -64,7 +66,7 @@ def test_arrays_have_the_evaluations_representations_bit_for_bit(tmp_path: Path,
     assert found.about["images"]["split"] == split
 
 
-def test_the_digest_is_that_of_the_pulled_encoder_whichever_file_it_comes_from(tmp_path: Path) -> None:
+def test_the_digest_is_that_of_the_encoder_whichever_file_it_is_read_from(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     pulled(tmp_path / "a", tiny_spec(data=SMALL_DATA))
     alone = load_model(tmp_path / "a")
@@ -97,7 +99,7 @@ def test_damaged_images_are_left_out_named_and_counted(
     assert "1 .mha" in source.left_out()
 
 
-def test_a_folder_without_a_single_usable_image_is_an_error(tmp_path: Path, model: Model) -> None:
+def test_a_folder_without_any_usable_image_is_an_error(tmp_path: Path, model: Model) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"no image of .*photos can be decoded: a\.png"):
@@ -112,7 +114,9 @@ def test_images_of_16_bits_that_would_be_black_are_refused_as_in_training(tmp_pa
         read_index_of(tmp_path / "photos", model, tmp_path / "out.npz")
 
 
-def test_loose_images_next_to_folders_and_names_that_are_not_utf8(tmp_path: Path, model: Model, photos: Photos) -> None:
+def test_loose_images_next_to_folders_and_names_that_are_not_utf_8_are_embedded(
+    tmp_path: Path, model: Model, photos: Photos
+) -> None:
     folder = photos(tmp_path / "photos", 2)
     Image.new("RGB", (12, 12)).save(os.fsencode(folder) + b"/caf\xe9.png", "PNG")
     for suffix in (".npz", ".parquet"):
@@ -139,7 +143,7 @@ module.embed(open_source(str(folder), None, None), load_model(run), "run", out, 
 
 @pytest.mark.full
 @pytest.mark.parametrize("suffix", [".npz", pytest.param(".parquet", marks=pytest.mark.full)])
-def test_a_killed_process_is_continued_to_equal_bytes(
+def test_a_killed_process_is_resumed_and_gives_equal_bytes(
     tmp_path: Path, model: Model, photos: Photos, suffix: str
 ) -> None:
     folder = photos(tmp_path / "photos", 1300)
@@ -156,7 +160,7 @@ def test_a_killed_process_is_continued_to_equal_bytes(
     process.wait()
     process.stdout.close()
     assert not out.exists()
-    with (partial / "rows").open("ab") as rows:  # as if it had been killed within a batch
+    with (partial / "rows").open("ab") as rows:  # as if it had been killed during a batch
         rows.write(b"\0" * 100)
     with (partial / "batches.jsonl").open("a") as lines:
         lines.write('{"num": 276, "damaged": [')
@@ -168,7 +172,7 @@ def test_a_killed_process_is_continued_to_equal_bytes(
 
 
 def test_lines_without_their_rows_are_computed_again(tmp_path: Path, model: Model, photos: Photos) -> None:
-    """A machine that loses its power may keep a line and lose the rows."""
+    """After a power failure, a line may have been written but not its rows."""
     folder, out = photos(tmp_path / "photos", 1100), tmp_path / "out.npz"
     stop_after(folder, model, out, 2)
     rows = tmp_path / "out.npz.partial" / "rows"
@@ -179,7 +183,7 @@ def test_lines_without_their_rows_are_computed_again(tmp_path: Path, model: Mode
 
 
 class Stopped(Exception):
-    """Raised in the middle."""
+    """Raised to interrupt the embedding."""
 
 
 def stop_after(folder: Path, model: Model, out: Path, num_batches: int) -> None:
@@ -191,7 +195,7 @@ def stop_after(folder: Path, model: Model, out: Path, num_batches: int) -> None:
         embed(open_source(str(folder), None, None), model, "run", out, on_progress=stop)
 
 
-def test_another_encoder_or_folder_is_refused_in_a_half_made_file_and_in_a_complete_one(
+def test_another_encoder_or_folder_is_refused_for_partial_and_complete_files(
     tmp_path: Path, model: Model, photos: Photos
 ) -> None:
     folder, out = photos(tmp_path / "photos", 600), tmp_path / "out.npz"
@@ -265,7 +269,7 @@ for number, folder in enumerate(sys.argv[2:]):
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path, model: Model, photos: Photos) -> None:
-    """In a process of its own, since what threads of other tests allocate would be counted here."""
+    """Runs in a separate process, because allocations of other tests' threads would be counted here."""
     folders = []
     for num in (1024, 6 * 1024):
         folders.append(photos(tmp_path / f"photos-{num}", 1))
@@ -276,7 +280,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path, model: M
     assert large < 1.3 * small
 
 
-def test_a_split_of_a_folder_an_unknown_format_and_a_missing_library(
+def test_a_split_of_a_folder_an_unknown_format_and_a_missing_library_are_refused(
     tmp_path: Path, model: Model, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = photos(tmp_path / "photos", 2)
@@ -290,7 +294,7 @@ def test_a_split_of_a_folder_an_unknown_format_and_a_missing_library(
         embed(source, model, "run", tmp_path / "out.parquet")
 
 
-def test_an_encoder_that_has_diverged_is_an_error_and_another_one_can_follow(
+def test_a_diverged_encoder_is_an_error_and_another_encoder_can_follow(
     tmp_path: Path, model: Model, photos: Photos
 ) -> None:
     folder, out = photos(tmp_path / "photos", 2), tmp_path / "out.npz"

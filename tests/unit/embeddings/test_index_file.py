@@ -27,7 +27,7 @@ def content() -> Content:
 
 
 @FORMATS
-def test_what_is_written_is_read_and_equal_contents_give_equal_bytes(tmp_path: Path, suffix: str) -> None:
+def test_written_contents_are_read_back_and_equal_contents_give_equal_bytes(tmp_path: Path, suffix: str) -> None:
     for name in "ab":
         write_index(tmp_path / f"{name}{suffix}", content())
     assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_and_equal_contents_give_equal_bytes(tmp_path: P
     assert found.about == read_about(tmp_path / f"a{suffix}") == {**ABOUT, "version": 1}
 
 
-def test_numpy_and_pyarrow_read_them_without_fedssl(tmp_path: Path) -> None:
+def test_numpy_and_pyarrow_read_the_files_without_fedssl(tmp_path: Path) -> None:
     write_index(tmp_path / "a.npz", content())
     with np.load(tmp_path / "a.npz") as arrays:
         assert arrays["paths"].tolist() == NAMES
@@ -52,7 +52,7 @@ def test_numpy_and_pyarrow_read_them_without_fedssl(tmp_path: Path) -> None:
 
 @FORMATS
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "text"])
-def test_what_is_not_a_file_of_representations_is_refused(tmp_path: Path, suffix: str, damage: str) -> None:
+def test_files_that_hold_no_representations_are_refused(tmp_path: Path, suffix: str, damage: str) -> None:
     path = tmp_path / f"a{suffix}"
     write_index(path, content())
     whole = path.read_bytes()
@@ -88,7 +88,7 @@ def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path, arrays: dic
         read_index(npz(tmp_path / "a.npz", **arrays))
 
 
-def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
+def test_tables_with_other_columns_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"path": NAMES}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="fedssl embed"):
         read_index(tmp_path / "a.parquet")

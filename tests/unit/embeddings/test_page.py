@@ -1,4 +1,4 @@
-"""The page: one file without scripts, in which every text is escaped."""
+"""The page is one file without scripts, and every text in it is escaped."""
 
 import base64
 import io
@@ -35,7 +35,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_names_and_titles_are_text_whatever_they_contain(tmp_path: Path) -> None:
+def test_names_and_titles_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'&.png"
     write_page(tmp_path / "a.html", evil, [evil], [Section(evil, [Shown(evil, evil, noise), Shown(evil, "", gone)])])
     tags = Tags()
@@ -49,14 +49,14 @@ def test_names_and_titles_are_text_whatever_they_contain(tmp_path: Path) -> None
     assert picture.size == (page.SIDE, page.SIDE)
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+def test_nothing_is_loaded_from_other_files_or_servers(tmp_path: Path) -> None:
     write_page(tmp_path / "a.html", "title", [], [Section("one", [Shown("a.png", "", noise)])])
     text = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "default-src 'none'; img-src data:" in text
     assert not re.search(r"(src|href)=\"(?!data:)|url\(|@import|http:|https:", text)
 
 
-def test_the_size_is_bounded_whatever_the_images(tmp_path: Path) -> None:
+def test_the_size_is_limited_for_any_number_of_images(tmp_path: Path) -> None:
     shown = [Shown("a.png", "", noise)] * MAX_IMAGES
     write_page(tmp_path / "a.html", "title", [], [Section("one", shown), Section("two", shown)])
     text = (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Neighbours, near-duplicates and outliers, against every pair computed by itself."""
+"""Neighbours, near-duplicates and outliers, compared with the cosines of all pairs."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(similarity, "_MAX_COSINES", 60 * request.param)
 
 
-def test_the_nearest_are_those_of_the_largest_cosine_first() -> None:
+def test_the_nearest_images_have_the_largest_cosines_in_order() -> None:
     found = find_nearest(H, torch.from_numpy(H[3]), 10)
     expected = cosines(H)[3]
     assert [each.position for each in found] == np.argsort(-expected)[:10].tolist()
@@ -32,7 +32,7 @@ def test_the_nearest_are_those_of_the_largest_cosine_first() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("max_pairs", [3, 500])
-def test_duplicates_are_the_most_similar_pairs_joined(max_pairs: int) -> None:
+def test_duplicates_are_the_most_similar_pairs_joined_into_groups(max_pairs: int) -> None:
     threshold = 0.9
     expected = cosines(H)
     pairs = sorted((expected[i, j], i, j) for i in range(60) for j in range(i) if expected[i, j] >= threshold)[::-1]
@@ -47,9 +47,9 @@ def test_duplicates_are_the_most_similar_pairs_joined(max_pairs: int) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_copies_are_one_group_and_the_most_similar_group_is_first() -> None:
+def test_copies_are_one_group_and_the_most_similar_group_comes_first() -> None:
     h = np.concatenate([H, H[[4, 4, 9]] * np.array([[1], [3], [1]], np.float32)])
-    h[62, 0] += 0.02  # similar to 9, and no copy of it
+    h[62, 0] += 0.02  # similar to 9, but not a copy of it
     found = find_duplicates(h, 0.9999, 100)
     assert [sorted(group.positions) for group in found.groups] == [[4, 60, 61], [9, 62]]
     assert found.groups[0].cosine == pytest.approx(1, abs=1e-6)
@@ -65,12 +65,12 @@ def test_all_copies_have_a_cosine_of_1(width: int) -> None:
     assert found.num_pairs == 100
 
 
-def test_no_duplicates_in_one_image_or_without_any() -> None:
+def test_one_image_or_dissimilar_images_have_no_duplicates() -> None:
     assert find_duplicates(H[:1], 0.5, 10).groups == []
     assert find_duplicates(H, 1.1, 10).num_pairs == 0
 
 
-def test_a_chain_is_joined_with_its_smallest_cosine() -> None:
+def test_a_chain_is_one_group_with_its_smallest_cosine() -> None:
     angles = np.deg2rad([0, 10, 21, 90])
     h = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     found = find_duplicates(h, 0.98, 10)
@@ -88,12 +88,12 @@ def test_outliers_have_the_smallest_cosine_to_their_kth_neighbour(k: int) -> Non
     assert [each.cosine for each in found] == pytest.approx(np.sort(kth)[:12], abs=1e-6)
 
 
-def test_one_image_has_no_neighbours() -> None:
+def test_outliers_of_a_single_image_are_refused() -> None:
     with pytest.raises(DataError, match="only one image"):
         find_outliers(H[:1], 1, 1)
 
 
-def test_representations_of_zeros_are_like_nothing() -> None:
+def test_representations_of_zeros_are_similar_to_nothing() -> None:
     h = np.concatenate([H[:3], np.zeros((2, 5), np.float32)])
     assert find_duplicates(h, 0.999, 10).groups == []
     assert find_outliers(h, 1, 1)[0].cosine <= 0

@@ -1,4 +1,4 @@
-"""Updates are added to their mean before the round closes, and the bits never depend on when."""
+"""Updates are added to the mean before the round closes, and the bits never depend on when they are added."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_each_update_is_added_once_in_the_order_of_the_clients(
     assert loaded == [digests["a"]]
     other = _cast(coordinator, tables, tmp_path)
     _work(other, "a")
-    assert loaded == [digests["a"]]  # one mean at a time: two runs would read everything again in turn
+    assert loaded == [digests["a"]]  # one mean at a time: two runs would take turns and read everything again
     _work(cast, "b", begins=False)
     cast.advance()
     digests = _digests(cast)
@@ -91,10 +91,10 @@ def test_each_update_is_added_once_in_the_order_of_the_clients(
     _begin(cast)  # a late message has no effect
 
 
-def test_what_happens_between_an_update_and_the_close_changes_no_bit(
+def test_events_between_an_update_and_the_close_change_no_bit(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, loaded: list[str]
 ) -> None:
-    """A client does not deliver, one declines, an aggregator is killed, and an added update is lost and sent again."""
+    """A client does not deliver, one declines, an aggregator is killed, or an added update is lost and sent again."""
     plain = _cast(coordinator, tables, tmp_path, "bc")
     _work(plain, "b", "c", begins=False)
     plain.advance()
@@ -135,7 +135,7 @@ def test_what_happens_between_an_update_and_the_close_changes_no_bit(
         assert cast.run.model == plain.run.model
 
 
-def test_an_update_that_is_missing_when_it_is_to_be_added_is_left_to_the_close(
+def test_an_update_that_is_missing_when_it_would_be_added_is_left_to_the_close(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, loaded: list[str]
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, "bc")
@@ -193,7 +193,7 @@ def test_an_update_is_hashed_again_only_if_its_file_was_written_to(
      {"method": {"name": "fedsimclr", "reducer": {"name": "median"}}, "cohort": {"min_updates": 3}}],
     ids=["fixed arithmetic", "weights that depend on each other", "median"],
 )  # fmt: skip
-def test_what_needs_all_updates_at_once_is_not_begun(
+def test_a_mean_that_needs_all_updates_at_once_is_not_begun(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, loaded: list[str], changes: dict[str, Any]
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, **changes)

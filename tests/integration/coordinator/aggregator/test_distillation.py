@@ -41,13 +41,13 @@ def _finish(cast: DistillingCast) -> None:
     cast.coordinator.advance(cast.id)
 
 
-def test_from_updates_to_the_next_broadcast(cast: DistillingCast) -> None:
+def test_a_job_distils_the_updates_into_the_weights_of_the_run(cast: DistillingCast) -> None:
     run, job = cast.run, cast.job
     assert cast.round.state == RoundState.DISTILLING
     assert (job.state, job.round_number, job.epoch, job.num_epochs) == (JobState.QUEUED, 1, 0, 6)
     assert run.distillation == job
     assert cast.kinds()[-3:] == ["round.aggregating", "round.distilling", "distillation.queued"]
-    cast.coordinator.advance(cast.id)  # one message too many
+    cast.coordinator.advance(cast.id)  # a superfluous message
     assert len(cast.jobs) == 1
     cast.distil()
     done = cast.job
@@ -79,9 +79,7 @@ def test_every_round_has_its_own_job(coordinator: Coordinator, tables: Tables, t
     _assert_simulated(cast)
 
 
-def test_what_is_trained_before_the_first_round_is_a_job_too(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_training_before_the_first_round_is_a_job_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """FedCA trains its base model for a hundred epochs, which must not delay the aggregation of other runs."""
     cast = DistillingCast(coordinator, tables, tmp_path, method_spec("fedca"), train=False)
     [job] = cast.jobs
@@ -103,9 +101,7 @@ def test_methods_that_only_combine_updates_have_no_jobs(coordinator: Coordinator
     assert list(coordinator.client.distillation_jobs(coordinator.client.create_run(tiny_spec()).id)) == []
 
 
-def test_progress_is_written_once_a_second_and_at_the_end(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_written_at_intervals_and_at_the_end(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.aggregator import distillation_checkpoints
     from fedssl_coordinator.federation.distillation import repository
 
@@ -123,7 +119,7 @@ def test_progress_is_written_once_a_second_and_at_the_end(
 
 
 @pytest.mark.changes_states
-def test_the_time_left_follows_from_the_speed_so_far(cast: DistillingCast, tables: Tables) -> None:
+def test_the_remaining_time_follows_from_the_speed_so_far(cast: DistillingCast, tables: Tables) -> None:
     assert cast.job.eta_seconds is None
     tables.execute(
         "UPDATE distillation_jobs SET state = 'running', epoch = 4, seconds_per_epoch = 1.5, started_at = now()"
@@ -160,7 +156,7 @@ def test_a_cancelled_job_pauses_its_run_and_starts_again_when_it_is_resumed(cast
     client, first = cast.coordinator.client, cast.job
     cancelled = client.cancel_distillation(first.id)
     assert (cancelled.state, cancelled.finished_at is not None) == (JobState.CANCELLED, True)
-    assert client.cancel_distillation(first.id) == cancelled  # again: no error
+    assert client.cancel_distillation(first.id) == cancelled  # a repeated cancellation is not an error
     run = cast.run
     assert (run.state, run.distillation) == (RunState.PAUSED, None)
     assert run.reason == "round 1: the distillation was cancelled; resume the run to start it again"
@@ -323,7 +319,7 @@ def test_missing_public_images_fail_a_run_that_has_not_started(
     )
 
 
-def test_a_failure_that_may_pass_is_retried_after_pauses_that_double(
+def test_a_temporary_failure_is_retried_after_pauses_that_double(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that has begun does not fail because images are missing or memory is short for a moment."""
@@ -342,7 +338,7 @@ def test_a_failure_that_may_pass_is_retried_after_pauses_that_double(
             seconds = cast.tables.one("SELECT round(extract(epoch FROM retry_at - now())) FROM distillation_jobs")
             pauses.append(int(seconds))
             before = cast.job
-            cast.distil()  # not yet
+            cast.distil()  # the pause is not over
             assert cast.job == before
             cast.pause_over()
     assert pauses == [2, 4, 8]
@@ -387,7 +383,7 @@ def test_the_settings_choose_the_device(
         assert cast.job.state == JobState.RUNNING
 
 
-# Several at once
+# Several processes at once
 
 
 def test_a_second_process_does_not_touch_a_job_in_progress(

@@ -122,8 +122,8 @@ def test_each_checkpoint_replaces_the_one_before(cast: DistillingCast, monkeypat
     assert all(rows == [digest] and left == set() for digest, rows, left in seen)
 
 
-def test_two_tries_never_make_the_same_file(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a try that removes its own file would remove the other's."""
+def test_two_tries_never_store_the_same_checkpoint_file(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a try that removes its own file would also remove the other's."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
     digests, put = [], distillation_checkpoints.put
@@ -145,7 +145,7 @@ def test_two_tries_never_make_the_same_file(cast: DistillingCast, monkeypatch: p
     assert len(digests) == len(set(digests)) == 2  # both of the first epoch, with the same bits otherwise
 
 
-def test_not_every_epoch_is_saved(
+def test_epochs_are_saved_only_at_intervals(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default at most one epoch in thirty seconds is saved."""
@@ -208,7 +208,7 @@ def test_a_job_with_an_unreadable_checkpoint_starts_from_scratch(
     assert cast.events("distillation.resumed")[0].data["epoch"] == 0
 
 
-def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_version_is_discarded(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new version of the coordinator, installed during a distillation, must not end a run of several weeks."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
@@ -275,7 +275,7 @@ def test_deaths_with_progress_in_between_are_both_reported(
     _finish(cast)
 
 
-# The artifact that is released
+# Releasing artifacts
 
 
 def test_an_artifact_that_something_refers_to_stays(cast: DistillingCast, tables: Tables) -> None:
@@ -287,8 +287,8 @@ def test_an_artifact_that_something_refers_to_stays(cast: DistillingCast, tables
     assert tables.one("SELECT count(*) FROM artifacts WHERE digest = ANY(%s)", sorted(digests)) == len(digests)
 
 
-def test_a_file_that_no_row_knows_of_is_not_released(cast: DistillingCast) -> None:
-    """Another process is about to write its row."""
+def test_a_file_without_a_row_is_not_released(cast: DistillingCast) -> None:
+    """Another process may be about to write its row."""
     with store().writer() as writer:
         writer.write(b"in its way")
         digest = writer.commit()

@@ -1,4 +1,4 @@
-"""Evaluations: encoders evaluated next to the run, with a simulation's results, even if processes are killed."""
+"""Evaluations next to the run: they give the results of a simulation, even if processes are killed."""
 
 import math
 import threading
@@ -105,7 +105,7 @@ def test_registered_images_go_through_the_runs_window_as_in_its_simulation(
     _assert_simulated(cast)
 
 
-def test_registered_images_without_the_values_of_the_runs_window_are_not_evaluated(
+def test_an_evaluation_is_refused_if_the_images_have_too_few_bits_for_the_runs_window(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     register_digits(coordinator.client, tmp_path)
@@ -253,7 +253,7 @@ def test_only_operators_request_evaluations_and_viewers_see_them(cast: Distillin
     assert _listed(cast) == [row]
 
 
-def test_the_list_is_by_round_at_any_page_size(cast: DistillingCast) -> None:
+def test_evaluations_are_listed_by_round_at_any_page_size(cast: DistillingCast) -> None:
     cast.train()
     for number, size in ((1, 5), (0, 5), (1, 7), (0, 7)):
         cast.coordinator.client.request_evaluation(cast.id, few(max_test=size), number)
@@ -413,7 +413,7 @@ def test_a_cancelled_evaluation_can_be_requested_again(cast: DistillingCast) -> 
     client, [row] = cast.coordinator.client, _listed(cast)
     cancelled = client.cancel_evaluation(row.id)
     assert (cancelled.state, cancelled.reason) == (JobState.CANCELLED, "cancelled by an operator")
-    assert client.cancel_evaluation(row.id) == cancelled  # again: no error
+    assert client.cancel_evaluation(row.id) == cancelled  # a repeated cancellation is not an error
     cast.coordinator.evaluate(row.id)
     assert _listed(cast) == [cancelled]
     assert cast.run.state == RunState.RUNNING
@@ -466,7 +466,7 @@ def test_a_data_error_fails_the_evaluation_and_not_the_run(
     assert _listed(cast)[0].state == JobState.COMPLETED
 
 
-def test_a_failure_that_may_pass_is_retried(cast: DistillingCast) -> None:
+def test_a_temporary_failure_is_retried(cast: DistillingCast) -> None:
     """The images are missing from the store for a moment."""
     [row] = _listed(cast)
     digest = row.dataset_digest

@@ -15,8 +15,8 @@ from support.servers import Servers
 
 pytestmark = pytest.mark.integration
 
-_LOCK = 4711  # of the test's own
-# Stops the process that writes a second result, when the first is committed.
+_LOCK = 4711  # used only by this test
+# Blocks the process that writes a second result once the first is committed.
 _STOP = f"""
 CREATE FUNCTION stop_here() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   IF NEW.progress->'results' ? 'knn' THEN PERFORM pg_advisory_xact_lock({_LOCK}); END IF;
@@ -28,7 +28,7 @@ CREATE TRIGGER stop_here BEFORE UPDATE ON evaluations FOR EACH ROW EXECUTE FUNCT
 
 @pytest.fixture(scope="module")
 def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three workers, and no evaluator yet."""
+    """Yield a federation of three workers, without an evaluator."""
     folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("fedsimclr"))
     with federation(database, servers.redis_url, folder, clients) as started:
         register_digits(started.client, folder)
@@ -39,7 +39,9 @@ def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.full
-def test_rounds_do_not_wait_for_it_and_a_kill_changes_no_result(running: Federation, database: str) -> None:
+def test_rounds_do_not_wait_for_the_evaluator_and_killing_it_changes_no_result(
+    running: Federation, database: str
+) -> None:
     spec = judged_spec()
     run_id = running.client.create_run(spec).id
     running.wait_for(lambda: running.client.run(run_id).state == RunState.FINISHED, "the run's end")

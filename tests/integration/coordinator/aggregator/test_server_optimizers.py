@@ -1,5 +1,5 @@
-"""A deployed run with an optimiser on the coordinator, and a moving average of the encoder, has the bits of its
-simulation, also after it was continued."""
+"""A deployed run with a server optimizer and an averaged encoder has the bits of its simulation, also after it was
+continued."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_a_deployed_run_has_the_bits_of_its_simulation(
     assert run.model != rounds[-1].broadcast
     assert run.initial_model is not None
     assert coordinator.tensors(run.initial_model).keys() == last.keys() == result.model.keys()
-    # The average after the second round is what is evaluated of it, and what another run can start from.
+    # The average after the second round is what is evaluated, and what another run can start from.
     second = simulate(method_spec("fedsimclr", num_rounds=2, aggregation=aggregation), shards(whole)).model
     start = {"run": str(workers.id), "round": 2}
     model = {**whole.model.model_dump(mode="json"), "initial": start}

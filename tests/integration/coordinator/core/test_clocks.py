@@ -1,4 +1,4 @@
-"""Clocks that jump, or that differ between machines: the sweep continues."""
+"""Clocks that jump, or that differ between machines, do not stop the sweep."""
 
 import json
 import subprocess
@@ -34,14 +34,14 @@ def broker(servers: Servers) -> Iterator[redis.Redis]:
 
 
 def _await_sweeps(broker: redis.Redis, number: int) -> None:
-    """Wait until `number` more sweeps than now are in the queue, 30 s at most."""
+    """Wait until the queue holds `number` more sweeps than now, for at most 30 s."""
     wanted, end = broker.llen("aggregate") + number, time.monotonic() + 30
     while broker.llen("aggregate") < wanted:
         assert time.monotonic() < end, "no sweep any more"
         time.sleep(0.02)
 
 
-def test_beat_goes_on_when_its_clock_is_put_back_by_a_day(
+def test_beat_keeps_sweeping_when_its_clock_jumps(
     servers: Servers, broker: redis.Redis, clocks: Clocks, tmp_path: Path
 ) -> None:
     url = servers.redis_url.removesuffix("/0") + "/7"
@@ -61,7 +61,9 @@ def test_beat_goes_on_when_its_clock_is_put_back_by_a_day(
     assert {message["headers"]["expires"] for message in messages} == {None}
 
 
-def test_beat_adds_nothing_to_a_queue_that_nobody_serves(broker: redis.Redis, servers: Servers, tmp_path: Path) -> None:
+def test_beat_stops_sending_sweeps_when_the_queue_is_full(
+    broker: redis.Redis, servers: Servers, tmp_path: Path
+) -> None:
     url = servers.redis_url.removesuffix("/0") + "/7"
     environment = coordinator_environment("postgresql://nobody", url, tmp_path, FEDSSL_SWEEP_SECONDS="0.2")
     broker.rpush("aggregate", *["a message"] * (MOST_WAITING - 2))
@@ -74,7 +76,7 @@ def test_beat_adds_nothing_to_a_queue_that_nobody_serves(broker: redis.Redis, se
     assert broker.llen("aggregate") == MOST_WAITING
 
 
-def test_sweeps_that_piled_up_are_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulated_sweeps_run_only_once(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.aggregator import tasks
 
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""A change is answered only after its commit, is never announced without it, and readers see events in order."""
+"""Changes are committed before they are answered or announced, and readers see events in order."""
 
 import socket
 import threading
@@ -31,7 +31,9 @@ def slow_commits() -> Iterator[None]:
     event.remove(Session, "before_commit", wait)
 
 
-def test_what_was_answered_is_seen_by_others(coordinator: Coordinator, tables: Tables, slow_commits: None) -> None:
+def test_an_answered_change_is_visible_to_other_connections(
+    coordinator: Coordinator, tables: Tables, slow_commits: None
+) -> None:
     """The session dependency commits before the response is sent."""
     run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
     assert tables.query("SELECT state FROM runs") == [("running",)]
@@ -70,7 +72,7 @@ def failing_commits(coordinator: Coordinator, tables: Tables, request: pytest.Fi
 @pytest.mark.parametrize(
     ("failing_commits", "kind"), [("40001", Unavailable), ("P0001", ServerError)], indirect=["failing_commits"]
 )
-def test_a_commit_that_fails_is_no_success(
+def test_a_failed_commit_is_answered_with_an_error(
     coordinator: Coordinator, onlooker: Onlooker, failing_commits: None, kind: type[ServerError]
 ) -> None:
     with onlooker.nothing_changes() as events, pytest.raises(kind) as caught:
@@ -102,7 +104,7 @@ def test_a_reader_sees_the_events_of_a_run_in_the_order_of_their_ids(coordinator
         second = threading.Thread(target=quick)
         second.start()
         second.join(0.3)
-        assert second.is_alive()  # waits for its turn
+        assert second.is_alive()  # waits for the first transaction
         assert tables.events_after(last) == []
         with transaction() as session:  # another run's events do not wait
             audit.record(session, "elsewhere", "")
@@ -111,7 +113,7 @@ def test_a_reader_sees_the_events_of_a_run_in_the_order_of_their_ids(coordinator
     assert [e.kind for e in tables.events_after(last) if e.run_id == run.id] == ["slow", "quick"]
 
 
-def test_what_waits_for_a_commit_is_dropped_by_a_rollback(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_rollback_drops_the_events_and_callbacks_of_its_transaction(coordinator: Coordinator, tables: Tables) -> None:
     from fedssl_coordinator.core import audit
     from fedssl_coordinator.core.db import after_commit, transaction
 
@@ -129,7 +131,7 @@ def test_what_waits_for_a_commit_is_dropped_by_a_rollback(coordinator: Coordinat
     assert [e.kind for e in tables.events_after(last)] == ["once"]
 
 
-def test_hundreds_of_requests_at_once_are_all_answered(coordinator: Coordinator) -> None:
+def test_hundreds_of_concurrent_requests_are_all_answered(coordinator: Coordinator) -> None:
     """There are fewer threads and connections than requests: no request may hold one while it waits for the other."""
     run = coordinator.client.create_run(tiny_spec(), start=False)
     host, port = coordinator.url.removeprefix("http://").split(":")
@@ -147,7 +149,7 @@ def test_hundreds_of_requests_at_once_are_all_answered(coordinator: Coordinator)
     assert answers == [b"HTTP/1.1 200"] * 200
 
 
-def test_lists_take_as_many_queries_however_long_they_are(
+def test_the_number_of_queries_does_not_grow_with_the_length_of_a_list(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     from fedssl_coordinator.core.db import engine

@@ -62,10 +62,10 @@ def _statements() -> Iterator[list[str]]:
         event.remove(engine(), "before_cursor_execute", note)
 
 
-def test_waiting_claims_hold_no_connection_and_ask_nothing(
+def test_waiting_claims_hold_no_connection_and_share_one_check(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many wait, there is one check for all of them per interval, with two statements."""
+    """There is one check per interval for all of them, with two statements."""
     look, all_wait = waiting_claims._to_wake, threading.Event()
 
     def look_and_count(callers: list[Caller], evaluating: set[Caller]) -> list[Caller]:
@@ -81,7 +81,7 @@ def test_waiting_claims_hold_no_connection_and_ask_nothing(
     with ThreadPoolExecutor(_WAITING) as pool:
         waiting = [pool.submit(client.claim, 6) for client in clients]
         assert all_wait.wait(4)
-        time.sleep(1)  # each has checked once by itself, too
+        time.sleep(1)  # each claim has also checked once itself
         assert not any(claim.done() for claim in waiting)
         _close_connections()
         with _statements() as asked:
@@ -91,7 +91,7 @@ def test_waiting_claims_hold_no_connection_and_ask_nothing(
         assert [claim.result() for claim in waiting] == [None] * _WAITING
 
 
-def test_no_thread_waits_to_finish_an_upload_while_many_are_finished(coordinator: Coordinator) -> None:
+def test_a_thread_does_not_wait_to_finish_an_upload_while_eight_others_are_finished(coordinator: Coordinator) -> None:
     from fedssl_coordinator.core import store
 
     def ask(name: str) -> bool:
@@ -100,12 +100,12 @@ def test_no_thread_waits_to_finish_an_upload_while_many_are_finished(coordinator
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as held:
         assert all(held.enter_context(store._lock(f"partial/{number}")) for number in range(8))
-        assert not pool.submit(ask, "partial/one-more").result(5)  # 423: its sender retries
+        assert not pool.submit(ask, "partial/one-more").result(5)  # 423: the sender retries
         held.close()
         assert pool.submit(ask, "partial/one-more").result(5)
 
 
-def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
+def test_a_failed_check_for_waiting_claims_is_repeated(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, has_failed = waiting_claims._to_wake, threading.Event()
@@ -126,7 +126,7 @@ def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
         assert claim.result() is not None
 
 
-def test_work_for_one_wakes_one(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_new_work_for_one_client_wakes_only_its_claim(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """If ten claims wait, nine of them send no more statements."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
@@ -144,7 +144,7 @@ def test_work_for_one_wakes_one(coordinator: Coordinator, tables: Tables, tmp_pa
         assert not any(claim.done() for claim in waiting)
 
 
-def test_only_the_last_update_has_the_run_looked_at(
+def test_only_the_last_update_enqueues_the_aggregator(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This also holds if all updates arrive at the same time: each transaction sees the earlier ones."""
@@ -162,7 +162,9 @@ def test_only_the_last_update_has_the_run_looked_at(
     assert {state for _, _, state in cast.states()} == {"accepted"}
 
 
-def test_a_process_opens_no_more_connections_than_it_may(servers: Servers, database_url: str, tmp_path: Path) -> None:
+def test_a_process_opens_no_more_connections_than_configured(
+    servers: Servers, database_url: str, tmp_path: Path
+) -> None:
     limits = {"FEDSSL_DATABASE_CONNECTIONS": "15", "FEDSSL_DATABASE_WAIT_SECONDS": "0.5"}
     with (
         Coordinator(database_url, servers.redis_url, tmp_path, **limits) as coordinator,
@@ -172,7 +174,7 @@ def test_a_process_opens_no_more_connections_than_it_may(servers: Servers, datab
         clients = [WorkerClient(coordinator.url, secret, retry=Retry(seconds=0)) for secret in secrets]
         plain = database_url.replace("+psycopg", "")
         with ThreadPoolExecutor(30) as pool, psycopg.connect(plain) as holder:
-            holder.execute("LOCK TABLE clients")  # every claim's transaction hangs, with its connection
+            holder.execute("LOCK TABLE clients")  # every claim's transaction blocks, holding its connection
             claims = [pool.submit(client.claim, 0) for client in clients]
             time.sleep(0.3)
             assert _connections(tables) <= 15 + 1
@@ -184,8 +186,10 @@ def test_a_process_opens_no_more_connections_than_it_may(servers: Servers, datab
         assert "send the request again shortly" in str(refused[0])
 
 
-def test_behind_a_pooler_nothing_outlives_its_transaction(servers: Servers, database_url: str, tmp_path: Path) -> None:
-    """The pooler's connection next serves others: they would inherit timeouts, and a lock would have no owner."""
+def test_no_setting_and_no_lock_outlives_its_transaction_behind_a_pooler(
+    servers: Servers, database_url: str, tmp_path: Path
+) -> None:
+    """The pooler's connection then serves other clients, which would inherit timeouts. A lock would have no owner."""
     settings = {"FEDSSL_DATABASE_DIRECT_URL": database_url, "FEDSSL_STATEMENT_SECONDS": "7"}
     with Coordinator(database_url, servers.redis_url, tmp_path, **settings) as coordinator:
         assert coordinator.client.ready().status == "ok"
@@ -210,7 +214,7 @@ def test_behind_a_pooler_nothing_outlives_its_transaction(servers: Servers, data
 def test_only_a_connection_that_was_idle_is_tested(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test is a round trip. An idle connection may have ended meanwhile, and then a request gets a new one."""
+    """A test costs a round trip. An idle connection may have ended, in which case the request gets a new one."""
     from fedssl_coordinator.core import db
 
     tested: list[object] = []
@@ -240,10 +244,10 @@ def test_only_a_connection_that_was_idle_is_tested(
     assert len(tested) == 2
 
 
-def test_connections_that_were_opened_while_the_database_was_read_only_are_replaced(
+def test_connections_opened_while_the_database_was_read_only_are_replaced(
     coordinator: Coordinator, tables: Tables
 ) -> None:
-    """As after a failover, or if a provider forbids writing because the disk is nearly full."""
+    """This happens after a failover, or if a provider forbids writing because the disk is nearly full."""
     worker = coordinator.worker("a")
     [name] = tables.query("SELECT quote_ident(current_database())")[0]
     tables.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from fedssl_coordinator.core.settings import settings
 from support.coordinator import Coordinator
 
 
-def test_watchers_are_woken_at_once_and_after_the_last_change_but_not_for_each(coordinator: Coordinator) -> None:
+def test_wake_ups_are_sent_at_once_and_after_the_last_change_but_not_for_each_change(coordinator: Coordinator) -> None:
     with Redis.from_url(settings().redis_address) as redis, redis.pubsub() as subscription:
         subscription.subscribe(EVENTS_CHANNEL)
-        assert subscription.get_message(timeout=5) is not None  # of the subscription itself
+        assert subscription.get_message(timeout=5) is not None  # the confirmation of the subscription
 
         def num_messages(seconds: float) -> int:
             end, found = time.monotonic() + seconds, 0

@@ -1,4 +1,4 @@
-"""Numbers, log lines and traces of requests, tasks and workers."""
+"""Metrics, log lines and traces of requests, tasks and workers."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def task(run_id: UUID, **headers: str) -> None:
     celery.tasks["fedssl.advance_run"].apply(args=[str(run_id)], headers=headers or None, throw=True)
 
 
-def test_a_round_is_counted(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_round_is_counted_in_the_metrics(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     before = numbers(coordinator)
     cast = Cast(coordinator, tables, tmp_path)
     cast.work("a")
@@ -56,7 +56,7 @@ def test_a_round_is_counted(coordinator: Coordinator, tables: Tables, tmp_path: 
     assert not [name for name in after if str(cast.id) in name]
 
 
-def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tables: Tables) -> None:
+def test_the_dashboard_shows_every_metric_and_no_unknown_one(coordinator: Coordinator, tables: Tables) -> None:
     from fedssl_coordinator.core.metrics import REGISTRY
 
     shown = {name.partition("{")[0] for name in numbers(coordinator)}
@@ -88,7 +88,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     structlog.configure(**before)
 
 
-def test_log_lines_say_what_they_are_about(
+def test_log_lines_name_their_run_round_and_client(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path)
@@ -139,7 +139,9 @@ def test_a_round_is_one_trace(
     assert (spans["POST /v1/work/submit"].attributes or {})["http.response.status_code"] == 200
 
 
-def test_messages_carry_the_trace(coordinator: Coordinator, exporter: InMemorySpanExporter, tables: Tables) -> None:
+def test_messages_carry_the_trace_of_their_sender(
+    coordinator: Coordinator, exporter: InMemorySpanExporter, tables: Tables
+) -> None:
     from fedssl_coordinator.core import enqueue, queues
 
     queues.redis_connection().delete("aggregate")

@@ -1,4 +1,4 @@
-"""Redis or Postgres goes away and comes back: real processes, which nobody restarts."""
+"""Outages of Redis and Postgres, with real processes that are not restarted."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture(scope="module")
 def running(postgres: Postgres, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """API, aggregator and beat."""
+    """Yield a federation of an API, an aggregator and beat."""
     folder = tmp_path_factory.mktemp("federation")
     migrate(coordinator_environment(postgres.url, valkey.url, folder / "store"))
     with federation(postgres.url, valkey.url, folder, {}) as federated:
@@ -68,7 +68,7 @@ def _impatient(running: Federation) -> Client:
     return Client(running.url, running._operator_token, retry=Retry(seconds=0))
 
 
-def test_without_redis_everything_goes_on_only_later(
+def test_without_redis_all_requests_succeed_and_the_sweep_catches_up(
     running: Federation, valkey: Valkey, worker: WorkerClient, tmp_path: Path
 ) -> None:
     client = _impatient(running)
@@ -87,14 +87,14 @@ def test_without_redis_everything_goes_on_only_later(
         times.append(time.monotonic() - started)
     assert max(times) < QUICKLY, times
     [run] = [run for run in client.runs() if run.name == "without-redis"]
-    assert client.run(run.id).current_round is None  # nobody was told
+    assert client.run(run.id).current_round is None  # no message reached the aggregator
     valkey.start()
-    # No request comes any more: the sweep finds what was missed.
+    # The sweep finds what was missed, although no more requests come.
     opened = running.wait_for(lambda: client.run(run.id).current_round, "the sweep", 30)
     assert opened.number == 1
 
     valkey.stop()
-    item = worker.claim(5)  # waits by polling, where it waits at all
+    item = worker.claim(5)  # waits by polling, if it waits at all
     assert item is not None
     started = time.monotonic()
     deliver(worker, item, tmp_path)
@@ -104,7 +104,7 @@ def test_without_redis_everything_goes_on_only_later(
     assert done == Outcome.COMPLETED
 
 
-def test_a_redis_that_answers_nothing_holds_up_no_request(running: Federation, valkey: Valkey) -> None:
+def test_a_redis_that_does_not_answer_delays_no_request(running: Federation, valkey: Valkey) -> None:
     client = _impatient(running)
     assert valkey.pid is not None
     os.kill(valkey.pid, signal.SIGSTOP)
@@ -118,7 +118,9 @@ def test_a_redis_that_answers_nothing_holds_up_no_request(running: Federation, v
     assert took < 2 * QUICKLY
 
 
-def test_postgres_is_restarted(running: Federation, postgres: Postgres, worker: WorkerClient, tmp_path: Path) -> None:
+def test_the_processes_and_a_stream_survive_a_restart_of_postgres(
+    running: Federation, postgres: Postgres, worker: WorkerClient, tmp_path: Path
+) -> None:
     client = _impatient(running)
     run = client.create_run(tiny_spec(num_rounds=1, cohort={"clients": ["a"]}))
     running.wait_for(lambda: client.run(run.id).current_round, "the first round", 30)
@@ -127,7 +129,7 @@ def test_postgres_is_restarted(running: Federation, postgres: Postgres, worker: 
     seen: list[str] = []
 
     def watch() -> None:
-        with _impatient(running) as watching:  # the stream itself bears the outage
+        with _impatient(running) as watching:  # the stream itself survives the outage
             for event in watching.events(run.id):
                 seen.append(event.kind)
 
@@ -157,7 +159,7 @@ def _assert_unavailable(running: Federation, client: Client, worker: WorkerClien
         assert caught.value.slug == "unavailable"
         assert caught.value.retry_after == 2
     with httpx.Client(base_url=running.url, verify=False, trust_env=False) as http:
-        assert http.get("/healthz").status_code == 200  # the process itself is well
+        assert http.get("/healthz").status_code == 200  # the process itself is healthy
         assert http.get("/readyz").json()["status"] == "unavailable"
         malformed = http.post("/v1/runs", content="{", headers={"Content-Type": "application/json"})
         assert malformed.status_code in (401, 503)
@@ -169,7 +171,7 @@ def _assert_unavailable(running: Federation, client: Client, worker: WorkerClien
         assert "The database is not answering." in page.text
 
 
-def test_redis_that_is_full_costs_beat_one_line_per_message(running: Federation, valkey: Valkey) -> None:
+def test_beat_logs_no_traceback_while_redis_is_full(running: Federation, valkey: Valkey) -> None:
     log = running.folder / "beat.log"
     num_before = len(log.read_text())
     with redis.Redis.from_url(valkey.url) as connection:

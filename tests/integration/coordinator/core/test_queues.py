@@ -1,4 +1,4 @@
-"""Queues: long work delays no other run, runs take turns, and a killed process changes no bit."""
+"""The Celery queues: long jobs delay no other run, runs take turns, and killing a process changes no bit."""
 
 import os
 import signal
@@ -100,7 +100,9 @@ def _events(running: Federation, run_id: UUID, kind: str) -> list[EventView]:
     return [event for event in running.client.event_log(run_id) if event.kind == kind]
 
 
-def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federation, database: str) -> None:
+def test_a_distillation_resumes_after_its_process_was_stopped_and_after_it_was_killed(
+    running: Federation, database: str
+) -> None:
     """Another process resumes from a checkpoint. The first process saved it when it ended, the second while it ran."""
     spec = distilling_spec(80)
     run_id = _submit(running, spec)
@@ -141,7 +143,7 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     assert job.eta_seconds is not None
     _assert_simulated(running, quick, quick_spec)
     waiting_spec = distilling_spec(4, name="waits", seed=12)
-    waiting = _submit(running, waiting_spec)  # for the only distiller
+    waiting = _submit(running, waiting_spec)  # waits for the only distiller
     running.wait_for(lambda: running.client.run(waiting).distillation, "its job")
     time.sleep(1.5)
     queued = running.client.run(waiting).distillation
@@ -154,7 +156,7 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     running.client.stop(slow)
 
 
-def test_a_second_distiller_takes_what_the_first_has_no_time_for(running: Federation) -> None:
+def test_a_second_distiller_takes_jobs_while_the_first_is_busy(running: Federation) -> None:
     """Distillation scales separately: one more process is enough, without a setting."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))
     _await_epoch(running, slow, 1)
@@ -175,7 +177,7 @@ SERVER_STATE = {
 
 
 @pytest.mark.parametrize("name", ["scaffold", "orchestra"])
-def test_an_aggregator_killed_in_mid_aggregation(
+def test_killing_an_aggregator_in_mid_aggregation_changes_no_bit(
     running: Federation, looking: Tables, database: str, name: str
 ) -> None:
     """Control variates and global centroids are computed again from the round's artifacts."""
@@ -191,7 +193,7 @@ def test_an_aggregator_killed_in_mid_aggregation(
 
     running.wait_for(has_state, "round 2")
     running.kill("aggregator", signal.SIGTERM)
-    while not has_state():  # it has closed the round meanwhile: a later one will do
+    while not has_state():  # the aggregator has closed the round meanwhile: use a later one
         running.start("aggregator")
         running.wait_for(has_state, "a later round")
         running.kill("aggregator", signal.SIGTERM)
@@ -268,7 +270,7 @@ def test_one_worker_serves_several_runs_in_turn(coordinator: Coordinator, tmp_pa
         assert item is not None
         again = worker.claim(0)
         assert again is not None
-        assert again.assignment_id == item.assignment_id  # nothing else while it holds this
+        assert again.assignment_id == item.assignment_id  # it gets no other work while it holds this
         order.append((item.run_id, item.round_number))
         deliver(worker, item, tmp_path)
         coordinator.advance(item.run_id)
@@ -276,7 +278,7 @@ def test_one_worker_serves_several_runs_in_turn(coordinator: Coordinator, tmp_pa
     assert worker.claim(0) is None
 
 
-def test_one_task_computes_one_round_and_no_more(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_one_task_computes_only_one_round(coordinator: Coordinator, tmp_path: Path) -> None:
     """The next round waits for its turn in the queue, behind other runs."""
     worker = coordinator.worker("a")
     run_id = coordinator.client.create_run(tiny_spec(num_rounds=3)).id
@@ -379,10 +381,10 @@ def _only_job(tables: Tables) -> UUID:
     return found
 
 
-def test_a_job_and_an_operator_do_not_cross(
+def test_a_cancellation_waits_for_a_job_that_is_publishing_and_finds_it_completed(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a job is about to publish, a cancellation waits, and then finds the job completed."""
+    """The operator's request is refused because the job is completed, and the run continues."""
     from fedssl.client import Conflict
     from fedssl_coordinator.federation.distillation import service
 

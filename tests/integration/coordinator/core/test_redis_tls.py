@@ -17,7 +17,7 @@ from support.servers import Servers
 
 pytestmark = pytest.mark.integration
 
-# Each client of Redis that a process of the coordinator has: sending, the broker, listening, and limits.
+# Each Redis client of a coordinator process: sending, the broker, listening, and limits.
 # Their timeouts are short and the machine may be busy, so each retries after a timeout, and only then.
 EVERY_CLIENT = """
 import asyncio
@@ -57,7 +57,7 @@ print("answered")
 
 
 class TlsProxy(BreakingProxy):
-    """Ends TLS in front of a server, as a proxy of the test's own."""
+    """Terminates TLS in front of a server."""
 
     def __init__(self, url: str, certificate: Path, key: Path) -> None:
         super().__init__(url)
@@ -76,7 +76,7 @@ def _every_client(url: str, ca_file: Path, store: Path) -> subprocess.CompletedP
 
 
 @pytest.mark.full
-def test_every_client_of_redis_trusts_the_authority_and_no_other(servers: Servers, tmp_path: Path) -> None:
+def test_every_redis_client_trusts_only_the_configured_authority(servers: Servers, tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     pair = authority.sign("redis", "127.0.0.1")
     with TlsProxy(servers.redis_url, pair.certificate, pair.key) as proxy:

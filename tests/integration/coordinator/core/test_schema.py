@@ -65,7 +65,7 @@ def _constraints(url: str) -> list[tuple[Any, ...]]:
         )
 
 
-def test_migrations_make_the_tables_of_the_models(
+def test_migrations_create_the_tables_of_the_models(
     servers: Servers, empty_url: str, tmp_path: Path, database_url: str
 ) -> None:
     migrate(_environment(servers, empty_url, tmp_path))
@@ -97,8 +97,8 @@ REPLACING = {
 """Constraints that migrations of the first days have replaced at once. docs/deploy.md promises that no other does."""
 
 
-def test_every_step_only_adds_and_goes_down_and_up_again(empty_url: str) -> None:
-    """The previous version works on the tables during an upgrade and after a rollback."""
+def test_every_migration_only_adds_and_can_be_reverted_and_repeated(empty_url: str) -> None:
+    """The previous version must work with the tables during an upgrade and after a rollback."""
     revisions = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
     seen: list[list[tuple[Any, ...]]] = []
     columns: dict[tuple[str, str], tuple[str, bool]] = {}
@@ -123,7 +123,7 @@ def test_every_step_only_adds_and_goes_down_and_up_again(empty_url: str) -> None
     assert _constraints(empty_url) == seen[-1]
 
 
-def test_tokens_and_destinations_for_one_project_end_if_projects_do(empty_url: str) -> None:
+def test_reverting_projects_revokes_the_tokens_and_deletes_the_destinations_of_one_project(empty_url: str) -> None:
     _to(empty_url, command.upgrade, "2026_11_24_projects")
     with Tables(empty_url) as tables:
         for label, project in (("all", None), ("one", "default")):
@@ -145,7 +145,7 @@ def test_tokens_and_destinations_for_one_project_end_if_projects_do(empty_url: s
         assert tables.query("SELECT label FROM notification_destinations") == [("all",)]
 
 
-def test_operators_of_before_become_admins_and_nobody_gains_by_going_back(empty_url: str) -> None:
+def test_operators_become_admins_and_a_downgrade_gives_no_token_more_rights(empty_url: str) -> None:
     _to(empty_url, command.upgrade, "2026_11_20_fifth")
     with Tables(empty_url) as tables:
         tables.execute("INSERT INTO clients (id) VALUES ('a')")
@@ -167,14 +167,14 @@ def test_operators_of_before_become_admins_and_nobody_gains_by_going_back(empty_
         assert tables.query("SELECT secret_hash, role, revoked_at IS NULL FROM tokens ORDER BY 1") == left
 
 
-def test_there_is_one_newest_revision() -> None:
+def test_the_migrations_have_one_head_and_one_base() -> None:
     scripts = ScriptDirectory.from_config(alembic_config())
     assert len(scripts.get_heads()) == 1
     assert len(scripts.get_bases()) == 1
     assert all(script.doc for script in scripts.walk_revisions())
 
 
-def test_several_processes_may_migrate_at_once(servers: Servers, empty_url: str, tmp_path: Path) -> None:
+def test_several_processes_can_migrate_at_once(servers: Servers, empty_url: str, tmp_path: Path) -> None:
     environment = _environment(servers, empty_url, tmp_path)
     command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
     processes = [subprocess.Popen(command_line, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
@@ -190,7 +190,7 @@ def test_a_migration_that_collides_with_a_working_process_is_repeated(
     environment = _environment(servers, empty_url, tmp_path)
     url = empty_url.replace("+psycopg", "", 1)
     with psycopg.connect(url) as working, Tables(empty_url) as tables:
-        working.execute("SET deadlock_timeout = '1min'")  # so that Postgres ends the migration, and not this
+        working.execute("SET deadlock_timeout = '1min'")  # so that Postgres ends the migration, not this transaction
         working.execute("SELECT FROM runs")
         with subprocess.Popen(command_line, env=environment, stderr=subprocess.PIPE, text=True) as migration:
             while not tables.one("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'runs'::regclass"):
@@ -227,7 +227,7 @@ def test_a_migration_that_gives_up_names_the_sessions_that_hold_the_tables(
     engine.dispose()
 
 
-def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty_url: str, tmp_path: Path) -> None:
+def test_migrate_wait_ends_once_the_tables_exist(servers: Servers, empty_url: str, tmp_path: Path) -> None:
     environment = _environment(servers, empty_url, tmp_path)
 
     def wait(seconds: int) -> subprocess.Popen[bytes]:
@@ -271,8 +271,8 @@ def test_tables_of_a_newer_version_stay_after_a_rollback(servers: Servers, empty
     assert _differences(empty_url) == []
 
 
-def test_a_migration_does_not_wait_for_ever(empty_url: str) -> None:
-    """A migration that does not get its lock soon fails. Otherwise every request would wait behind it."""
+def test_migrations_set_a_lock_timeout_and_a_statement_timeout(empty_url: str) -> None:
+    """A migration that does not get its lock soon must fail. Otherwise every request would wait behind it."""
     statements: list[str] = []
 
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
@@ -395,7 +395,7 @@ REFUSED: dict[str, tuple[LiteralString, tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_postgres_refuses(tables: Tables, case: str) -> None:
+def test_postgres_refuses_rows_that_must_never_exist(tables: Tables, case: str) -> None:
     statement, values, constraint = REFUSED[case]
     before = tables.dump()
     with pytest.raises(psycopg.IntegrityError, match=constraint):
@@ -403,7 +403,7 @@ def test_what_postgres_refuses(tables: Tables, case: str) -> None:
     assert tables.dump() == before
 
 
-def test_two_of_a_kind_that_postgres_refuses(tables: Tables) -> None:
+def test_postgres_refuses_duplicate_secrets_and_metrics(tables: Tables) -> None:
     new_token: LiteralString = "INSERT INTO tokens (id, role, label, secret_hash) VALUES (%s, 'operator', '', 'h')"
     new_metric: LiteralString = (
         f"INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES ('{_RUN}', 1, %s, 'loss', 1)"
@@ -414,7 +414,7 @@ def test_two_of_a_kind_that_postgres_refuses(tables: Tables) -> None:
             tables.execute(statement, *(uuid4() if isinstance(value, type(_RUN)) else value for value in values))
 
 
-def test_what_postgres_allows(tables: Tables) -> None:
+def test_postgres_allows_closed_rounds_and_ended_attempts(tables: Tables) -> None:
     """A run may have closed rounds besides the open one, and ended attempts besides a live one."""
     tables.execute(_NEW_ROUND, uuid4(), 2, "closed", "failed")
     tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 2, "expired")
@@ -422,7 +422,7 @@ def test_what_postgres_allows(tables: Tables) -> None:
     tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 4, "accepted")
 
 
-def test_what_is_looked_up_has_an_index(tables: Tables) -> None:
+def test_queried_columns_have_an_index(tables: Tables) -> None:
     """A foreign key without an index means a scan of the whole table, in hot paths and when artifacts are removed."""
     [(plan,)] = tables.query("SELECT string_agg(indexdef, E'\\n') FROM pg_indexes WHERE schemaname = 'public'")
     for columns in (

@@ -1,4 +1,4 @@
-"""A guard: the statements, transactions and round trips of each request of a worker. Lower a number if it falls."""
+"""The statements, transactions and round trips of each request of a worker. Lower a number here if it falls."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_an_uploaded_update_costs_eighteen_statements_in_three_transactions(
     assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [18, 3, 24]
 
 
-def test_a_delivery_costs_less_than_an_upload_and_a_submission_also_with_an_anchor(
+def test_a_delivery_costs_four_statements_with_or_without_an_anchor(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
@@ -99,17 +99,17 @@ def test_a_delivery_costs_less_than_an_upload_and_a_submission_also_with_an_anch
     assert delivery("b", anchors[1]) == (4, 1, 6)
 
 
-def test_a_claim_without_work_asks_once_and_then_waits(
+def test_a_claim_without_work_costs_two_or_three_statements(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
     worker = coordinator.worker("a", register=False)
     assert _cost(lambda: worker.claim(0)) == (2, 1, 4)
-    assert _cost(lambda: worker.claim(0)) == (3, 1, 5)  # it asks for evaluations at its site, too
+    assert _cost(lambda: worker.claim(0)) == (3, 1, 5)  # it also asks for evaluations at its site
 
 
-def test_a_claim_of_a_client_that_is_not_drawn_asks_once(
+def test_a_claim_of_a_client_that_was_not_drawn_costs_two_or_three_statements(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
@@ -117,10 +117,10 @@ def test_a_claim_of_a_client_that_is_not_drawn_asks_once(
     tables.execute("UPDATE rounds SET opened_at = now() - interval '96 seconds'")
     worker = coordinator.worker("a", register=False)
     assert _cost(lambda: worker.claim(60)) == (2, 1, 4)
-    assert _cost(lambda: worker.claim(60)) == (3, 1, 5)  # with evaluations at its site
+    assert _cost(lambda: worker.claim(60)) == (3, 1, 5)  # it also asks for evaluations at its site
 
 
-def test_a_registration(coordinator: Coordinator) -> None:
+def test_a_registration_costs_six_statements(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     introduction = Register(worker_version="1", methods={}, device="cpu", num_images=1000, channels=1, image_size=8)
     assert _cost(lambda: worker.register(introduction)) == (6, 1, 8)

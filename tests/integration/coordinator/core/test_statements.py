@@ -1,4 +1,4 @@
-"""Statements that the driver executes have SQLAlchemy's rows and errors."""
+"""Statements that the driver executes directly give the rows and errors of SQLAlchemy."""
 
 from typing import Any
 from uuid import UUID
@@ -24,7 +24,7 @@ FAILING: dict[str, tuple[str, dict[str, Any], type[SQLAlchemyError]]] = {
 }  # fmt: skip
 
 
-def test_parameters_have_the_types_of_sqlalchemy(coordinator: Coordinator) -> None:
+def test_parameters_and_rows_have_the_types_of_sqlalchemy(coordinator: Coordinator) -> None:
     numbers, document = bindparam("numbers", type_=ARRAY(Double)), bindparam("document", type_=JSONB(none_as_null=True))
     construct = select(numbers, document, func.now(), cast("of the statement", JSONB))
     for given in ({"numbers": [1.0], "document": {"a": "b"}}, {"numbers": [], "document": None}):
@@ -45,5 +45,5 @@ def test_errors_are_those_of_sqlalchemy(coordinator: Coordinator, case: str) -> 
     with pytest.raises(expected) as alone:
         statement.alone(given)
     assert {type(error.value) for error in (in_transaction, alone)} == {type(by_sqlalchemy.value)}
-    with transaction() as session:  # the pool gives no lost connection again
+    with transaction() as session:  # the pool does not hand out a lost connection again
         assert session.scalar(text("SELECT 1")) == 1

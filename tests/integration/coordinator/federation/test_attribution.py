@@ -29,7 +29,7 @@ def _causes(cast: Cast) -> list[tuple[str, int, str | None]]:
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("cause", [Cause.COORDINATOR, None], ids=["attributed", "by an older worker"])
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_a_missing_broadcast_stalls_the_run_until_it_is_back(
+def test_a_missing_or_damaged_broadcast_stalls_the_run_until_it_is_restored(
     make_cast: MakeCast, damage: str, cause: Cause | None
 ) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
@@ -52,7 +52,7 @@ def test_a_missing_broadcast_stalls_the_run_until_it_is_back(
         "it is tried again"
     )
     assert cast.events("run.stalled")[0].message == f"try 1: {run.reason}"
-    assert not cast.awaits_attention()  # it pauses between two checks
+    assert not cast.awaits_attention()  # there is a pause between two checks
     path.write_bytes(whole)
     _pause_over(cast)
     assert cast.awaits_attention()
@@ -84,7 +84,7 @@ def test_a_missing_broadcast_is_reported_while_other_clients_still_train(make_ca
     assert cast.run.outcome == Outcome.COMPLETED
 
 
-def test_a_deadline_that_passes_without_the_broadcast_costs_no_attempt(make_cast: MakeCast) -> None:
+def test_a_deadline_that_passes_while_the_broadcast_is_missing_costs_no_attempt(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
     path, whole = _broadcast(cast), _broadcast(cast).read_bytes()
     path.unlink()
@@ -98,7 +98,7 @@ def test_a_deadline_that_passes_without_the_broadcast_costs_no_attempt(make_cast
     assert [state for *_, state in cast.states()] == ["expired", "offered", "expired", "offered"]
 
 
-def test_registered_public_images_that_are_missing_stall_the_run(make_cast: MakeCast) -> None:
+def test_missing_registered_public_images_stall_the_run(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
     public = '{"dataset": "scans", "num_images": 8, "digest": "' + "5" * 64 + '"}'
     cast.tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{public_data}', %s::jsonb)", public)
@@ -108,8 +108,8 @@ def test_registered_public_images_that_are_missing_stall_the_run(make_cast: Make
     assert f"the public images {'5' * 64} is missing" in (cast.run.reason or "")
 
 
-def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cast: MakeCast) -> None:
-    """Its first claim costs nothing, because the file may have come back. Later ones count against the client."""
+def test_a_client_that_falsely_blames_the_coordinator_uses_up_its_own_attempts(make_cast: MakeCast) -> None:
+    """Its first claim costs nothing, because the file may have been restored. Later ones count against the client."""
     cast = make_cast("abc", cohort={"max_attempts": 2}, num_rounds=1)
     cast.work("a", "b")
     _decline(cast, "c", Cause.COORDINATOR)
@@ -122,7 +122,7 @@ def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cas
         _decline(cast, "c", Cause.COORDINATOR)
         claims += 1
         cast.advance()
-    assert claims == 3  # one that costs nothing, and one per attempt
+    assert claims == 3  # one costs nothing, and then one per attempt
     assert cast.run.outcome == Outcome.FAILED
     assert "the coordinator has it, undamaged" in (cast.run.reason or "")
     assert [cause for _, _, cause in _causes(cast)[2:]] == [
@@ -135,7 +135,7 @@ def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cas
     assert "the coordinator has it, undamaged" in refuted[0].message
 
 
-def test_causes_are_kept_and_shown(make_cast: MakeCast) -> None:
+def test_causes_of_declines_are_stored_and_shown(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
     _decline(cast, "a", Cause.CLIENT_DATA, "no images")
     _decline(cast, "b", None, "an older worker gives no cause")
@@ -160,7 +160,7 @@ def _failed(make_cast: MakeCast) -> Cast:
     return cast
 
 
-def test_a_failed_run_is_taken_up_from_its_last_closed_round(make_cast: MakeCast) -> None:
+def test_a_failed_run_is_resumed_after_its_last_closed_round(make_cast: MakeCast) -> None:
     cast = _failed(make_cast)
     why = cast.run.reason
     run = cast.coordinator.client.resume(cast.id)
@@ -184,7 +184,7 @@ def test_a_failed_run_is_taken_up_from_its_last_closed_round(make_cast: MakeCast
     assert [event.kind for event in followed].count("run.finished") == 2  # the first one does not end the stream
 
 
-def test_a_failed_run_may_fail_again_and_be_taken_up_again(make_cast: MakeCast) -> None:
+def test_a_failed_run_can_fail_and_be_resumed_repeatedly(make_cast: MakeCast) -> None:
     cast = _failed(make_cast)
     for _ in range(2):
         cast.coordinator.client.resume(cast.id)
@@ -194,7 +194,7 @@ def test_a_failed_run_may_fail_again_and_be_taken_up_again(make_cast: MakeCast) 
     assert len(cast.events("run.resumed")) == 2
 
 
-def test_an_update_that_was_removed_meanwhile_is_asked_for_again(make_cast: MakeCast) -> None:
+def test_resuming_asks_again_for_an_update_that_was_removed_meanwhile(make_cast: MakeCast) -> None:
     cast = _failed(make_cast)
     digest = next(a.update for a in cast.round.assignments if a.client_id == "a")
     cast.tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest = %s", digest)
@@ -205,7 +205,7 @@ def test_an_update_that_was_removed_meanwhile_is_asked_for_again(make_cast: Make
     assert item.last_accepted.round_number == 1
 
 
-def test_a_client_that_was_revoked_meanwhile_no_longer_counts(make_cast: MakeCast) -> None:
+def test_resuming_leaves_out_a_client_that_was_revoked_meanwhile(make_cast: MakeCast) -> None:
     cast = _failed(make_cast)
     cast.coordinator.client.revoke_client("a")
     cast.coordinator.client.resume(cast.id)
@@ -215,7 +215,7 @@ def test_a_client_that_was_revoked_meanwhile_no_longer_counts(make_cast: MakeCas
     assert cast.rounds[1].reason == "1 of 2 updates"
 
 
-def test_a_run_without_its_weights_cannot_be_taken_up(make_cast: MakeCast) -> None:
+def test_a_run_whose_weights_were_removed_cannot_be_resumed(make_cast: MakeCast) -> None:
     from fedssl.client import Conflict
 
     cast = _failed(make_cast)
@@ -224,7 +224,7 @@ def test_a_run_without_its_weights_cannot_be_taken_up(make_cast: MakeCast) -> No
         cast.coordinator.client.resume(cast.id)
 
 
-def test_completed_and_stopped_runs_cannot_be_taken_up(make_cast: MakeCast) -> None:
+def test_completed_and_stopped_runs_cannot_be_resumed(make_cast: MakeCast) -> None:
     from fedssl.client import Conflict
 
     stopped, completed = make_cast(), make_cast("cd", num_rounds=1)
@@ -258,7 +258,7 @@ def test_a_round_that_no_aggregator_takes_up_shows_why_it_waits(make_cast: MakeC
     _a_minute_ago(cast)
     assert cast.run.reason is None  # `b` is still training
     cast.work("b")
-    assert cast.run.reason is None  # not yet
+    assert cast.run.reason is None  # not yet long enough
     _a_minute_ago(cast)
     reason = cast.run.reason
     assert reason is not None
@@ -278,7 +278,7 @@ def test_a_run_that_no_aggregator_prepares_shows_why_it_waits(make_cast: MakeCas
     assert "none has taken up the run for more than 4 min" in (coordinator.client.run(waiting.id).reason or "")
 
 
-def test_a_run_that_an_aggregator_works_on_does_not_wait_for_one(make_cast: MakeCast) -> None:
+def test_a_run_that_an_aggregator_works_on_is_not_reported_as_waiting(make_cast: MakeCast) -> None:
     from fedssl_coordinator.core.db import exclusive
 
     cast = make_cast()

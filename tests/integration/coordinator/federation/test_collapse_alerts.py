@@ -1,4 +1,4 @@
-"""Collapse and drift: what the clients measured crosses a threshold when a round closes."""
+"""Alerts of collapse and drift: a measurement of a client crosses a threshold when a round closes."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def _cast(coordinator: Coordinator, tables: Tables, folder: Path, **watch: Any) 
 
 
 def _deliver(cast: Cast, folder: Path, **metrics: float) -> None:
-    """Every client submits these metrics, and the round closes."""
+    """Let every client submit these metrics, and close the round."""
     for name in cast.workers:
         item = cast.claim(name)
         digest = upload(cast.workers[name], item, tensors_for(item.plan.update), folder)
@@ -54,7 +54,7 @@ def test_an_alert_is_an_event_and_the_run_continues(coordinator: Coordinator, ta
     assert len(event.data["alarms"]) == 4
 
 
-def test_numbers_within_the_thresholds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_metrics_within_the_thresholds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, min_effective_rank=2.0, first_round=1)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path, feature_std=0.5, embedding_std=0.5)
@@ -68,7 +68,7 @@ def test_early_rounds_give_no_alert(coordinator: Coordinator, tables: Tables, tm
     assert [event.round_number for event in _alerts(coordinator, cast)] == [2]
 
 
-def test_an_alert_pauses_once_per_round_and_an_operator_resumes(
+def test_alerts_pause_a_run_once_per_round_until_an_operator_resumes_it(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, action="pause")
@@ -89,17 +89,17 @@ def test_an_alert_pauses_once_per_round_and_an_operator_resumes(
     assert cast.run.state == RunState.PAUSED
     coordinator.client.resume(cast.id)
     cast.advance()
-    _deliver(cast, tmp_path)  # the last: there is nothing left to pause
+    _deliver(cast, tmp_path)  # the last round: there is nothing left to pause
     assert (cast.run.outcome, cast.run.rounds_closed) == (Outcome.COMPLETED, 3)
     kinds = [event.kind for event in coordinator.client.event_log(cast.id)]
     assert (kinds.count("run.alarm"), kinds.count("run.paused")) == (3, 2)
 
 
 @pytest.mark.changes_states
-def test_a_run_that_is_paused_already_gets_the_alert_as_its_reason(
+def test_a_run_that_is_already_paused_gets_the_alert_as_its_reason(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """The pause came while the round was still aggregated."""
+    """The run was paused while the round was being aggregated."""
     from fedssl_coordinator.aggregator import rounds
 
     cast = _cast(coordinator, tables, tmp_path, action="pause")
@@ -117,8 +117,10 @@ def test_a_run_that_is_paused_already_gets_the_alert_as_its_reason(
     assert "effective_rank 3 is below" in str(cast.run.reason)
 
 
-def test_only_accepted_clients_give_alerts(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """A partial round: what an expired client had sent before counts for nothing."""
+def test_only_clients_with_an_accepted_update_give_alerts(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """In a partial round, metrics that a client sent before it expired do not count."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=2, watch=HIGH, cohort={"min_updates": 1})
     item = cast.claim("a")
     digest = upload(cast.workers["a"], item, tensors_for(item.plan.update), tmp_path)
@@ -152,10 +154,10 @@ def test_a_client_whose_update_is_left_out_does_not_pause_the_run(
 
 
 @pytest.mark.parametrize("distils", [False, True])
-def test_real_clients_give_the_alerts_of_a_simulation(
+def test_real_clients_give_the_same_alerts_as_a_simulation(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, *, distils: bool
 ) -> None:
-    """Plain and distilled rounds alike, and neither changes a weight."""
+    """This holds for plain and for distilled rounds."""
     watch = {**HIGH, "num_images": 32}
     spec = distilling_spec(watch=watch) if distils else method_spec("fedsimclr", num_rounds=1, watch=watch)
     cast = DistillingCast(coordinator, tables, tmp_path, spec)

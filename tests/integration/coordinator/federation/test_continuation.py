@@ -1,4 +1,4 @@
-"""Completed runs that are continued for further rounds, by real workers in this process."""
+"""Completed runs that are continued for more rounds, by real workers in this process."""
 
 import shutil
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _continue(workers: Workers, num_rounds: int) -> None:
 def test_a_continued_run_has_the_bits_of_one_with_all_rounds(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, method: str
 ) -> None:
-    """BYOL's target is the client's state, SCAFFOLD's control variates are on both sides."""
+    """The target of BYOL is part of the client's state, and SCAFFOLD has control variates on both sides."""
     workers = Workers(coordinator, tmp_path, _spec(method, 2))
     _completed(workers)
     _continue(workers, 4)
@@ -62,7 +62,7 @@ def test_a_continued_run_has_the_bits_of_one_with_all_rounds(
     traces.check(tables, workers.id)
 
 
-def test_a_run_is_continued_a_second_time(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_run_can_be_continued_twice(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     workers = Workers(coordinator, tmp_path, _spec("fedbyol", 1))
     _completed(workers)
     for num_rounds in (2, 3):
@@ -74,7 +74,7 @@ def test_a_run_is_continued_a_second_time(coordinator: Coordinator, tables: Tabl
     traces.check(tables, workers.id)
 
 
-def test_a_client_that_has_removed_its_state_starts_cold_and_is_named(
+def test_a_client_that_has_removed_its_state_starts_cold_and_is_reported(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = Workers(coordinator, tmp_path, _spec("fedbyol", 2))
@@ -87,7 +87,7 @@ def test_a_client_that_has_removed_its_state_starts_cold_and_is_named(
     workers.assert_simulated(simulate(whole, shards(whole), lost_states={3: [LOST]}))
 
 
-def test_the_same_request_again_changes_nothing(cast: Cast) -> None:
+def test_repeating_a_continuation_changes_nothing(cast: Cast) -> None:
     _finish(cast)
     for _ in range(2):
         assert cast.coordinator.client.continue_run(cast.id, 3).state == RunState.RUNNING
@@ -98,7 +98,9 @@ def test_the_same_request_again_changes_nothing(cast: Cast) -> None:
     assert len(cast.events("run.resumed")) == 1
 
 
-def test_the_key_of_a_continued_run_returns_it(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_the_idempotency_key_of_a_continued_run_returns_it(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     workers = Workers(coordinator, tmp_path, spec := _spec("fedbyol", 1))
     again = coordinator.client.create_run(spec, idempotency_key="once")
     coordinator.client.stop(workers.id)
@@ -138,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[Cast], object], int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_continued_is_refused_with_the_reason(cast: Cast, case: str) -> None:
+def test_continuing_a_run_is_refused_with_the_reason_if_it_is_impossible(cast: Cast, case: str) -> None:
     prepare, num_rounds, message = REFUSED[case]
     prepare(cast)
     before = cast.run
@@ -148,7 +150,7 @@ def test_what_cannot_be_continued_is_refused_with_the_reason(cast: Cast, case: s
 
 
 @pytest.mark.changes_states
-def test_a_failed_run_is_to_be_resumed_instead(cast: Cast, tables: Tables) -> None:
+def test_a_failed_run_must_be_resumed_instead_of_continued(cast: Cast, tables: Tables) -> None:
     _finish(cast)
     tables.execute("UPDATE runs SET outcome = 'failed' WHERE id = %s", cast.id)
     with pytest.raises(Conflict, match="it failed after 2 of 2 rounds: resume it first"):

@@ -1,4 +1,4 @@
-"""Reports about images are stored and compared, raise an alarm if they drift, and are replaced by later ones."""
+"""Reports about images are stored and compared, raise an alarm if they drift, and are replaced by later reports."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def _drifts(tables: Tables) -> list[str | None]:
     return [event.client_id for event in tables.events_after(0) if event.kind == "client.data_drift"]
 
 
-def test_cards_are_compared_and_drift_is_an_alarm_once(coordinator: Coordinator, tables: Tables) -> None:
+def test_cards_are_compared_and_drift_raises_one_alarm(coordinator: Coordinator, tables: Tables) -> None:
     workers = {name: coordinator.worker(name) for name in "abcdef"}
     for name in "abcde":
         workers[name].report_data(DataReport(card=_card(5)))
@@ -62,15 +62,15 @@ def test_cards_are_compared_and_drift_is_an_alarm_once(coordinator: Coordinator,
     assert sites["f"].drift == pytest.approx(5 / 6)
     assert sites["a"].drift == pytest.approx(1 / 6)
     assert (sites["f"].num_unreadable, sites["a"].num_unreadable) == (3, None)
-    workers["f"].report_data(DataReport())  # the owner allows nothing any more
+    workers["f"].report_data(DataReport())  # the data owner no longer allows a report
     found = coordinator.client.data_card()
     assert [site.card for site in found.sites if site.client_id == "f"] == [None]
     coordinator.client.revoke_client("f")
     assert len(coordinator.client.data_card().sites) == 5
 
 
-def test_a_report_that_would_count_for_several_sites_is_refused(coordinator: Coordinator, tables: Tables) -> None:
-    """The mean and the deviation of all images were those of one client, and the others' images an alarm."""
+def test_a_report_that_would_outweigh_the_other_sites_is_refused(coordinator: Coordinator, tables: Tables) -> None:
+    """Such a report once decided the mean of all images and their deviation, and the other sites raised the alarm."""
     workers = {name: coordinator.worker(name) for name in "abc"}
     for name in "ab":
         workers[name].report_data(DataReport(card=_card(5)))
@@ -110,7 +110,7 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     record = tmp_path / "data-reports.json"
     reporter = DataReporter(egress, enforcer, images, None, record)
     reporter.send()
-    reporter.send()  # nothing new
+    reporter.send()  # nothing has changed
     [site] = coordinator.client.data_card().sites
     assert site.card is not None
     assert (site.card.num_images, site.card.min_count, site.num_unreadable) == (20, 5, 0)
@@ -126,6 +126,6 @@ def test_a_worker_reports_only_what_the_policy_allows(coordinator: Coordinator, 
     assert arrived == [(body["seq"], body["bytes"]) for body in intents]
     assert ledger.totals().num_rounds == 0
     none = DataReporter(egress, PolicyEnforcer(None, coordinator.url), images, None, record)
-    none.send()  # without a policy: only the number of unreadable files, as any metric
+    none.send()  # without a policy: only the number of unreadable files, like any metric
     [site] = coordinator.client.data_card().sites
     assert (site.card, site.num_unreadable) == (None, 0)

@@ -1,4 +1,4 @@
-"""Encoders that clients declare: kept at registration, written into a run's spec at its creation, and kept there."""
+"""Encoders that clients declare: stored at registration, and copied into a run's spec when the run is created."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from support.tables import Tables
 
 RESNET = EncoderConfig(name="resnet18")
 WIDE = EncoderConfig(name="convnet", widths=(4, 16))
-OF_THE_RUN = EncoderConfig(name="convnet", widths=(4, 8), stem="imagenet")  # the stem is not read: the run's network
+OF_THE_RUN = EncoderConfig(name="convnet", widths=(4, 8), stem="imagenet")  # the stem is not used: the run's network
 REDUCER = {"name": "distillation", "num_anchors": 16, "batch_size": 8, "num_epochs": 2, "client_encoders": "declared"}
 COHORT = {"clients": ["a", "b", "c"], "min_clients": 3}
 
@@ -57,7 +57,7 @@ def _encoders(spec: RunSpec) -> Any:
     return config.client_encoders
 
 
-def test_what_a_client_declared_last_is_shown(coordinator: Coordinator) -> None:
+def test_the_encoder_that_a_client_declared_last_is_shown(coordinator: Coordinator) -> None:
     workers = _workers(coordinator, a=RESNET, b=None)
     assert coordinator.client.client("a").encoder == RESNET
     assert coordinator.client.client("b").encoder is None
@@ -70,7 +70,9 @@ def test_what_a_client_declared_last_is_shown(coordinator: Coordinator) -> None:
     assert coordinator.client.client("a").encoder is None
 
 
-def test_the_command_line_shows_it(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_shows_declared_encoders(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _workers(coordinator, a=RESNET, b=None)
     (tmp_path / "token").write_text(coordinator.operator_token)
     (tmp_path / "token").chmod(0o600)
@@ -84,13 +86,13 @@ def test_the_command_line_shows_it(coordinator: Coordinator, tmp_path: Path, mon
     assert document["encoder"] == RESNET.model_dump(mode="json")
 
 
-def test_registrations_say_it_in_the_log(coordinator: Coordinator, tables: Tables) -> None:
+def test_the_registration_event_names_the_encoder(coordinator: Coordinator, tables: Tables) -> None:
     _workers(coordinator, a=RESNET)
     message = tables.one("SELECT message FROM events WHERE kind = 'client.registered'")
     assert message == "100 images, cpu, worker test, encoder resnet18 (cifar stem)"
 
 
-def test_a_run_takes_them_into_its_spec(coordinator: Coordinator) -> None:
+def test_a_new_run_copies_declared_encoders_into_its_spec(coordinator: Coordinator) -> None:
     workers = _workers(coordinator, a=RESNET, b=None, c=OF_THE_RUN)
     run = coordinator.client.create_run(_spec())
     assert _encoders(run.spec) == {"a": RESNET}
@@ -101,12 +103,12 @@ def test_a_run_takes_them_into_its_spec(coordinator: Coordinator) -> None:
     assert item.spec == run.spec
 
 
-def test_without_declarations_the_spec_has_no_encoders(coordinator: Coordinator) -> None:
+def test_a_spec_has_no_encoders_if_no_client_declared_one(coordinator: Coordinator) -> None:
     _workers(coordinator, a=None, b=None, c=None)
     assert _encoders(coordinator.client.create_run(_spec()).spec) == {}
 
 
-def test_without_named_clients_all_declared_encoders_are_taken(coordinator: Coordinator) -> None:
+def test_a_run_without_named_clients_takes_all_declared_encoders(coordinator: Coordinator) -> None:
     _workers(coordinator, a=RESNET, b=WIDE)
     _workers(coordinator, z=WIDE)
     coordinator.client.revoke_client("z")
@@ -114,7 +116,7 @@ def test_without_named_clients_all_declared_encoders_are_taken(coordinator: Coor
     assert _encoders(run.spec) == {"a": RESNET, "b": WIDE}
 
 
-def test_declaring_another_one_later_changes_no_run(coordinator: Coordinator) -> None:
+def test_a_later_declaration_changes_no_existing_run(coordinator: Coordinator) -> None:
     workers = _workers(coordinator, a=RESNET, b=None, c=None)
     run = coordinator.client.create_run(_spec())
     _register(workers["a"], WIDE)
@@ -122,7 +124,7 @@ def test_declaring_another_one_later_changes_no_run(coordinator: Coordinator) ->
     assert _encoders(coordinator.client.create_run(_spec()).spec) == {"a": WIDE}
 
 
-def test_specs_that_list_the_encoders_stay_as_they_are(coordinator: Coordinator) -> None:
+def test_specs_that_list_their_encoders_stay_unchanged(coordinator: Coordinator) -> None:
     _workers(coordinator, a=RESNET, b=None, c=None)
     spec = _spec({"client_encoders": {"a": RESNET.model_dump(), "b": WIDE.model_dump()}})
     assert coordinator.client.create_run(spec).spec == spec
@@ -130,7 +132,7 @@ def test_specs_that_list_the_encoders_stay_as_they_are(coordinator: Coordinator)
     assert coordinator.client.create_run(weights).spec == weights
 
 
-def test_the_same_key_gives_the_same_run_after_new_declarations(coordinator: Coordinator) -> None:
+def test_the_same_key_returns_the_same_run_after_new_declarations(coordinator: Coordinator) -> None:
     workers = _workers(coordinator, a=RESNET, b=None, c=None)
     run = coordinator.client.create_run(_spec(), idempotency_key="once")
     _register(workers["a"], WIDE)
@@ -143,7 +145,7 @@ def test_the_same_key_gives_the_same_run_after_new_declarations(coordinator: Coo
             coordinator.client.create_run(other, idempotency_key="once")
 
 
-def test_a_run_with_unknown_clients_is_refused(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_run_is_refused_if_some_of_its_clients_have_not_registered(coordinator: Coordinator, tables: Tables) -> None:
     _workers(coordinator, a=RESNET)
     coordinator.worker_token("b")
     with pytest.raises(Conflict, match=r"b, c of cohort\.clients have not registered or were revoked"):
@@ -163,8 +165,8 @@ def test_declared_encoders_that_do_not_fit_the_spec_are_refused(coordinator: Coo
     assert _encoders(coordinator.client.create_run(_spec(model=no_projector)).spec) == {"a": RESNET}
 
 
-def test_an_event_has_the_reason_why_a_client_declines(coordinator: Coordinator) -> None:
-    """The worker compares: what it declared may differ from what the run took, or the run came before it."""
+def test_an_event_gives_the_reason_why_a_client_declines(coordinator: Coordinator) -> None:
+    """The worker compares the encoders: it may have declared another one after the run was created."""
     workers = _workers(coordinator, a=RESNET, b=None, c=None)
     run = coordinator.client.create_run(_spec(cohort={**COHORT, "max_attempts": 1}))
     coordinator.advance(run.id)

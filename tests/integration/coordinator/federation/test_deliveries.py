@@ -1,4 +1,4 @@
-"""`POST /v1/work/deliver`: the answers, rows and events of an upload and a submission, in one request."""
+"""`POST /v1/work/deliver`: one request gives the answers, rows and events of an upload and a submission."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ OTHER = "0" * 64
 
 @dataclass
 class Lane:
-    """A client with a lease, whose updates are uploaded and submitted, or delivered."""
+    """A client with a lease, whose updates are either uploaded and then submitted, or delivered."""
 
     coordinator: Coordinator
     name: str
@@ -60,13 +60,13 @@ class Lane:
         return {**about, "metrics": {"loss": 1.0}, **changes}
 
     def deliver(self, content: bytes, **changes: Any) -> httpx.Response:
-        """In one request."""
+        """Send the update and the submission in one request."""
         about = json.dumps(self.submission(content, **changes))
         with self.coordinator.http(self.token) as http:
             return http.post("/v1/work/deliver", content=content, headers={DELIVERY_HEADER: about})
 
     def upload_and_submit(self, content: bytes, **changes: Any) -> httpx.Response:
-        """In two requests. The second is sent only if the first succeeds."""
+        """Send them in two requests. The second is sent only if the first succeeds."""
         about = self.submission(content, **changes)
         with self.coordinator.http(self.token) as http:
             params = {"assignment": about["assignment_id"]}
@@ -89,7 +89,7 @@ def _at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def test_an_update_is_accepted_and_the_same_again_gets_the_same_answer(lane: Lane, watching: Onlooker) -> None:
+def test_an_update_is_accepted_and_repeating_it_gets_the_same_answer(lane: Lane, watching: Onlooker) -> None:
     update = lane.update()
     first = lane.deliver(update)
     assert first.json() == {"assignment_id": str(lane.item.assignment_id), "state": "accepted", "receipt": None}
@@ -99,19 +99,19 @@ def test_an_update_is_accepted_and_the_same_again_gets_the_same_answer(lane: Lan
         assert lane.upload_and_submit(update).json() == first.json()
         assert lane.worker.submit(Submit(**lane.submission(update))).state is AssignmentState.ACCEPTED
     assert events == []
-    lane.coordinator.advance(lane.run)  # and after the round has closed
+    lane.coordinator.advance(lane.run)  # this also holds after the round has closed
     with watching.nothing_changes() as events:
         assert lane.deliver(update).json() == first.json()
     assert events == []
 
 
-def test_a_claim_offers_deliveries_up_to_a_size(lane: Lane) -> None:
+def test_a_claim_announces_the_size_up_to_which_deliveries_are_taken(lane: Lane) -> None:
     with lane.coordinator.http(lane.token) as http:
         assert http.post("/v1/work/claim", json={"wait_seconds": 0}).headers[OFFER_HEADER] == str(DELIVERY_BYTES)
     assert lane.worker.delivery_bytes == DELIVERY_BYTES
 
 
-def test_an_update_that_was_uploaded_before_is_submitted_without_its_bytes(lane: Lane) -> None:
+def test_an_update_that_was_already_uploaded_is_delivered_without_its_bytes(lane: Lane) -> None:
     update = lane.update()
     with lane.coordinator.http(lane.token) as http:
         params = {"assignment": str(lane.item.assignment_id)}
@@ -130,7 +130,7 @@ def test_a_delivery_reports_how_many_bytes_were_sent(lane: Lane, tmp_path: Path)
     assert (delivery.num_sent, reached) == (len(update), [len(update)])
 
 
-def test_the_same_delivery_many_times_at_once_counts_once(lane: Lane, tables: Tables) -> None:
+def test_concurrent_repetitions_of_a_delivery_count_once(lane: Lane, tables: Tables) -> None:
     update = lane.update()
     answers = _at_once(*[lambda: lane.deliver(update)] * 6)
     assert {answer.text for answer in answers} == {answers[0].text}
@@ -140,7 +140,7 @@ def test_the_same_delivery_many_times_at_once_counts_once(lane: Lane, tables: Ta
     assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
 
 
-def test_of_two_deliveries_and_a_submission_at_once_one_counts(lane: Lane, tables: Tables) -> None:
+def test_only_one_of_several_concurrent_updates_of_a_client_counts(lane: Lane, tables: Tables) -> None:
     ways = [lane.deliver, lane.upload_and_submit, lane.deliver]
     updates = [lane.update(value) for value in (1.0, 2.0, 3.0)]
     answers = _at_once(*[functools.partial(way, update) for way, update in zip(ways, updates, strict=True)])
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[Callable[[Lane], httpx.Response], int, str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_leaves_one_event_and_nothing_else(lane: Lane, watching: Onlooker, case: str) -> None:
+def test_a_refused_delivery_adds_one_event_and_changes_nothing_else(lane: Lane, watching: Onlooker, case: str) -> None:
     send, status, slug, words = REFUSED[case]
     with watching.nothing_changes() as events:
         answer = send(lane)
@@ -186,7 +186,7 @@ def test_what_is_refused_leaves_one_event_and_nothing_else(lane: Lane, watching:
     assert lane.deliver(lane.update()).json()["state"] == "accepted"
 
 
-def test_the_assignment_of_another_client_looks_as_if_it_did_not_exist(lane: Lane, watching: Onlooker) -> None:
+def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(lane: Lane, watching: Onlooker) -> None:
     stranger = Lane(lane.coordinator, "stranger")
     update = lane.update()
     with watching.nothing_changes() as events:
@@ -195,7 +195,7 @@ def test_the_assignment_of_another_client_looks_as_if_it_did_not_exist(lane: Lan
     assert [(event.kind, event.client_id) for event in events] == [("assignment.foreign", "stranger")]
 
 
-def test_the_header_is_sent_exactly_once_and_is_json(lane: Lane, watching: Onlooker) -> None:
+def test_the_submission_header_is_required_exactly_once_and_as_json(lane: Lane, watching: Onlooker) -> None:
     update = lane.update()
     about = json.dumps(lane.submission(update))
     for headers in ([], [about, about], ["{"], ["[" * 4000], ["null"]):
@@ -211,7 +211,9 @@ def test_the_header_is_sent_exactly_once_and_is_json(lane: Lane, watching: Onloo
     [([], 411), (["chunked"], 400), (["7", "8"], 400), (["-1"], 400), (["1e3"], 400)],
     ids=["none", "chunked", "two", "negative", "not a number"],
 )
-def test_a_delivery_has_one_length(lane: Lane, watching: Onlooker, lengths: list[str], status: int) -> None:
+def test_a_delivery_without_exactly_one_valid_length_is_refused(
+    lane: Lane, watching: Onlooker, lengths: list[str], status: int
+) -> None:
     lines = [f"Content-Length: {each}" if each != "chunked" else "Transfer-Encoding: chunked" for each in lengths]
     about = json.dumps(lane.submission(lane.update()))
     head = "\n".join(["POST /v1/work/deliver HTTP/1.1", "Host: x", f"Authorization: Bearer {lane.token}",
@@ -222,20 +224,20 @@ def test_a_delivery_has_one_length(lane: Lane, watching: Onlooker, lengths: list
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_connection_that_breaks_leaves_nothing(lane: Lane, watching: Onlooker, share: float) -> None:
+def test_a_connection_that_breaks_within_the_body_changes_nothing(lane: Lane, watching: Onlooker, share: float) -> None:
     update = lane.update()
     about = json.dumps(lane.submission(update))
     head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
             f"{DELIVERY_HEADER}: {about}\nContent-Length: {len(update)}\n")  # fmt: skip
     with watching.nothing_changes():
         raw_request(lane.coordinator.url, head, update[: int(share * len(update))], then_close=True)
-        with socket.socket() as connection:  # the server has seen the end once it answers again
+        with socket.socket() as connection:  # the server has noticed the end once it accepts a connection again
             host, port = lane.coordinator.url.removeprefix("http://").split(":")
             connection.connect((host, int(port)))
     assert lane.deliver(update).json()["state"] == "accepted"
 
 
-def test_a_connection_that_breaks_after_the_body_counts_once(lane: Lane, tables: Tables) -> None:
+def test_a_delivery_counts_once_if_its_connection_breaks_after_the_body(lane: Lane, tables: Tables) -> None:
     update = lane.update()
     about = json.dumps(lane.submission(update))
     head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
@@ -246,9 +248,7 @@ def test_a_connection_that_breaks_after_the_body_counts_once(lane: Lane, tables:
     assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
 
 
-def test_a_delivery_after_its_lease_was_lost_is_refused_before_its_bytes_are_read(
-    lane: Lane, watching: Onlooker
-) -> None:
+def test_a_delivery_is_refused_after_its_lease_was_lost(lane: Lane, watching: Onlooker) -> None:
     _lapse(lane, None)
     lane.coordinator.advance(lane.run)
     with watching.nothing_changes() as events:
@@ -259,7 +259,9 @@ def test_a_delivery_after_its_lease_was_lost_is_refused_before_its_bytes_are_rea
     assert lane.deliver(lane.update()).json()["state"] == "accepted"
 
 
-def test_a_full_disk_keeps_nothing(lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_to_a_full_disk_changes_nothing_and_can_be_repeated(
+    lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -275,7 +277,9 @@ def test_a_full_disk_keeps_nothing(lane: Lane, watching: Onlooker, monkeypatch: 
     assert lane.deliver(lane.update()).json()["state"] == "accepted"
 
 
-def test_a_token_that_is_revoked_while_the_bytes_arrive(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_is_refused_if_its_token_is_revoked_while_the_bytes_arrive(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedssl_coordinator.storage.artifacts import streaming
 
     store = streaming._store
@@ -330,7 +334,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def _comparable(text: str, lane: Lane) -> str:
-    """Leave out the names and ids, which differ between the two clients."""
+    """Replace the names and ids, which differ between the two clients."""
     for number, item in enumerate(lane.items):
         text = text.replace(str(item.assignment_id), f"assignment {number}")
     return text.replace(str(lane.run), "run").replace(lane.name, "client")
@@ -338,7 +342,7 @@ def _comparable(text: str, lane: Lane) -> str:
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize("seed", range(6))
-def test_any_sequence_gets_the_answers_rows_and_events_of_the_old_way(
+def test_deliveries_get_the_answers_rows_and_events_of_uploads_and_submissions(
     coordinator: Coordinator, tables: Tables, seed: int
 ) -> None:
     lanes = [Lane(coordinator, "client-old"), Lane(coordinator, "client-new")]

@@ -1,4 +1,4 @@
-"""Dimension assignments (SSD): disjoint, kept for the run, never handed on."""
+"""Dimension assignments (SSD): disjoint, kept for the whole run, and never given to another client."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def _shown(coordinator: Coordinator, run_id: UUID) -> dict[str, tuple[int, ...]]
     return {item["client_id"]: tuple(item["dimensions"]) for item in answer.json()["items"]}
 
 
-def test_first_clients_take_the_slots_in_name_order(coordinator: Coordinator) -> None:
+def test_the_first_clients_take_the_slots_in_the_order_of_their_names(coordinator: Coordinator) -> None:
     workers = {name: coordinator.worker(name) for name in ("b", "a")}
     run = coordinator.client.create_run(_ssd(cohort={"min_clients": 2}, seed=3))
     coordinator.advance(run.id)
@@ -45,7 +45,7 @@ def test_first_clients_take_the_slots_in_name_order(coordinator: Coordinator) ->
         assert item.dimensions == _shown(coordinator, run.id)[name]
 
 
-def test_a_run_waits_for_clients_who_own_dimensions(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_run_waits_for_clients_that_own_dimensions(coordinator: Coordinator, tmp_path: Path) -> None:
     """Clients that came too late for dimensions do not count towards the quorum."""
     workers = {name: coordinator.worker(name) for name in "ab"}
     cohort = {"min_clients": 2, "min_updates": 2, "without_quorum": "skip"}
@@ -64,7 +64,7 @@ def test_a_run_waits_for_clients_who_own_dimensions(coordinator: Coordinator, tm
     assert now.reason == "waiting for clients: 1 of 2 have registered and own dimensions of the embedding"
 
 
-def test_methods_without_separation_assign_none(coordinator: Coordinator) -> None:
+def test_methods_without_separation_assign_no_dimensions(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)
@@ -74,12 +74,12 @@ def test_methods_without_separation_assign_none(coordinator: Coordinator) -> Non
     assert _shown(coordinator, run.id) == {}
 
 
-def test_a_late_client_takes_a_free_slot_and_then_there_is_none(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_late_clients_take_free_slots_until_none_is_left(coordinator: Coordinator, tmp_path: Path) -> None:
     first = coordinator.worker("m")
     run = coordinator.client.create_run(_ssd(num_clients=2, num_rounds=3))
     coordinator.advance(run.id)
     before = _shown(coordinator, run.id)
-    late = coordinator.worker("a")  # before "m" by name: "m" keeps its own all the same
+    late = coordinator.worker("a")  # sorts before "m", which keeps its own dimensions
     coordinator.worker("z")
     item = first.claim(0)
     assert item is not None
@@ -115,8 +115,8 @@ def _refused(coordinator: Coordinator, run_id: UUID) -> list[tuple[str | None, s
     return [(event.client_id, event.message.partition(":")[0]) for event in events]
 
 
-def test_a_client_keeps_its_own_however_the_cohort_is_sampled(coordinator: Coordinator, tmp_path: Path) -> None:
-    """Clients that are not in a round also have dimensions, from the first round on."""
+def test_a_client_keeps_its_dimensions_however_the_cohort_is_sampled(coordinator: Coordinator, tmp_path: Path) -> None:
+    """Clients that are not in a round also own dimensions, from the first round on."""
     names = [f"c{number}" for number in range(4)]
     workers = {name: coordinator.worker(name) for name in names}
     run = coordinator.client.create_run(_ssd(num_rounds=8, cohort={"min_clients": 4, "fraction": 0.5}))
@@ -140,7 +140,7 @@ def test_a_client_keeps_its_own_however_the_cohort_is_sampled(coordinator: Coord
     assert {name for cohort in cohorts for name in cohort} == set(names)
 
 
-def test_clients_that_join_at_once_get_dimensions_of_their_own(
+def test_clients_that_join_at_once_get_disjoint_dimensions(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same holds for two aggregators that check the run at once, each without seeing the other."""
@@ -178,7 +178,7 @@ def test_clients_that_join_at_once_get_dimensions_of_their_own(
     assert {part.client_id for part in current.assignments} <= set(owned)
 
 
-def test_every_client_has_as_many_and_the_rest_is_nobodys(coordinator: Coordinator) -> None:
+def test_every_client_gets_the_same_number_of_dimensions_and_the_rest_is_unused(coordinator: Coordinator) -> None:
     for name in ("a", "b", "c"):
         coordinator.worker(name)
     run = coordinator.client.create_run(_ssd(cohort={"min_clients": 3}))
@@ -188,7 +188,7 @@ def test_every_client_has_as_many_and_the_rest_is_nobodys(coordinator: Coordinat
     assert {view.client_id: view.dimensions for view in coordinator.client.dimension_assignments(run.id)} == owned
 
 
-def test_a_revoked_clients_dimensions_are_not_handed_on(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_revoked_clients_dimensions_are_not_given_to_another(coordinator: Coordinator, tmp_path: Path) -> None:
     a, b = coordinator.worker("a"), coordinator.worker("b")
     run = coordinator.client.create_run(_ssd(num_clients=2, num_rounds=3, cohort={"min_clients": 1}))
     coordinator.advance(run.id)
@@ -215,7 +215,7 @@ def test_more_clients_than_slots_end_the_run_with_the_reason(coordinator: Coordi
     assert "among 2 clients, but there are 3" in done.reason
 
 
-def test_postgres_refuses_an_overlap(coordinator: Coordinator) -> None:
+def test_postgres_refuses_overlapping_dimensions(coordinator: Coordinator) -> None:
     coordinator.worker("a")
     coordinator.worker("b")
     run = coordinator.client.create_run(_ssd(cohort={"min_clients": 2}))
@@ -225,8 +225,8 @@ def test_postgres_refuses_an_overlap(coordinator: Coordinator) -> None:
         repository.add(session, run.id, "b", [taken])
 
 
-def test_postgres_refuses_an_overlap_of_two_that_do_not_see_each_other(coordinator: Coordinator) -> None:
-    """The second waits for the first to commit, and fails then."""
+def test_postgres_refuses_overlapping_dimensions_of_concurrent_transactions(coordinator: Coordinator) -> None:
+    """The second transaction waits for the first to commit, and then fails."""
     for name in ("a", "b", "c"):
         coordinator.worker(name)
     run = coordinator.client.create_run(_ssd(num_clients=8, cohort={"clients": ["a"]}))

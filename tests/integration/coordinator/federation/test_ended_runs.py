@@ -1,4 +1,4 @@
-"""A worker learns which runs have ended, and lets go of what it kept for them, but not at once."""
+"""Workers find out which runs have ended, and remove what they kept for them after a while."""
 
 import os
 import time
@@ -29,7 +29,9 @@ def _finish(cast: Cast) -> None:
     cast.advance()
 
 
-def test_which_runs_a_worker_is_told_of(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
+def test_a_worker_is_sent_only_those_of_its_own_runs_that_have_ended(
+    cast: Cast, coordinator: Coordinator, tables: Tables
+) -> None:
     a, stranger = cast.workers["a"], coordinator.worker("c")
     asked = [cast.id, uuid4()]
     assert a.ended_runs(asked) == set()
@@ -44,7 +46,7 @@ def test_which_runs_a_worker_is_told_of(cast: Cast, coordinator: Coordinator, ta
     assert a.ended_runs(asked) == {cast.id}
 
 
-def test_what_a_client_keeps_of_a_run_that_sends_nothing_is_its_result(
+def test_the_states_of_a_run_that_sends_nothing_are_kept_as_its_result(
     cast: Cast, coordinator: Coordinator, tables: Tables
 ) -> None:
     _finish(cast)
@@ -54,7 +56,7 @@ def test_what_a_client_keeps_of_a_run_that_sends_nothing_is_its_result(
     assert cast.workers["a"].ended_runs([cast.id]) == set()
 
 
-def test_states_of_ended_runs_go_after_a_while(
+def test_states_of_ended_runs_are_removed_after_a_while(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     other = Cast(coordinator, tables, tmp_path, num_rounds=2, seed=1)
@@ -65,7 +67,7 @@ def test_states_of_ended_runs_go_after_a_while(
     states.keep(item, "0" * 64, LocalResult(update=tensors, state=tensors, num_examples=1, metrics={}))
     cast.deliver("a")
     states.keep(other.claim("a"), "0" * 64, LocalResult(update=tensors, state=tensors, num_examples=1, metrics={}))
-    (root / "notes").mkdir()  # somebody's own
+    (root / "notes").mkdir()  # not written by fedssl
     assert states.runs() == sorted([cast.id, other.id])
 
     secure = SecureRounds(worker, None, states, tmp_path / "secure", None)  # type: ignore[arg-type]
@@ -77,26 +79,26 @@ def test_states_of_ended_runs_go_after_a_while(
     collector.collect()
     note = root / f"{cast.id}.ended"
     assert note.exists()
-    assert cast.id in states.runs()  # it may be called back
+    assert cast.id in states.runs()  # the run may be resumed
     os.utime(note, (time.time() - DAY - 1,) * 2)
     StateCollector(worker, ClientStates(root), secure, DAY).collect()
     assert sorted(path.name for path in root.iterdir()) == sorted([str(other.id), "notes"])
 
 
-def test_a_run_that_a_restored_coordinator_goes_on_with_keeps_its_states(tmp_path: Path) -> None:
+def test_a_run_that_a_restored_coordinator_resumes_keeps_its_states(tmp_path: Path) -> None:
     run_id = uuid4()
     (tmp_path / str(run_id)).mkdir()
     states = ClientStates(tmp_path)
     assert states.remove_ended({run_id}, DAY) == []
     os.utime(tmp_path / f"{run_id}.ended", (time.time() - 2 * DAY,) * 2)
-    assert states.remove_ended(set(), DAY) == []  # it runs again
-    assert states.remove_ended({run_id}, DAY) == []  # and the time begins anew
+    assert states.remove_ended(set(), DAY) == []  # it is running again
+    assert states.remove_ended({run_id}, DAY) == []  # and the time starts again
     assert states.runs() == [run_id]
     assert states.remove_ended({run_id}, 0) == [run_id]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_question_full_of_mistakes_costs_no_more_than_its_first(coordinator: Coordinator) -> None:
+def test_only_the_first_error_of_a_long_list_is_reported(coordinator: Coordinator) -> None:
     with coordinator.http(coordinator.worker_token("a")) as http:
         answer = http.post("/v1/work/ended-runs", json={"run_ids": [0] * 20_000})
         assert answer.status_code == 422

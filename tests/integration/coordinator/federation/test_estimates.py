@@ -33,7 +33,7 @@ def test_bytes_are_known_once_an_aggregator_has_computed_the_plan(coordinator: C
     assert list(coordinator.client.runs()) == []
 
 
-def test_the_plan_of_a_spec_whose_settings_need_each_other_is_computed(coordinator: Coordinator) -> None:
+def test_a_plan_is_computed_even_if_settings_of_the_spec_require_each_other(coordinator: Coordinator) -> None:
     """The reducer needs `cohort.min_updates`, and the warm-up `num_rounds`, on which the plan does not depend."""
     method = {**tiny_spec().model_dump(mode="json")["method"], "reducer": {"name": "median"}}
     training = {"optimizer": {"warmup_rounds": 20}}
@@ -49,7 +49,7 @@ def test_the_plan_of_a_spec_whose_settings_need_each_other_is_computed(coordinat
     )
 
 
-def test_a_bound_on_what_the_method_does_not_send_is_refused_with_the_reason(coordinator: Coordinator) -> None:
+def test_a_bound_on_tensors_that_the_method_does_not_send_is_refused_with_the_reason(coordinator: Coordinator) -> None:
     spec = tiny_spec(robustness={"max_center_norm": 5.0})
     assert coordinator.client.estimate(spec).is_measuring
 
@@ -63,7 +63,7 @@ def test_a_bound_on_what_the_method_does_not_send_is_refused_with_the_reason(coo
 def test_a_spec_without_a_plan_is_refused_with_the_reason(coordinator: Coordinator) -> None:
     coordinator.worker("a")
     model = tiny_spec().model_dump(mode="json")["model"]
-    spec = tiny_spec(model={**model, "trainable": ["layer7.*"]})  # the reason is kept: no other test may have it
+    spec = tiny_spec(model={**model, "trainable": ["layer7.*"]})  # the reason is cached: no other test may use this
     assert coordinator.client.estimate(spec).is_measuring
 
     coordinator.compute_plans()
@@ -78,7 +78,7 @@ def test_a_spec_without_a_plan_is_refused_with_the_reason(coordinator: Coordinat
     assert list(coordinator.client.runs()) == []
 
 
-def test_times_are_those_of_the_slowest_client_in_earlier_runs(
+def test_estimated_times_are_those_of_the_slowest_client_in_earlier_runs(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "ab")
@@ -91,7 +91,7 @@ def test_times_are_those_of_the_slowest_client_in_earlier_runs(
             seconds,
             name,
         )
-    coordinator.worker("c")  # has never trained: it counts as one of median speed
+    coordinator.worker("c")  # has never trained: it counts as a client of median speed
 
     found = coordinator.client.estimate(tiny_spec(num_rounds=4, training={"local_epochs": 2, "batch_size": 8}))
 
@@ -120,7 +120,7 @@ def test_a_client_whose_policy_refuses_the_update_is_left_out(coordinator: Coord
     assert "its data owner's policy" in found.left_out["b"]
 
 
-def test_words_about_a_run_change_nothing_else(coordinator: Coordinator) -> None:
+def test_editing_name_tags_and_notes_changes_nothing_else(coordinator: Coordinator) -> None:
     run = coordinator.client.create_run(tiny_spec(name="before"), start=False)
     edited = coordinator.client.edit_run(run.id, name="after", tags=["b", "a", "b"], notes="two sites")
     assert (edited.name, edited.tags, edited.notes) == ("after", ["a", "b"], "two sites")

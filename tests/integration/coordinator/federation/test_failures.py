@@ -1,4 +1,4 @@
-"""An aggregator that fails or dies: the run shows it, other runs continue, and the bits stay the same."""
+"""An aggregator that fails or dies: the run reports it, other runs continue, and the bits stay the same."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def _pause_over(tables: Tables) -> None:
 
 
 @pytest.mark.parametrize("where", ["fedssl_coordinator.federation.rounds.closing.close_round", "after"])
-def test_an_aggregator_that_dies_before_the_round_is_closed(
+def test_a_round_is_closed_with_the_same_bits_after_its_aggregator_died(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """It dies between storing the new weights and closing the round, or just before the transaction commits."""
@@ -63,7 +63,7 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
         with pytest.raises(Killed):
             cast.advance()
     assert cast.run.rounds_closed == 0
-    assert _files(coordinator.store) == before  # the twin has stored the same bits before
+    assert _files(coordinator.store) == before  # the twin has already stored the same bits
     _hold_pause(tables)
     assert not cast.awaits_attention()  # a try that ends its process is not repeated at once
     cast.advance()
@@ -83,15 +83,15 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
     )
 
 
-def test_a_look_that_failed_is_forgotten_once_one_succeeds(cast: Cast, tables: Tables) -> None:
-    """The failure is forgotten before the round closes, which may take hours."""
+def test_a_failure_is_forgotten_once_a_later_check_succeeds(cast: Cast, tables: Tables) -> None:
+    """It is forgotten before the round closes, which may take hours."""
     tables.execute("UPDATE runs SET num_tries = 1, retry_at = now(), reason = 'ValueError: no; it is tried again'")
     cast.advance()
     assert cast.run.reason is None
     assert tables.query("SELECT num_tries, retry_at FROM runs") == [(0, None)]
 
 
-def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
+def test_a_run_is_prepared_again_after_its_aggregator_died_with_the_first_weights(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator.worker("a")
@@ -149,7 +149,7 @@ def _sweep(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
     return [UUID(run_id) for run_id in asked]
 
 
-def test_a_bad_run_stops_no_other_and_is_seen_without_flooding(
+def test_a_run_that_cannot_start_delays_no_other_and_its_retries_become_rarer(
     coordinator: Coordinator,
     tables: Tables,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,7 +171,7 @@ def test_a_bad_run_stops_no_other_and_is_seen_without_flooding(
         again_at, latest = tables.one("SELECT retry_at FROM runs WHERE id = %s", bad), tables.one(_IN, pause)
         assert soonest <= again_at <= latest
         if pause > 60:
-            assert _sweep(monkeypatch) == []  # left alone for a while
+            assert _sweep(monkeypatch) == []  # not retried for a while
     stalls = [event for event in coordinator.client.event_log(bad) if event.kind == "run.stalled"]
     assert [event.data["num_tries"] for event in stalls] == [1, 2, 4, 8, 16]
     assert stalls[0].message == "try 1: MemoryError: no room for 154 GB; it is tried again"
@@ -215,7 +215,7 @@ def test_a_value_that_postgres_refuses_is_reported_like_any_failure(
 
 
 @pytest.mark.full
-def test_a_run_of_more_clients_than_a_statement_has_parameters(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_run_can_have_more_clients_than_a_statement_has_parameters(coordinator: Coordinator, tables: Tables) -> None:
     tables.execute("INSERT INTO clients (id, registered_at) SELECT 'c' || i, now() FROM generate_series(1, 70000) i")
     run = coordinator.client.create_run(tiny_spec(cohort={"fraction": 0.0001})).id
     coordinator.advance(run)
@@ -225,7 +225,7 @@ def test_a_run_of_more_clients_than_a_statement_has_parameters(coordinator: Coor
     assert len(opened.assignments) == 7
 
 
-def test_a_resumed_stalled_run_is_tried_at_once(
+def test_a_stalled_run_is_retried_at_once_when_it_is_resumed(
     coordinator: Coordinator, tables: Tables, one_is_too_large: Callable[[], None]
 ) -> None:
     coordinator.worker("a")
@@ -248,7 +248,7 @@ def test_a_stalled_run_can_be_stopped(
     assert coordinator.client.stop(run).reason == "stopped by an operator"
 
 
-def test_a_spec_that_this_version_cannot_read_stalls_its_run_alone(
+def test_a_spec_that_this_version_cannot_read_stalls_only_its_own_run(
     coordinator: Coordinator, cast: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = Cast(coordinator, tables, cast.coordinator.store.parent, "c")
@@ -264,7 +264,7 @@ def test_a_spec_that_this_version_cannot_read_stalls_its_run_alone(
     assert _sweep(monkeypatch) == []
 
 
-def test_a_method_that_cannot_begin_fails_the_run(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_error_at_the_start_fails_the_run(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise MethodError("this method needs what the spec does not give")
 
@@ -290,7 +290,7 @@ def test_updates_that_cannot_be_aggregated_fail_the_run(cast: Cast, monkeypatch:
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "no header"])
-def test_a_store_that_has_lost_an_update_does_not_cost_the_run(cast: Cast, damage: str) -> None:
+def test_a_run_continues_after_the_store_has_lost_or_damaged_an_update(cast: Cast, damage: str) -> None:
     """The client still has its update, and the run may have trained for weeks."""
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
@@ -318,8 +318,10 @@ def test_a_store_that_has_lost_an_update_does_not_cost_the_run(cast: Cast, damag
     assert cast.run.rounds_closed == 1
 
 
-def test_two_casts_keep_to_themselves(cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """An update of one run never counts in another, even of the same client and the same bytes."""
+def test_an_update_of_one_run_never_counts_in_another(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """This holds even for the same client and the same bytes."""
     other = Cast(coordinator, tables, tmp_path, num_rounds=2)
     cast.work("a", "b", value=1.0)
     cast.advance()

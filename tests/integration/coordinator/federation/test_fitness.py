@@ -1,4 +1,4 @@
-"""Clients that cannot take part in a run are known before they are asked, and those that decline are shown at once."""
+"""Clients that cannot take part in a run are left out before they are asked, and declines are shown at once."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from support.tables import Tables
 
 
 def introduce(worker: WorkerClient, **changes: Any) -> None:
-    """Register as a worker of before did, which served one shape."""
+    """Register like an older worker, which serves images of one shape."""
     values: dict[str, Any] = {
         "worker_version": "test", "methods": {"fedalignuniform": 1}, "device": "cpu", "num_images": 100, "channels": 1,
         "image_size": 8, **changes,
@@ -53,7 +53,7 @@ def test_a_client_that_cannot_take_part_is_left_out_of_an_open_cohort(
 
 
 @pytest.mark.parametrize(("changes", "words"), UNFIT)
-def test_a_run_that_names_such_a_client_is_refused(
+def test_a_run_that_names_a_client_that_cannot_take_part_is_refused(
     coordinator: Coordinator, changes: dict[str, Any], words: str
 ) -> None:
     coordinator.worker("a")
@@ -75,7 +75,9 @@ def test_a_client_without_labels_is_left_out_of_a_run_that_trains_on_them(
     assert cast.run.left_out["b"].startswith("its worker lacks ridge-probe, or the labels that it trains on: give")
 
 
-def test_a_worker_that_serves_the_shape_takes_part(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_worker_that_serves_the_shape_of_the_run_takes_part(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     introduce(coordinator.worker("a", register=False), image_size=64, channels=3, serves=ServedShapes())
     bounded = ServedShapes(max_image_size=8, max_channels=1)
     introduce(coordinator.worker("b", register=False), image_size=8, serves=bounded)
@@ -102,14 +104,14 @@ def test_a_run_of_five_channels_waits_for_clients_that_have_them(
     assert words in cast.run.left_out["a"]
 
 
-def test_an_older_worker_in_place_of_a_newer_one_serves_one_shape_again(coordinator: Coordinator) -> None:
+def test_an_older_worker_that_replaces_a_newer_one_serves_one_shape_again(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     assert coordinator.client.client("a").serves == ServedShapes()
     introduce(worker, image_size=16)
     assert coordinator.client.client("a").serves is None
 
 
-def test_a_run_without_any_fit_client_waits_with_the_reason(
+def test_a_run_without_any_suitable_client_waits_with_the_reason(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     worker = coordinator.worker("b", register=False)
@@ -118,7 +120,7 @@ def test_a_run_without_any_fit_client_waits_with_the_reason(
     assert cast.rounds == []
     assert cast.run.reason is not None
     assert "0 of 1 have registered and may take part; b: the run needs images of 1 channel and 8 x 8" in cast.run.reason
-    introduce(worker)  # with images of that shape
+    introduce(worker)  # now with images of that shape
     cast.advance()
     assert cast.states() == [("b", 1, "offered")]
     assert cast.run.reason is None
@@ -128,7 +130,7 @@ def _decline(cast: Cast, name: str, reason: str) -> None:
     cast.workers[name].decline(cast.claim(name).assignment_id, reason)
 
 
-def test_declines_are_the_reason_of_a_run_while_its_round_waits(
+def test_a_run_shows_the_reasons_of_declines_while_its_round_waits(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "abcd")
@@ -155,7 +157,7 @@ def test_declines_are_the_reason_of_a_run_while_its_round_waits(
     assert cast.run.rounds_closed == 1
 
 
-def test_the_numbers_of_a_check_are_those_of_the_last_registration(coordinator: Coordinator) -> None:
+def test_a_clients_check_numbers_are_those_of_its_last_registration(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a", register=False)
     numbers = CheckNumbers(method="fedbyol", problems=0, seconds_per_round=12.5)
     introduce(worker, check=numbers)

@@ -1,4 +1,4 @@
-"""Text that would be code, somewhere: SQL, markup, paths, letters of every script. It is kept as text, or refused."""
+"""Text that looks like code: SQL, markup, paths, and letters of every script. It is kept as text, or refused."""
 
 import hashlib
 import threading
@@ -27,7 +27,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_stays_text_wherever_it_is_put(standing: Coordinator, name: str) -> None:
+def test_hostile_text_is_stored_as_text_or_refused(standing: Coordinator, name: str) -> None:
     made = standing.client.create_token("viewer", label=name)
     assert next(token.label for token in standing.client.tokens() if token.id == made.id) == name
     place = quote(name, safe="")
@@ -47,23 +47,21 @@ def test_text_stays_text_wherever_it_is_put(standing: Coordinator, name: str) ->
     assert standing.client.ready().status == "ok"
 
 
-def test_one_assignment_does_not_fill_the_disk(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """One upload is submitted; a worker that was killed before that may send others, but not any number."""
+def test_the_uploads_of_one_assignment_are_limited(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """One upload is submitted. A worker that was killed before that may send others, but only a limited number."""
     cast = Cast(coordinator, tables, tmp_path)
     item, worker = cast.claim("a"), cast.workers["a"]
     digests = [upload(worker, item, tensors_for(item.plan.update, float(value)), tmp_path) for value in range(16)]
     with pytest.raises(Conflict, match="16 different artifacts were sent"):
         upload(worker, item, tensors_for(item.plan.update, 99.0), tmp_path)
-    assert upload(worker, item, tensors_for(item.plan.update, 0.0), tmp_path) == digests[0]  # again is no other
+    assert upload(worker, item, tensors_for(item.plan.update, 0.0), tmp_path) == digests[0]  # not counted again
     cast.deliver("a", 15.0)
     run: RunView = cast.run
     assert run.state == "running"
 
 
-def test_uploads_that_end_at_the_same_moment_are_counted_too(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
-    """Each was counted when it began, when none of the others had arrived."""
+def test_concurrent_uploads_are_limited_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """Each upload was counted when it began, before any of the others had arrived."""
     cast = Cast(coordinator, tables, tmp_path)
     item = cast.claim("a")
     secret = cast.workers["a"]._connection._http.headers["Authorization"].removeprefix("Bearer ")
@@ -74,7 +72,7 @@ def test_uploads_that_end_at_the_same_moment_are_counted_too(
         def parts() -> Iterator[bytes]:
             yield content[:-1]
             have_begun.wait(20)
-            time.sleep(0.5)  # until the coordinator has asked who they are for
+            time.sleep(0.5)  # until the coordinator has checked the assignment of each
             yield content[-1:]
 
         path = f"/v1/artifacts/{hashlib.sha256(content).hexdigest()}?assignment={item.assignment_id}"

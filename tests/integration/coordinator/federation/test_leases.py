@@ -33,7 +33,7 @@ def _lease_end(cast: Cast, name: str) -> datetime:
 
 def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     first = cast.claim("a")
-    cast.lapse("a")  # also after the lease has run out, until a sweep finds it
+    cast.lapse("a")  # also after the lease has expired, until a sweep finds it
     again = cast.claim("a")
     assert again == first
     assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
@@ -42,7 +42,7 @@ def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
-def test_an_offer_of_a_moment_ahead_does_not_wait_for_it(cast: Cast) -> None:
+def test_an_offer_far_in_the_future_can_be_claimed_at_once(cast: Cast) -> None:
     """The database's clock was set back by a day after the round had opened."""
     cast.tables.execute("UPDATE assignments SET offered_at = now() + interval '299 seconds'")
     assert cast.workers["a"].claim(0) is None  # the round's own pause
@@ -60,10 +60,10 @@ def rare_polls(monkeypatch: pytest.MonkeyPatch) -> float:
     return seconds
 
 
-def test_a_waiting_claim_is_woken_by_the_work_that_appears(
+def test_a_waiting_claim_is_woken_when_work_appears(
     rare_polls: float, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis wakes it at once, and it holds no connection of the pool while it waits."""
+    """Redis wakes the claim at once, and the claim holds no connection of the pool while it waits."""
     cast.work("a")
     cast.claim("b")
     with ThreadPoolExecutor(40) as pool:
@@ -93,7 +93,7 @@ def test_a_claim_without_work_returns_nothing(cast: Cast) -> None:
     assert 0.3 <= time.monotonic() - started < 1.5
 
 
-def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
+def test_a_heartbeat_renews_the_lease_and_reports_progress(cast: Cast) -> None:
     item = cast.claim("a")
     cast.lapse("a")
     progress = Progress(phase="training", epoch=1, num_epochs=2, step=3, num_steps=4, loss=0.5, images_per_second=6)
@@ -107,7 +107,7 @@ def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
-def test_a_heartbeat_reports_what_the_workers_process_uses(cast: Cast) -> None:
+def test_a_heartbeat_reports_the_resources_of_the_worker(cast: Cast) -> None:
     item = cast.claim("a")
     assert cast.workers["a"].takes_resources
     held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_000_000_000, gpu_utilisation=0.5)
@@ -119,7 +119,7 @@ def test_a_heartbeat_reports_what_the_workers_process_uses(cast: Cast) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**60, 1.5, "much"])
-def test_an_impossible_memory_is_refused(cast: Cast, value: object) -> None:
+def test_an_invalid_memory_size_is_refused(cast: Cast, value: object) -> None:
     item = cast.claim("a")
     with cast.coordinator.http(cast.coordinator.worker_token("a")) as http:
         body = {"assignment_id": str(item.assignment_id), "resources": {"memory_bytes": value}}
@@ -128,12 +128,12 @@ def test_an_impossible_memory_is_refused(cast: Cast, value: object) -> None:
     assert "memory_bytes" in answer.text
 
 
-def test_a_claim_offers_to_read_resources(cast: Cast) -> None:
+def test_a_claim_announces_that_resources_are_read(cast: Cast) -> None:
     with cast.coordinator.http(cast.coordinator.worker_token("a")) as http:
         assert RESOURCES_HEADER in http.post("/v1/work/claim", json={"wait_seconds": 0}).headers
 
 
-def test_a_heartbeat_without_an_assignment_shows_that_the_worker_lives(cast: Cast) -> None:
+def test_a_heartbeat_without_an_assignment_updates_last_seen(cast: Cast) -> None:
     cast.tables.execute("UPDATE clients SET last_seen_at = NULL")
     assert cast.workers["a"].heartbeat().carry_on
     seen = cast.coordinator.client.client("a").last_seen_at
@@ -142,7 +142,7 @@ def test_a_heartbeat_without_an_assignment_shows_that_the_worker_lives(cast: Cas
 
 
 @pytest.mark.parametrize("what", ["heartbeat", "submit", "decline"])
-def test_an_assignment_that_is_deleted_at_this_moment_is_not_there(
+def test_a_request_for_an_assignment_that_is_being_deleted_finds_none(
     cast: Cast, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     from fedssl_coordinator.federation.work import repository
@@ -167,7 +167,7 @@ def test_an_assignment_that_is_deleted_at_this_moment_is_not_there(
         asked[what]()
 
 
-def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
+def test_an_expired_lease_is_offered_again_before_the_deadline(cast: Cast) -> None:
     for attempt in (1, 2, 3):
         cast.claim("a")
         cast.lapse("a")
@@ -185,7 +185,7 @@ def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
     assert cast.round.verdict == Verdict.AGGREGATED
 
 
-def test_a_lapsed_lease_after_the_deadline_is_not_offered_again_in_this_attempt(cast: Cast) -> None:
+def test_an_expired_lease_is_not_offered_again_in_this_attempt_after_the_deadline(cast: Cast) -> None:
     cast.work("b")
     cast.claim("a")
     cast.lapse("a")
@@ -210,7 +210,7 @@ def test_a_declined_assignment_waits_for_the_others_before_it_is_offered_again(c
     assert event.data == {"clients": {"a": "no disk space"}}
 
 
-def test_a_client_that_declined_is_asked_again_after_a_pause_or_a_restart(cast: Cast) -> None:
+def test_a_client_that_declined_is_asked_again_after_a_pause_or_a_new_registration(cast: Cast) -> None:
     """If it were asked again at once, it would quickly use up the round's attempts."""
     cast.workers["a"].decline(cast.claim("a").assignment_id, "no disk space")
     cast.work("b")
@@ -220,7 +220,7 @@ def test_a_client_that_declined_is_asked_again_after_a_pause_or_a_restart(cast: 
     offered = cast.tables.one("SELECT offered_at - now() FROM assignments WHERE state = 'offered'")
     assert timedelta(seconds=290) < offered < timedelta(seconds=300)
     assert not cast.awaits_attention()
-    cast.workers["a"] = cast.coordinator.worker("a")  # it registers
+    cast.workers["a"] = cast.coordinator.worker("a")  # it registers again
     cast.work("a")
     cast.advance()
     assert cast.round.verdict == Verdict.AGGREGATED
@@ -234,18 +234,18 @@ def test_declining_twice_gets_the_same_answer(cast: Cast) -> None:
     assert len(cast.events("assignment.declined")) == 1
 
 
-def test_a_claim_takes_the_oldest_offer_but_its_own_lease_first(
+def test_a_claim_returns_the_clients_own_lease_first_and_then_the_oldest_offer(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     older = Cast(coordinator, tables, tmp_path, "a")
     newer = Cast(coordinator, tables, tmp_path, "a")
     assert older.claim("a").run_id == older.id
-    assert newer.claim("a").run_id == older.id  # the lease that it holds
+    assert newer.claim("a").run_id == older.id  # the lease that the client holds
     older.deliver("a")
     assert newer.claim("a").run_id == newer.id
 
 
-def test_a_claim_carries_what_was_accepted_last(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_claim_names_the_last_accepted_update(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
     two = Cast(coordinator, cast.tables, tmp_path, "c", num_rounds=2)
     assert two.claim("c").last_accepted is None
     two.deliver("c")
@@ -265,10 +265,10 @@ def test_a_pause_keeps_leases_and_offers(cast: Cast) -> None:
     assert cast.workers["a"].heartbeat(item.assignment_id).carry_on
     cast.lapse("a")
     cast.pass_deadline()
-    cast.advance()  # does not change a paused run
+    cast.advance()  # a paused run does not change
     assert not cast.awaits_attention()
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
-    cast.deliver("a")  # an update in training may still arrive
+    cast.deliver("a")  # an update in training may still be delivered
     deadline = cast.coordinator.client.resume(cast.id).current_round
     assert deadline is not None
     assert deadline.deadline > datetime.now(UTC) + timedelta(seconds=3000)  # the pause does not count
@@ -298,7 +298,7 @@ def test_an_update_from_before_the_revocation_counts(cast: Cast) -> None:
     assert cast.round.verdict == Verdict.AGGREGATED
 
 
-def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None:
+def test_a_round_whose_clients_were_all_revoked_fails_at_once(cast: Cast) -> None:
     for name in "ab":
         cast.coordinator.client.revoke_client(name)
     cast.advance()
@@ -307,7 +307,9 @@ def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None
     assert run.reason == ("round 1: too few updates after 1 attempt: a, b: the client was revoked")
 
 
-def test_a_quorum_that_a_revocation_puts_out_of_reach(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_run_fails_if_a_revocation_makes_its_quorum_impossible(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     """A quorum in the spec is a promise, for example of privacy, and does not shrink with the cohort."""
     cast = Cast(coordinator, tables, tmp_path, "ab", cohort={"min_updates": 2})
     cast.work("b")
@@ -317,8 +319,8 @@ def test_a_quorum_that_a_revocation_puts_out_of_reach(coordinator: Coordinator, 
     assert "a: the client was revoked" in str(cast.run.reason)
 
 
-def test_a_client_revoked_just_before_its_offer_is_found_by_the_sweep(cast: Cast) -> None:
-    """The aggregator had chosen it before the revocation was committed."""
+def test_the_sweep_finds_a_client_that_was_revoked_just_before_its_offer(cast: Cast) -> None:
+    """The aggregator chose the client before the revocation was committed."""
     cast.tables.execute("UPDATE clients SET revoked_at = now() WHERE id = 'a'")
     assert cast.awaits_attention()
     cast.work("b")

@@ -1,4 +1,4 @@
-"""Anchors of the clients' ledgers: kept for ever, with signed receipts, and contradictions told of."""
+"""Anchors of the clients' ledgers: kept permanently, with signed receipts, and contradictions are reported."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +47,7 @@ def assert_genuine(receipt: AnchorReceipt | None, about: LedgerAnchor, client_id
     public.verify(bytes.fromhex(receipt.signature), receipt_message(client_id, about, receipt.at, receipt.sent))
 
 
-def test_a_receipt_is_signed_and_the_same_again(worker: WorkerClient, coordinator: Coordinator) -> None:
+def test_a_receipt_is_signed_and_repeated_for_the_same_anchor(worker: WorkerClient, coordinator: Coordinator) -> None:
     first, again = sent(worker, anchor(1), anchor(1))
     assert first == again
     assert_genuine(first, anchor(1))
@@ -64,7 +64,9 @@ def test_without_an_anchor_there_is_no_receipt(worker: WorkerClient, coordinator
     assert kept(coordinator) == []
 
 
-def test_registration_and_submission_carry_one_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_registrations_and_submissions_carry_anchors_too(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     cast = Cast(coordinator, tables, tmp_path, "a")
     introduction = Register(
         worker_version="test", methods={}, device="cpu", num_images=9, channels=1, image_size=8, anchor=anchor(1)
@@ -79,12 +81,12 @@ def test_registration_and_submission_carry_one_too(coordinator: Coordinator, tab
     assert first.sent == SentBroadcast(run=item.run_id, round=1, broadcast=item.broadcast)
     with coordinator.http(coordinator.worker_token("a")) as http:
         older = http.post("/v1/work/submit", json=submission.model_dump(mode="json")).json()
-    assert "sent" not in older["receipt"]  # which an older worker would not understand
-    assert cast.workers["a"].submit(submission).receipt == first  # the answer to the first may have been lost
+    assert "sent" not in older["receipt"]  # an older worker would not understand it
+    assert cast.workers["a"].submit(submission).receipt == first  # the first answer may have been lost
     assert kept(coordinator) == [(1, True), (3, True)]
 
 
-def test_a_smaller_entry_is_told_of(worker: WorkerClient, coordinator: Coordinator, tables: Tables) -> None:
+def test_a_smaller_entry_is_reported(worker: WorkerClient, coordinator: Coordinator, tables: Tables) -> None:
     receipts = sent(worker, anchor(5), anchor(7), anchor(6), anchor(5))
     assert [receipt is not None for receipt in receipts] == [True, True, False, False]
     [(cut, data), (restored, _)] = contradictions(tables)
@@ -96,7 +98,7 @@ def test_a_smaller_entry_is_told_of(worker: WorkerClient, coordinator: Coordinat
     assert message == "a: its ledger went back from entry 7 to 6: it was cut, or restored from a copy"
 
 
-def test_another_hash_for_one_entry_is_told_of_once(
+def test_another_hash_for_an_entry_is_reported_once(
     worker: WorkerClient, coordinator: Coordinator, tables: Tables
 ) -> None:
     forged = anchor(7, "f" * 64)
@@ -105,10 +107,10 @@ def test_another_hash_for_one_entry_is_told_of_once(
     assert kind == "ledger.forked"
     assert (data["anchor"]["head"], data["known"]["head"]) == (forged.head, anchor(7).head)
     assert kept(coordinator) == [(7, True), (7, False)]
-    assert_genuine(sent(worker, anchor(8))[0], anchor(8))  # work goes on, and so does the record
+    assert_genuine(sent(worker, anchor(8))[0], anchor(8))  # later anchors are still recorded
 
 
-def test_a_new_ledger_is_told_of(worker: WorkerClient, coordinator: Coordinator, tables: Tables) -> None:
+def test_a_new_ledger_is_reported(worker: WorkerClient, coordinator: Coordinator, tables: Tables) -> None:
     new = anchor(1, key=OTHER_KEY)
     for receipt, about in zip(sent(worker, anchor(7), new, anchor(2, key=OTHER_KEY)),
                               (anchor(7), new, anchor(2, key=OTHER_KEY)), strict=True):  # fmt: skip
@@ -118,7 +120,7 @@ def test_a_new_ledger_is_told_of(worker: WorkerClient, coordinator: Coordinator,
     assert (data["anchor"]["key"], data["known"]["key"]) == (OTHER_KEY, KEY)
 
 
-def test_every_client_has_a_record_of_its_own(coordinator: Coordinator, tables: Tables) -> None:
+def test_every_client_has_its_own_record(coordinator: Coordinator, tables: Tables) -> None:
     one, other = coordinator.worker("a"), coordinator.worker("b")
     sent(one, anchor(9))
     assert_genuine(sent(other, anchor(3))[0], anchor(3), "b")
@@ -126,14 +128,16 @@ def test_every_client_has_a_record_of_its_own(coordinator: Coordinator, tables: 
     assert (kept(coordinator, "a"), kept(coordinator, "b")) == ([(9, True)], [(3, True)])
 
 
-def test_anchors_that_arrive_at_once(worker: WorkerClient, coordinator: Coordinator) -> None:
+def test_one_of_several_concurrent_contradicting_anchors_is_confirmed(
+    worker: WorkerClient, coordinator: Coordinator
+) -> None:
     with ThreadPoolExecutor(8) as pool:
         receipts = list(pool.map(lambda head: worker.heartbeat(anchor=anchor(5, head * 64)).receipt, "01234567"))
     assert sum(receipt is not None for receipt in receipts) == 1
     assert sorted(is_consistent for _, is_consistent in kept(coordinator)) == [False] * 7 + [True]
 
 
-def test_the_key_is_one_for_all_processes_and_is_shown_nowhere(coordinator: Coordinator, tables: Tables) -> None:
+def test_all_processes_share_one_signing_key_which_is_never_shown(coordinator: Coordinator, tables: Tables) -> None:
     with ThreadPoolExecutor(8) as pool:
         workers = [coordinator.worker(name) for name in "abcdefgh"]
         receipts = [r for (r,) in pool.map(lambda worker: sent(worker, anchor(1)), workers) if r is not None]
@@ -147,9 +151,7 @@ def test_the_key_is_one_for_all_processes_and_is_shown_nowhere(coordinator: Coor
 
 
 @pytest.mark.parametrize("change", [{"seq": 0}, {"seq": 2**53}, {"head": "x"}, {"key": "A" * 64}, {"more": 1}])
-def test_an_anchor_that_makes_no_sense_is_refused(
-    worker: WorkerClient, coordinator: Coordinator, change: dict[str, Any]
-) -> None:
+def test_an_invalid_anchor_is_refused(worker: WorkerClient, coordinator: Coordinator, change: dict[str, Any]) -> None:
     values = {**anchor(1).model_dump(), **change}
     secret = coordinator.worker_token("a")
     with coordinator.http(secret) as http:
@@ -158,7 +160,7 @@ def test_an_anchor_that_makes_no_sense_is_refused(
     assert f"anchor.{next(iter(change))}" in answer.json()["detail"]
 
 
-def test_the_list_in_pages_and_for_operators_alone(worker: WorkerClient, coordinator: Coordinator) -> None:
+def test_anchors_are_listed_in_pages_and_only_for_operators(worker: WorkerClient, coordinator: Coordinator) -> None:
     sent(worker, *(anchor(seq) for seq in range(1, 6)))
     path = "/v1/clients/a/ledger-anchors"
     with coordinator.http() as http:
@@ -171,7 +173,7 @@ def test_the_list_in_pages_and_for_operators_alone(worker: WorkerClient, coordin
         list(coordinator.client.ledger_anchors("nobody"))
 
 
-def test_an_anchor_is_no_reason_to_refuse_the_work_and_a_refusal_keeps_none(
+def test_a_contradicting_anchor_refuses_no_work_and_a_refused_request_keeps_no_anchor(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "a")
@@ -199,7 +201,7 @@ def test_an_anchor_is_no_reason_to_refuse_the_work_and_a_refusal_keeps_none(
     assert kept(coordinator) == [(7, True), (2, False)]
 
 
-def test_a_client_fills_no_table_with_ledgers_and_contradictions(
+def test_the_anchors_and_contradictions_of_a_client_are_limited(
     worker: WorkerClient, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedssl_coordinator.federation.ledger_anchors.service._MOST_CONTRADICTIONS", 5)
@@ -208,7 +210,7 @@ def test_a_client_fills_no_table_with_ledgers_and_contradictions(
     new = [anchor(7, key=f"{number:064x}") for number in range(4)]
     assert None not in sent(worker, *new)
     assert sent(worker, anchor(6, key=new[0].key), anchor(6, key=new[0].key), anchor(1)) == [None] * 3
-    assert len(contradictions(tables)) == 4  # three ledgers in place of another, and one that went back
+    assert len(contradictions(tables)) == 4  # three replaced ledgers, and one that went back
     assert len(kept(coordinator)) == 5
     growing = [anchor(seq, key=new[0].key) for seq in (8, 9, 10, 11, 10)]
     assert [receipt is not None for receipt in sent(worker, *growing)] == [True, True, True, False, True]

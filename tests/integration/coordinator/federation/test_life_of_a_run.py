@@ -11,7 +11,7 @@ from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 
 
-def test_two_clients_two_rounds(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_two_clients_complete_a_run_of_two_rounds(coordinator: Coordinator, tmp_path: Path) -> None:
     a, b = coordinator.worker("a"), coordinator.worker("b")
     run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
     assert run.state == RunState.RUNNING
@@ -25,7 +25,7 @@ def test_two_clients_two_rounds(coordinator: Coordinator, tmp_path: Path) -> Non
         assert item_a.round_number == item_b.round_number == number
         assert item_a.broadcast == item_b.broadcast
         deliver(b, item_b, tmp_path, high, num_examples=20)
-        coordinator.advance(run.id)  # half the updates close nothing
+        coordinator.advance(run.id)  # one of two updates does not close the round
         assert coordinator.client.run(run.id).rounds_closed == number - 1
         deliver(a, item_a, tmp_path, low, num_examples=10)
         coordinator.advance(run.id)
@@ -58,7 +58,7 @@ def _global_value(coordinator: Coordinator, run_id: object, folder: Path) -> flo
     return first
 
 
-def test_a_run_waits_for_its_clients_and_says_so(coordinator: Coordinator) -> None:
+def test_a_run_that_waits_for_clients_gives_the_reason(coordinator: Coordinator) -> None:
     coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
     coordinator.advance(run.id)
@@ -71,7 +71,7 @@ def test_a_run_waits_for_its_clients_and_says_so(coordinator: Coordinator) -> No
     assert coordinator.client.run(run.id).reason is None
 
 
-def test_stop_ends_round_and_leases(coordinator: Coordinator) -> None:
+def test_stopping_a_run_ends_its_round_and_leases(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)
@@ -82,13 +82,13 @@ def test_stop_ends_round_and_leases(coordinator: Coordinator) -> None:
     reply = worker.heartbeat(item.assignment_id)
     assert not reply.carry_on
     assert "stopped by an operator" in reply.reason
-    assert coordinator.client.stop(run.id).outcome == Outcome.STOPPED  # twice is no error
+    assert coordinator.client.stop(run.id).outcome == Outcome.STOPPED  # a repeated stop is not an error
     with pytest.raises(Conflict, match="cannot resume"):
         coordinator.client.resume(run.id)
     assert worker.claim(0) is None
 
 
-def test_pause_gives_out_no_work(coordinator: Coordinator) -> None:
+def test_a_paused_run_offers_no_work(coordinator: Coordinator) -> None:
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)
@@ -98,7 +98,7 @@ def test_pause_gives_out_no_work(coordinator: Coordinator) -> None:
     assert worker.claim(0) is not None
 
 
-def test_create_twice_with_one_key_makes_one_run(coordinator: Coordinator) -> None:
+def test_creating_a_run_twice_with_one_key_makes_one_run(coordinator: Coordinator) -> None:
     first = coordinator.client.create_run(tiny_spec(), start=False, idempotency_key="k1")
     again = coordinator.client.create_run(tiny_spec(), start=False, idempotency_key="k1")
     assert again.id == first.id

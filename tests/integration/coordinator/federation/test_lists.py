@@ -1,4 +1,4 @@
-"""Lists: every item once, in order, however the pages are cut."""
+"""Lists: every item appears once and in order, whatever the size of the pages."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,9 @@ def _run_with_a_round(coordinator: Coordinator) -> RunView:
     return run
 
 
-def test_runs_newest_first_even_of_one_moment(coordinator: Coordinator, tables: Tables) -> None:
+def test_runs_are_listed_newest_first_even_if_created_at_the_same_moment(
+    coordinator: Coordinator, tables: Tables
+) -> None:
     for _ in range(5):
         coordinator.client.create_run(tiny_spec(), start=False)
     tables.execute(
@@ -54,7 +56,7 @@ def test_runs_newest_first_even_of_one_moment(coordinator: Coordinator, tables: 
     _assert_cut_anyhow(coordinator, "/v1/runs", "id", [run_id for (run_id,) in expected])
 
 
-def test_runs_of_one_state(coordinator: Coordinator) -> None:
+def test_runs_can_be_listed_by_state(coordinator: Coordinator) -> None:
     runs = [coordinator.client.create_run(tiny_spec(), start=i % 2 == 0) for i in range(5)]
     for state, expected in ((RunState.RUNNING, runs[::2]), (RunState.CREATED, runs[1::2]), (RunState.PAUSED, [])):
         [*pages] = _pages(coordinator, "/v1/runs", 2, state=state.value)
@@ -63,7 +65,7 @@ def test_runs_of_one_state(coordinator: Coordinator) -> None:
         assert http.get("/v1/runs", params={"state": "lost"}).status_code == 422
 
 
-def test_clients_by_name_and_tokens_newest_first(coordinator: Coordinator, tables: Tables) -> None:
+def test_clients_are_listed_by_name_and_tokens_newest_first(coordinator: Coordinator, tables: Tables) -> None:
     names = ["b", "a-1", "a", "z9", "0"]
     for name in names:
         coordinator.worker_token(name)
@@ -72,7 +74,9 @@ def test_clients_by_name_and_tokens_newest_first(coordinator: Coordinator, table
     _assert_cut_anyhow(coordinator, "/v1/tokens", "id", [token_id for (token_id,) in expected])
 
 
-def test_rounds_events_and_metrics_oldest_first(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_rounds_events_and_metrics_are_listed_oldest_first(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     cast, other = (Cast(coordinator, tables, tmp_path, names, num_rounds=4) for names in ("ab", "cd"))
     for _ in range(4):
         for one in (other, cast):  # both write to the same tables in turn
@@ -128,7 +132,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_a_page_that_makes_no_sense(standing: Coordinator, path: str) -> None:
+def test_invalid_limits_and_cursors_are_refused(standing: Coordinator, path: str) -> None:
     has_round = "assignments" in path
     run = _run_with_a_round(standing) if has_round else standing.client.create_run(tiny_spec(), start=False)
     with standing.http() as http:
@@ -144,10 +148,10 @@ def test_a_page_that_makes_no_sense(standing: Coordinator, path: str) -> None:
         assert far.status_code in (200, 422)  # beyond the last row, or another list's cursor
 
 
-def test_a_page_of_rounds_is_cut_to_what_one_answer_can_hold(
+def test_a_page_of_rounds_is_limited_by_its_number_of_assignments(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round of more clients than that is a page of its own."""
+    """A round with more clients than the limit is a page of its own."""
     from fedssl_coordinator.federation.runs import service
 
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)

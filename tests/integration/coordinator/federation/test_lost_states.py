@@ -1,4 +1,4 @@
-"""Client states that are lost between two rounds: real workers, one of which finds a flipped bit."""
+"""Client states that are lost between two rounds, with real workers: a state has a flipped bit, or is missing."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def _spec(method: str, **changes: Any) -> RunSpec:
 
 
 @pytest.mark.parametrize("how", ["flipped", pytest.param("gone", marks=pytest.mark.full)])
-def test_scaffolds_c_is_the_mean_of_the_variates_again(
+def test_scaffolds_c_is_again_the_mean_of_the_variates_after_a_state_was_lost(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, how: str
 ) -> None:
     workers = Workers(coordinator, tmp_path, _spec("scaffold"))
@@ -152,7 +152,7 @@ def test_a_run_that_is_resumed_without_the_state_accepts_the_loss(
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={2: [LOST]}))
 
 
-def test_a_loss_of_a_state_that_a_client_never_had_changes_nothing(
+def test_losing_a_state_that_a_client_never_had_changes_nothing(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]})

@@ -1,4 +1,4 @@
-"""A run of a newer coordinator, after a rollback to this version, which does not know one of its settings."""
+"""Runs of a newer coordinator after a rollback to this version, which does not know one of their settings."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from support.tables import Tables
 
 
 @pytest.mark.parametrize(("part", "path"), [("spec", "training,from_later"), ("plan", "from_later")])
-def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
+def test_a_newer_run_blocks_no_other_run_and_requests_for_it_explain_why(
     make_cast: MakeCast, tables: Tables, tmp_path: Path, part: str, path: str
 ) -> None:
     newer = make_cast("a")
@@ -48,7 +48,9 @@ def test_it_keeps_its_clients_from_no_other_run_and_requests_for_it_explain_why(
         newer.workers["a"].upload(digest_of(file), file, item.assignment_id)
 
 
-def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tables: Tables) -> None:
+def test_evaluations_of_a_newer_run_block_no_other_evaluation_at_a_site(
+    coordinator: Coordinator, tables: Tables
+) -> None:
     worker, other = coordinator.worker("a"), coordinator.worker("b")
     newer, known = (coordinator.client.create_run(sites_spec()).id for _ in range(2))
     for run_id in (newer, known):
@@ -63,7 +65,7 @@ def test_its_evaluations_keep_a_site_from_no_other(coordinator: Coordinator, tab
     assert "does not understand the spec of run" in states[0][1]
 
 
-def test_what_a_client_declared_to_a_newer_version_stops_no_run(coordinator: Coordinator, tables: Tables) -> None:
+def test_unknown_values_of_a_clients_registration_block_no_run(coordinator: Coordinator, tables: Tables) -> None:
     worker, _ = coordinator.worker("a"), coordinator.worker("b")
     rules = [{"artifact": artifact, "methods": ["*"]} for artifact in ("weights", "metrics", "from-later")]
     declared = {

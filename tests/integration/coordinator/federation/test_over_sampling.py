@@ -31,7 +31,9 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
     ("fraction", "over_sampling", "num_clients", "asked"),
     [(0.5, 1, 10, 5), (0.5, 1.2, 10, 6), (0.5, 1.01, 10, 6), (0.5, 5, 10, 10), (1, 2, 3, 3), (0.1, 1.5, 4, 2)],
 )
-def test_how_many_are_asked(fraction: float, over_sampling: float, num_clients: int, asked: int) -> None:
+def test_the_number_of_asked_clients_follows_from_fraction_and_over_sampling(
+    fraction: float, over_sampling: float, num_clients: int, asked: int
+) -> None:
     assert CohortConfig(fraction=fraction, over_sampling=over_sampling).num_asked(num_clients) == asked
 
 
@@ -44,7 +46,7 @@ def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
     cast.advance()
     assert not cast.awaits_attention()
     cast.work("b", value=3.0)
-    assert cast.awaits_attention()  # should the nudge be lost
+    assert cast.awaits_attention()  # in case the message to the aggregator is lost
     cast.advance()
     assert (cast.round.verdict, cast.round.reason) == (Verdict.AGGREGATED, "2 of 3 updates")
     assert cast.run.outcome == Outcome.COMPLETED
@@ -58,7 +60,7 @@ def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
         cast.deliver("a")
 
 
-def test_an_update_beyond_the_wanted_ones_is_too_late_before_the_round_closes(cast: Cast, tmp_path: Path) -> None:
+def test_an_update_beyond_the_wanted_number_is_refused_before_the_round_closes(cast: Cast, tmp_path: Path) -> None:
     items = {name: cast.claim(name) for name in "abc"}
     updates = {
         name: upload(cast.workers[name], items[name], tensors_for(items[name].plan.update, 1), tmp_path)
@@ -92,7 +94,7 @@ def test_over_sampled_clients_replace_those_that_fail(cast: Cast) -> None:
     assert (cast.round.verdict, cast.round.attempt) == (Verdict.AGGREGATED, 1)
 
 
-def test_fewer_than_wanted_at_the_deadline_is_a_matter_of_the_quorum(
+def test_a_quorum_closes_a_round_at_its_deadline_with_fewer_than_the_wanted_updates(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort={**TWO_OF_THREE, "min_updates": 1})
@@ -105,7 +107,7 @@ def test_fewer_than_wanted_at_the_deadline_is_a_matter_of_the_quorum(
 def test_the_bits_are_those_of_a_simulation_with_the_accepted_clients(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """BYOL, whose state a client keeps only from rounds in which its update was accepted."""
+    """Uses BYOL: a client keeps its state only from rounds in which its update was accepted."""
     spec = method_spec("fedbyol", num_rounds=3, cohort=TWO_OF_THREE)
     names = sorted(shards(spec))
     late = {1: names[0], 2: names[2], 3: names[0]}

@@ -1,4 +1,4 @@
-"""Claims of clients that are not drawn: the answer has the time of the next claim, and no connection stays open."""
+"""Claims of clients that were not drawn: the answer has the time of the next claim, and no connection stays open."""
 
 from pathlib import Path
 
@@ -25,12 +25,12 @@ def _open_since(cast: Cast, seconds: float) -> None:
 
 
 def _pause(cast: Cast, name: str = "a") -> float:
-    """Return the pause after a claim that brings no work."""
+    """Return the pause after a claim that finds no work."""
     assert cast.workers[name].claim(0) is None
     return cast.workers[name].pause_seconds
 
 
-def test_a_client_comes_again_when_the_last_rounds_would_have_ended(cast: Cast) -> None:
+def test_a_client_returns_when_the_round_is_expected_to_end(cast: Cast) -> None:
     for seconds in (20, 50, 2000):  # their median is 50
         cast.work("a", "b")
         cast.advance()
@@ -45,31 +45,31 @@ def test_a_client_comes_again_when_the_last_rounds_would_have_ended(cast: Cast) 
     assert min(pauses) >= 29  # a quarter of 40 s is the spread
     assert max(pauses) <= 40
     assert len(pauses) > 1
-    _open_since(cast, 45)  # the rest is too short for a pause
+    _open_since(cast, 45)  # the remaining time is too short for a pause
     assert _pause(cast) == 0
-    _open_since(cast, 160)  # it is expected to take an eighth of its age in addition: 20 s
+    _open_since(cast, 160)  # expected to take an eighth of its age longer: 20 s
     assert 15 <= _pause(cast) <= 20
     _open_since(cast, 4000)
     assert 45 <= _pause(cast) <= LONGEST_PAUSE_SECONDS
 
 
-def test_a_client_with_an_offer_works_and_one_with_a_later_offer_waits_for_it(cast: Cast) -> None:
+def test_a_client_that_declined_gets_a_pause_and_one_with_a_later_offer_waits(cast: Cast) -> None:
     _open_since(cast, 96)
     cast.claim("a")
     cast.workers["a"].decline(cast.item("a").assignment_id, "busy")
-    assert 9 <= _pause(cast) <= 12  # in the first round only its age is known
+    assert 9 <= _pause(cast) <= 12  # in the first round, only the round's age is known
     cast.tables.execute("UPDATE assignments SET offered_at = now() + interval '99 seconds' WHERE client_id = 'b'")
     assert _pause(cast, "b") == 0
 
 
-def test_claims_wait_if_a_round_may_be_opened_at_any_moment(coordinator: Coordinator, cast: Cast) -> None:
+def test_claims_wait_if_a_round_may_open_at_any_moment(coordinator: Coordinator, cast: Cast) -> None:
     cast.work("a")
     assert _pause(cast) == 0  # the round has just been opened
     _open_since(cast, 96)
     assert _pause(cast) > 0
     others = coordinator.client.create_run(tiny_spec(cohort={"clients": ["c"]}))
     coordinator.advance(others.id)
-    assert _pause(cast) > 0  # not a run of this client
+    assert _pause(cast) > 0  # this run is not for this client
     next_run = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 3}))
     assert _pause(cast) == 0
     coordinator.client.stop(next_run.id)
@@ -78,7 +78,7 @@ def test_claims_wait_if_a_round_may_be_opened_at_any_moment(coordinator: Coordin
     assert _pause(cast) == 0
 
 
-def test_a_worker_of_an_older_version_waits_as_before(coordinator: Coordinator, cast: Cast) -> None:
+def test_only_workers_that_ask_for_a_pause_get_one(coordinator: Coordinator, cast: Cast) -> None:
     cast.work("a")
     _open_since(cast, 96)
     with coordinator.http(coordinator.worker_token("a")) as http:

@@ -1,4 +1,4 @@
-"""Rounds that a data owner's policy refuses are not offered to it, and an event gives the reason."""
+"""Rounds that a data owner's policy refuses are not offered to its client, and an event gives the reason."""
 
 import json
 from pathlib import Path
@@ -35,14 +35,14 @@ def introduce(worker: WorkerClient, *rules: dict[str, Any], policy: bool = True,
 
 @pytest.fixture
 def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    """Return a run of two clients. `a` has no policy, and that of `b`, which is older than the run, allows nothing."""
+    """Return a run of two clients. `a` has no policy. The policy of `b`, registered before the run, allows nothing."""
     introduce(coordinator.worker("b"))
     cast = Cast(coordinator, tables, tmp_path, "a", cohort={"clients": ["a", "b"], "min_clients": 1}, num_rounds=2)
     cast.workers["b"] = coordinator.worker("b", register=False)
     return cast
 
 
-def test_a_round_is_not_offered_to_those_who_would_refuse_it(cast: Cast) -> None:
+def test_a_round_is_not_offered_to_clients_whose_policy_refuses_it(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "offered")]
     assert cast.workers["b"].claim(0) is None
     [event] = cast.events("policy.refuses")
@@ -53,7 +53,7 @@ def test_a_round_is_not_offered_to_those_who_would_refuse_it(cast: Cast) -> None
     assert cast.rounds[0].verdict == Verdict.AGGREGATED
 
 
-def test_what_a_policy_allows_is_shown(cast: Cast) -> None:
+def test_the_rules_of_a_policy_are_shown(cast: Cast) -> None:
     introduce(cast.workers["b"], WEIGHTS)
     shown = cast.coordinator.client.client("b").policy
     assert shown is not None
@@ -62,7 +62,7 @@ def test_what_a_policy_allows_is_shown(cast: Cast) -> None:
     assert cast.coordinator.client.client("a").policy is None
 
 
-def test_a_policy_that_lets_numbers_out_is_as_good_as_any(cast: Cast) -> None:
+def test_a_client_whose_policy_also_allows_metrics_takes_part_and_is_listed(cast: Cast) -> None:
     introduce(cast.workers["b"], WEIGHTS, {"artifact": "metrics", "methods": ["fed*"], "tensors": ["loss"]})
     client = cast.coordinator.client
     shown = client.client("b").policy
@@ -77,7 +77,7 @@ def test_a_policy_that_lets_numbers_out_is_as_good_as_any(cast: Cast) -> None:
     assert client.client("b").revoked_at is not None
 
 
-def test_a_policy_that_was_opened_counts_from_the_next_round(cast: Cast) -> None:
+def test_a_relaxed_policy_counts_from_the_next_round(cast: Cast) -> None:
     introduce(cast.workers["b"], WEIGHTS)
     cast.work("a")
     cast.advance()
@@ -85,7 +85,7 @@ def test_a_policy_that_was_opened_counts_from_the_next_round(cast: Cast) -> None
     assert len(cast.events("policy.refuses")) == 1
 
 
-def test_a_run_waits_for_a_policy_that_lets_it_begin(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_run_waits_for_a_policy_that_allows_it(coordinator: Coordinator, tables: Tables) -> None:
     worker = coordinator.worker("b", register=False)
     introduce(worker, {**WEIGHTS, "max_rounds": 1})
     run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["b"]}, num_rounds=2))
@@ -101,7 +101,7 @@ def test_a_run_waits_for_a_policy_that_lets_it_begin(coordinator: Coordinator, t
     assert worker.claim(0) is not None
 
 
-def test_a_policy_that_is_closed_in_mid_round_is_not_waited_for(
+def test_a_round_does_not_wait_for_a_client_whose_policy_was_tightened_meanwhile(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1)
@@ -116,7 +116,7 @@ def test_a_policy_that_is_closed_in_mid_round_is_not_waited_for(
     assert cast.run.outcome == Outcome.COMPLETED
 
 
-def test_a_quorum_that_policies_take_away_in_mid_round_is_asked_for_again(
+def test_a_quorum_that_policies_make_impossible_in_mid_round_is_asked_for_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """The run waits as it does before a round opens, because the data owner may relax the policy again."""
@@ -181,7 +181,7 @@ def test_a_policy_that_is_too_long_to_check_is_refused(cast: Cast, coordinator: 
     assert "patterns take 16385 bytes in all, and at most 16384 are allowed: write fewer" in mistake["msg"]
 
 
-def test_one_that_an_older_version_has_taken_is_not_compiled(cast: Cast, tables: Tables) -> None:
+def test_a_policy_that_an_older_version_accepted_is_not_compiled_if_it_is_too_long(cast: Cast, tables: Tables) -> None:
     cast.work("a")
     tables.execute("UPDATE clients SET policy = %s::jsonb WHERE id = 'b'", json.dumps(_long(2**14 + 1)))
     cast.advance()

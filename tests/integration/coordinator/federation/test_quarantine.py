@@ -1,4 +1,4 @@
-"""A computation that ends its process again and again: it is given up with its cause, and tried again on request."""
+"""A computation that repeatedly ends its process is given up with its cause, and is retried on request."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,16 +54,16 @@ def test_an_aggregation_that_kills_its_process_pauses_the_run_until_it_is_resume
         [event] = cast.events("run.paused")
         assert event.message == cast.run.reason
         coordinator.client.resume(cast.id)
-        _kill(1, cast.advance, pause_over)  # it is tried again, as often as before
+        _kill(1, cast.advance, pause_over)  # it is retried as often as before
     assert cast.run.state == RunState.RUNNING
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED
 
 
-def test_recorded_failures_in_between_are_retried_without_end(
+def test_recorded_errors_between_deaths_keep_a_run_from_being_given_up(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that does not answer, for example: four deaths, an error, and four deaths are not five in a row."""
+    """Four deaths, four recorded errors and four more deaths are not five deaths in a row."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a", "b")
 

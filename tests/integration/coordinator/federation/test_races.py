@@ -1,4 +1,4 @@
-"""Several at once: claims, submissions, aggregators and operators that cross each other."""
+"""Concurrent claims, submissions, aggregators and operators."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def _at_once(*calls: Callable[[], T]) -> list[T]:
-    """Run every call in a thread of its own, all let go together."""
+    """Run every call in its own thread, and start all of them together."""
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], T]) -> T:
@@ -41,7 +41,7 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
     return Cast(coordinator, tables, tmp_path, num_rounds=1)
 
 
-def test_claims_of_one_client_at_once_give_one_lease(
+def test_concurrent_claims_of_one_client_give_one_lease(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     Cast(coordinator, tables, tmp_path, "a")  # a second offer, which must not be taken besides the first
@@ -51,7 +51,7 @@ def test_claims_of_one_client_at_once_give_one_lease(
     assert tables.one("SELECT count(*) FROM assignments WHERE state = 'leased'") == 1
 
 
-def test_claims_of_several_clients_at_once(
+def test_concurrent_claims_of_several_clients_all_succeed(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     many = Cast(coordinator, tables, tmp_path, "cdefgh")
@@ -59,7 +59,7 @@ def test_claims_of_several_clients_at_once(
     assert {item.client_id for item in items if item is not None} == set("cdefgh")
 
 
-def test_one_update_submitted_many_times_at_once_counts_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
+def test_concurrent_submissions_of_one_update_count_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
     item = cast.claim("a")
     update = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
     submission = Submit(assignment_id=item.assignment_id, update=update, num_examples=5, metrics={"loss": 1.0})
@@ -69,7 +69,7 @@ def test_one_update_submitted_many_times_at_once_counts_once(cast: Cast, tmp_pat
     assert tables.query("SELECT name, value FROM metrics") == [("loss", 1.0)]
 
 
-def test_two_updates_submitted_at_once_one_of_them_counts(cast: Cast, tmp_path: Path) -> None:
+def test_one_of_two_concurrently_submitted_updates_counts(cast: Cast, tmp_path: Path) -> None:
     item, worker = cast.claim("a"), cast.workers["a"]
     updates = [upload(worker, item, tensors_for(item.plan.update, value), tmp_path) for value in (1.0, 2.0)]
 
@@ -84,7 +84,7 @@ def test_two_updates_submitted_at_once_one_of_them_counts(cast: Cast, tmp_path: 
     assert accepted == [cast.round.assignments[0].update]
 
 
-def test_one_upload_sent_twice_at_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
+def test_two_concurrent_uploads_of_one_file_are_stored_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
     item = cast.claim("a")
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -96,7 +96,7 @@ def test_one_upload_sent_twice_at_once(cast: Cast, tmp_path: Path, tables: Table
     assert tables.one("SELECT count(*) FROM uploads") == 1
 
 
-def test_two_aggregators_at_once_aggregate_once(cast: Cast) -> None:
+def test_concurrent_aggregators_aggregate_once(cast: Cast) -> None:
     cast.work("a", "b")
     _at_once(*[cast.advance] * 3)
     cast.advance()
@@ -107,10 +107,10 @@ def test_two_aggregators_at_once_aggregate_once(cast: Cast) -> None:
 
 @pytest.mark.changes_states
 @pytest.mark.parametrize("num_rounds", [1, 2])
-def test_two_aggregators_that_both_believe_to_hold_the_run(
+def test_two_aggregators_that_both_believe_to_hold_the_run_publish_once(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int
 ) -> None:
-    """A connection that broke has freed the lock of an aggregator that is still computing."""
+    """The connection of one aggregator broke, which freed its lock while it was still computing."""
     from fedssl_coordinator.aggregator import rounds, tasks
 
     @contextmanager
@@ -124,7 +124,7 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
         result = compute_alone(*arguments)  # type: ignore[arg-type]
         digests.append(result.broadcast.digest)
         end = time.monotonic() + 5
-        if both.wait() == 0:  # this one is the slower: the other has continued with the next step
+        if both.wait() == 0:  # this aggregator is slower: the other has continued with the next step
             while cast.tables.one(on_its_way, cast.id) and time.monotonic() < end:
                 time.sleep(0.01)
         return result
@@ -147,12 +147,12 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
     assert (run.rounds_closed, run.model) == (1, digests[0])
     assert run.outcome == (Outcome.COMPLETED if num_rounds == 1 else None)
     assert len(cast.events("round.closed")) == 1
-    # The slower one must not take the next round, which the quicker one has opened, for its own.
+    # The slower one must not mistake the next round, which the quicker one has opened, for its own.
     assert [r.state for r in cast.rounds] == [RoundState.CLOSED, RoundState.OPEN][:num_rounds]
 
 
-def test_a_stop_and_an_aggregator_do_not_cross(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the operator's look at the round and its end of it, the aggregator must not move it."""
+def test_an_aggregator_waits_while_an_operator_stops_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The aggregator must not move the round between the operator's check and the end of the run."""
     from fedssl_coordinator.federation.rounds import repository
 
     locked_live = repository.locked_live
@@ -173,7 +173,9 @@ def test_a_stop_and_an_aggregator_do_not_cross(cast: Cast, monkeypatch: pytest.M
     assert (cast.round.verdict, cast.run.rounds_closed) == (Verdict.FAILED, 0)
 
 
-def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_stopped_while_it_is_aggregated_gets_no_new_weights(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedssl_coordinator.aggregator import rounds
 
     aggregated = rounds.next_weights
@@ -192,8 +194,8 @@ def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.Mo
     assert [event.kind for event in cast.coordinator.client.event_log(cast.id)][-1] == "run.finished"
 
 
-def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round must not end without its run, which would open the same round again and again."""
+def test_a_failing_round_ends_a_run_that_was_paused_meanwhile(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the round would end without its run, which would open the same round repeatedly."""
     from fedssl.errors import MethodError
     from fedssl_coordinator.aggregator import rounds
 
@@ -209,7 +211,9 @@ def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.Monk
     assert run.reason == "round 1: the updates cannot be aggregated: they disagree"
 
 
-def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_stopped_while_it_is_prepared_gets_no_weights(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedssl_coordinator.aggregator import rounds
     from support.federation import tiny_spec
 
@@ -226,8 +230,10 @@ def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatc
     assert [event.kind for event in coordinator.client.event_log(run.id)][-1] == "run.finished"
 
 
-def test_a_late_claim_crosses_the_end_of_its_round(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the aggregator's look and its close an offer becomes a lease, which must end with the round."""
+def test_a_lease_that_is_claimed_while_its_round_closes_ends_with_the_round(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the aggregator's check and the close of the round, an offer becomes a lease."""
     from fedssl_coordinator.federation.rounds import repository
 
     end_lost = repository.lost
@@ -246,8 +252,10 @@ def test_a_late_claim_crosses_the_end_of_its_round(cast: Cast, monkeypatch: pyte
     assert not cast.workers["b"].heartbeat(cast.item("b").assignment_id).carry_on
 
 
-def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update accepted after the aggregator's check, but before its verdict, counts and is not offered again."""
+def test_an_update_accepted_between_the_check_and_the_verdict_counts(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator checked the round at its deadline. The update counts, and its assignment is not offered again."""
     from fedssl_coordinator.federation.rounds import repository
 
     locked_live = repository.locked_live
@@ -267,10 +275,10 @@ def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.full
-def test_all_clients_and_aggregators_at_once_for_a_while(
+def test_concurrent_clients_aggregators_and_operators_leave_nothing_inconsistent(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """No deadlock, no 5xx, and nothing half-done, whatever crosses whatever."""
+    """There is no deadlock, no 5xx and nothing half-done, in whatever order the requests arrive."""
     cohort = {"min_updates": 1, "max_attempts": 1000, "without_quorum": "skip"}
     casts = [Cast(coordinator, tables, tmp_path, "abc", num_rounds=60, cohort=cohort) for _ in range(2)]
     workers = {name: casts[0].workers[name] for name in "abc"}

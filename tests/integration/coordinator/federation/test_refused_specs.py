@@ -1,4 +1,4 @@
-"""A run spec that makes no sense gets a clear error and an event, and changes nothing."""
+"""An invalid run spec gets a clear error and an event, and changes nothing."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,9 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", SPECS)
-def test_a_spec_that_makes_no_sense(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+def test_an_invalid_spec_is_refused_with_the_field_and_the_reason(
+    standing: Coordinator, onlooker: Onlooker, case: str
+) -> None:
     changes, where, what = SPECS[case]
     with onlooker.nothing_changes() as events:
         answer = _post(standing, _spec(**changes))
@@ -107,7 +109,7 @@ _NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999")
 
 
 @pytest.mark.parametrize("number", _NUMBERS)
-def test_a_number_that_is_not_finite(standing: Coordinator, onlooker: Onlooker, number: str) -> None:
+def test_a_number_that_is_not_finite_is_refused(standing: Coordinator, onlooker: Onlooker, number: str) -> None:
     text = '{"spec": {"training": {"optimizer": {"learning_rate": %s}}}}' % number  # noqa: UP031
     with onlooker.nothing_changes() as events:
         answer = _post(standing, text)
@@ -131,7 +133,7 @@ BODIES: dict[str, tuple[bytes | str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", BODIES)
-def test_a_body_that_is_no_spec(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+def test_a_body_without_a_valid_spec_is_refused(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
     content, headers, what = BODIES[case]
     with onlooker.nothing_changes() as events:
         answer = _post(standing, content, headers)
@@ -149,7 +151,7 @@ def _streamed(coordinator: Coordinator) -> httpx.Response:
 
 
 @pytest.mark.parametrize("send", [_announced, _streamed])
-def test_a_body_beyond_a_mebibyte(
+def test_a_body_larger_than_a_mebibyte_is_refused(
     standing: Coordinator, onlooker: Onlooker, send: Callable[[Coordinator], httpx.Response]
 ) -> None:
     with onlooker.nothing_changes() as events:
@@ -157,7 +159,7 @@ def test_a_body_beyond_a_mebibyte(
     assert answer.status_code == 413
     assert answer.json()["type"] == "urn:fedssl:problem:body-too-large"
     assert answer.json()["detail"] == "at most 1048576 bytes are accepted: send less"
-    assert events == []  # nobody has shown a token
+    assert events == []  # refused before the token is checked
 
 
 def test_a_body_of_nearly_a_mebibyte_is_read(standing: Coordinator, onlooker: Onlooker) -> None:
@@ -167,10 +169,10 @@ def test_a_body_of_nearly_a_mebibyte_is_read(standing: Coordinator, onlooker: On
 
 
 @pytest.mark.parametrize("case", ["not JSON", "nested deeply", "not UTF-8", "nothing", "no spec"])
-def test_without_a_token_nobody_learns_what_is_wrong_with_a_body(
+def test_without_a_valid_token_errors_in_the_body_are_not_reported(
     standing: Coordinator, onlooker: Onlooker, case: str
 ) -> None:
-    """FastAPI reads the body before it asks for the token: strangers must not fill the audit log."""
+    """FastAPI reads the body before it checks the token: callers without a token must not fill the audit log."""
     content, headers, _ = BODIES[case]
     with onlooker.nothing_changes() as events, standing.http("fedssl_nonsense") as http:
         answer = http.post("/v1/runs", content=content, headers=headers)
@@ -178,7 +180,7 @@ def test_without_a_token_nobody_learns_what_is_wrong_with_a_body(
     assert events == []
 
 
-def test_all_mistakes_are_told_at_once(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_all_errors_are_reported_at_once(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = _post(standing, _spec(num_rounds=0, seed=-1, data={"channels": 17, "pixels": 3}))
     places = [".".join(error["loc"]) for error in answer.json()["errors"]]
@@ -186,14 +188,14 @@ def test_all_mistakes_are_told_at_once(standing: Coordinator, onlooker: Onlooker
     assert all(place in events[0].message for place in places)
 
 
-def test_hundreds_of_mistakes_stay_readable(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_hundreds_of_errors_are_shortened(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = _post(standing, _spec(**{f"wrong{i}": i for i in range(500)}))
     assert len(answer.json()["errors"]) == 20
     assert len(events[0].message) <= 2010
 
 
-def test_an_odd_idempotency_key(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_an_invalid_idempotency_key_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
     for key in ("", "a b", "x" * 201, "\xe9"):
         with onlooker.nothing_changes() as events, standing.http() as http:
             answer = http.post("/v1/runs", content=_spec(), headers={**JSON, "Idempotency-Key": key.encode("latin-1")})

@@ -1,4 +1,4 @@
-"""A duplicate, a late or a foreign submission gets a clear error and an event, and changes nothing."""
+"""A duplicate, late or foreign submission gets a clear error and an event, and changes nothing."""
 
 import json
 from collections.abc import Iterator
@@ -52,14 +52,16 @@ def _submit(item: WorkItem, update: str, num_examples: int = 10) -> Submit:
     return Submit(assignment_id=item.assignment_id, update=update, num_examples=num_examples)
 
 
-def test_without_an_upload(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_a_submission_without_an_upload_is_refused(coordinator: Coordinator, watching: Onlooker) -> None:
     worker, item = _leased(coordinator)
     with _refused(watching, "assignment.refused", "a", item), pytest.raises(Conflict, match="upload it with PUT first"):
         worker.submit(_submit(item, OTHER))
 
 
-def test_with_the_upload_of_another_assignment(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
-    """A stored artifact is not enough: it must have been sent and checked for this assignment."""
+def test_a_submission_with_the_upload_of_another_assignment_is_refused(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
+    """It is not enough that the artifact is stored: it must have been sent and checked for this assignment."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     second = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
@@ -72,7 +74,9 @@ def test_with_the_upload_of_another_assignment(coordinator: Coordinator, watchin
         worker.submit(_submit(other, update))
 
 
-def test_the_same_again_gets_the_same_answer(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+def test_a_repeated_submission_gets_the_same_answer(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
     worker, item = _leased(coordinator)
     first = deliver(worker, item, tmp_path, 1.0)
     update = str(watching.tables.one("SELECT update_digest FROM assignments"))
@@ -80,13 +84,15 @@ def test_the_same_again_gets_the_same_answer(coordinator: Coordinator, watching:
     with watching.nothing_changes() as events:
         assert worker.submit(again) == first
     assert events == []
-    coordinator.advance(item.run_id)  # also after the close, when the coordinator has added its own numbers
+    coordinator.advance(item.run_id)  # also after the close, when the coordinator has added its own metrics
     with watching.nothing_changes() as events:
         assert worker.submit(again).state == AssignmentState.ACCEPTED
     assert events == []
 
 
-def test_other_numbers_after_one_was_accepted(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+def test_changed_numbers_are_refused_after_an_update_was_accepted(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
     worker, item = _leased(coordinator)
     deliver(worker, item, tmp_path, 1.0)
     accepted = _submit(item, str(watching.tables.one("SELECT update_digest FROM assignments")))
@@ -99,8 +105,10 @@ def test_other_numbers_after_one_was_accepted(coordinator: Coordinator, watching
             worker.submit(accepted.model_copy(update=changes))
 
 
-def test_more_images_than_were_registered(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
-    """The number of images is a client's weight: with 10^12 images a client once replaced the model in one round."""
+def test_more_images_than_were_registered_are_refused(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
+    """The number of images is a client's weight: a client that sent 10^12 once replaced the model in one round."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     message = r"num_examples is 1001, and a registered 1000 images"
@@ -109,10 +117,10 @@ def test_more_images_than_were_registered(coordinator: Coordinator, watching: On
     assert worker.submit(_submit(item, update, 1000)).state == AssignmentState.ACCEPTED
 
 
-def test_a_registration_without_a_number_of_images_is_not_a_weight_without_a_limit(
+def test_a_client_that_keeps_its_number_of_images_cannot_submit_one(
     coordinator: Coordinator, watching: Onlooker, tmp_path: Path
 ) -> None:
-    """A client that takes its number back in the middle of a round once replaced the model, with 10^12 images."""
+    """A client that withdrew its number in the middle of a round once replaced the model, with 10^12 images."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     coordinator.worker("a", policy=PolicyNotice(digest=OTHER, allow=(_SECURE,)))
@@ -125,7 +133,7 @@ def test_a_registration_without_a_number_of_images_is_not_a_weight_without_a_lim
         worker.deliver(_submit(item, digest(other.read_bytes()), 10**12), other)
 
 
-def test_another_number_of_images_is_an_event(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_a_changed_number_of_images_is_an_event(coordinator: Coordinator, watching: Onlooker) -> None:
     _leased(coordinator)
     token = coordinator.worker_token("a")
     with coordinator.http(token) as http:
@@ -138,7 +146,9 @@ def test_another_number_of_images_is_an_event(coordinator: Coordinator, watching
     ]
 
 
-def test_what_only_the_coordinator_measures(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+def test_a_metric_that_only_the_coordinator_measures_is_refused(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     forged = _submit(item, update).model_copy(update={"metrics": {"update_norm": 0.1}})
@@ -149,7 +159,9 @@ def test_what_only_the_coordinator_measures(coordinator: Coordinator, watching: 
         worker.submit(forged)
 
 
-def test_another_update_after_one_was_accepted(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+def test_another_update_is_refused_after_one_was_accepted(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
     worker, item = _leased(coordinator)
     deliver(worker, item, tmp_path, 1.0)
     with (
@@ -161,8 +173,10 @@ def test_another_update_after_one_was_accepted(coordinator: Coordinator, watchin
         upload(worker, item, tensors_for(item.plan.update, 2.0), tmp_path)
 
 
-def test_after_the_round_has_closed(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
-    """Client b is late: at the deadline the round has closed with a's update."""
+def test_late_requests_are_refused_after_the_round_has_closed(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
+    """Client b is late: the round closed with a's update at its deadline."""
     a, b = coordinator.worker("a"), coordinator.worker("b")
     run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"], "min_clients": 2, "min_updates": 1}))
     coordinator.advance(run.id)
@@ -182,7 +196,9 @@ def test_after_the_round_has_closed(coordinator: Coordinator, watching: Onlooker
         b.decline(item_b.assignment_id, "too slow")
 
 
-def test_after_the_run_was_stopped(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+def test_a_submission_is_refused_after_the_run_was_stopped(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     coordinator.client.stop(item.run_id)
@@ -190,7 +206,9 @@ def test_after_the_run_was_stopped(coordinator: Coordinator, watching: Onlooker,
         worker.submit(_submit(item, update))
 
 
-def test_after_the_lease_was_lost(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+def test_requests_are_refused_after_the_lease_was_lost(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     watching.tables.execute("UPDATE assignments SET lease_expires_at = now() - interval '1 second'")
@@ -202,21 +220,25 @@ def test_after_the_lease_was_lost(coordinator: Coordinator, watching: Onlooker, 
         upload(worker, item, tensors_for(item.plan.update, 2.0), tmp_path)
     with _refused(watching, "assignment.refused", "a", item), pytest.raises(LeaseLost, match="claim again"):
         worker.decline(item.assignment_id, "whatever")
-    again = worker.claim(0)  # what the message advises
+    again = worker.claim(0)  # as the message advises
     assert again is not None
     assert again.assignment_id != item.assignment_id
 
 
 @pytest.mark.changes_states
-def test_for_an_assignment_that_was_only_offered(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_a_submission_for_an_assignment_that_was_only_offered_is_refused(
+    coordinator: Coordinator, watching: Onlooker
+) -> None:
     worker, item = _leased(coordinator)
     watching.tables.execute("UPDATE assignments SET state = 'offered'")
     with _refused(watching, "assignment.refused", "a", item), pytest.raises(LeaseLost, match="is offered: claim again"):
         worker.submit(_submit(item, OTHER))
 
 
-def test_for_somebody_elses_assignment(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
-    """The answer is the same as for an assignment that does not exist, so other clients do not learn of it."""
+def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(
+    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+) -> None:
+    """So a client does not find out that the assignment exists."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
     stranger = coordinator.worker("stranger")
@@ -272,7 +294,9 @@ COMPLETE = {
 
 
 @pytest.mark.parametrize("case", WORK)
-def test_a_worker_that_sends_nonsense(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+def test_invalid_values_in_a_workers_request_are_refused_with_the_field(
+    standing: Coordinator, onlooker: Onlooker, case: str
+) -> None:
     verb, changes, where = WORK[case]
     token = standing.worker_token("a")
     with onlooker.nothing_changes() as events, standing.http(token) as http:
@@ -286,7 +310,7 @@ def test_a_worker_that_sends_nonsense(standing: Coordinator, onlooker: Onlooker,
     assert event.kind == ("client.refused" if "protocol_version" in changes else "request.refused")
 
 
-def test_a_metric_that_is_not_finite(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_a_metric_that_is_not_finite_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
     token = standing.worker_token("a")
     body = f'{{"assignment_id": "{uuid4()}", "update": "{OTHER}", "num_examples": 1, "metrics": {{"loss": NaN}}}}'
     with onlooker.nothing_changes() as events, standing.http(token) as http:
@@ -296,14 +320,14 @@ def test_a_metric_that_is_not_finite(standing: Coordinator, onlooker: Onlooker) 
     assert [event.client_id for event in events] == ["a"]
 
 
-def test_a_decline_with_odd_characters_is_taken(coordinator: Coordinator, tables: Tables) -> None:
-    """The reason may quote any text. If it were refused, the client would only keep the lease until it lapses."""
+def test_a_decline_reason_with_control_characters_is_accepted(coordinator: Coordinator, tables: Tables) -> None:
+    """The reason may quote any text. If it were refused, the client would keep the lease until it expires."""
     worker, item = _leased(coordinator)
     worker.decline(item.assignment_id, "no \x00 disk \x1b[31m")
     assert tables.one("SELECT reason FROM assignments") == "no \\x00 disk \x1b[31m"
 
 
-def test_what_the_file_is_called_matters_to_nobody(coordinator: Coordinator) -> None:
+def test_the_headers_that_name_and_type_a_file_are_ignored(coordinator: Coordinator) -> None:
     worker, item = _leased(coordinator)
     data = file_of(tensors_for(item.plan.update, 1.0))
     token = coordinator.worker_token("a")

@@ -1,4 +1,4 @@
-"""A deployed run whose updates are rounded: the errors at its clients survive a restart, with the simulation's bits."""
+"""A deployed run with rounded updates: the clients keep their rounding errors, and the bits are the simulation's."""
 
 from pathlib import Path
 

@@ -12,7 +12,7 @@ from support.federation import tiny_spec
 from support.tables import Tables
 
 
-def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
+def test_a_round_with_a_quorum_closes_at_its_deadline(make_cast: MakeCast) -> None:
     cast = make_cast("abcd", cohort={"min_updates": 2}, num_rounds=2)
     cast.work("a", "b")
     cast.claim("c")
@@ -30,7 +30,7 @@ def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
     }
     assert cast.events("round.aggregating")[0].message == "aggregating 2 of 4 updates"
     assert [event.message for event in cast.events("assignment.expired")] == [f"c: {reason}", f"d: {reason}"]
-    assert [a.client_id for a in second.assignments] == list("abcd")  # the slow clients take part again
+    assert [a.client_id for a in second.assignments] == list("abcd")  # slow clients take part again
     assert cast.run.rounds_closed == 1
 
 
@@ -54,7 +54,7 @@ def test_quorum_failure_reoffers_missing_assignments_until_the_run_fails(
         cast.advance()
         current = cast.round
         assert (current.number, current.attempt, current.state) == (1, attempt, RoundState.OPEN)
-        assert not cast.awaits_attention()  # with a deadline of its own
+        assert not cast.awaits_attention()  # the attempt has its own deadline
         live = [(a.client_id, a.attempt) for a in current.assignments if a.state == "offered"]
         assert live == [("a", attempt), ("c", attempt)]
         assert [a.update for a in current.assignments if a.client_id == "b"] == [kept]
@@ -67,7 +67,7 @@ def test_quorum_failure_reoffers_missing_assignments_until_the_run_fails(
     assert (cast.round.verdict, cast.round.state) == (Verdict.FAILED, RoundState.CLOSED)
     assert run.rounds_closed == 0
     assert cast.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted", "c": "no images"}
-    assert run.model == run.initial_model  # the weights so far stay
+    assert run.model == run.initial_model  # the current weights are kept
 
 
 def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: MakeCast) -> None:
@@ -78,7 +78,7 @@ def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: 
     first, second = cast.rounds
     assert (first.verdict, second.number, second.state) == (Verdict.SKIPPED, 2, RoundState.OPEN)
     assert first.reason == "too few updates after 1 attempt: b: the round's deadline has passed"
-    assert second.broadcast == first.broadcast  # nothing was learnt
+    assert second.broadcast == first.broadcast  # no client's update was used
     assert cast.run.rounds_closed == 1
     cast.work("a", "b")
     cast.advance()
@@ -86,8 +86,8 @@ def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: 
     assert cast.run.reason == "all 2 rounds are closed, 1 of them without new weights (1 skipped)"
 
 
-def test_no_client_continues_from_a_skipped_round(make_cast: MakeCast) -> None:
-    """The weights of the next one know nothing of it."""
+def test_clients_do_not_continue_from_a_skipped_round(make_cast: MakeCast) -> None:
+    """The weights of the next round do not depend on it."""
     cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip", "min_updates": 2}, num_rounds=3)
     cast.work("a", "b")
     cast.advance()
@@ -109,8 +109,8 @@ def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
     assert cast.run.reason == "the only round is closed, without new weights (1 skipped)"
 
 
-def test_an_update_that_comes_at_the_last_moment_counts(make_cast: MakeCast) -> None:
-    """After the deadline, but before an aggregator has checked the round."""
+def test_an_update_that_arrives_after_the_deadline_but_before_the_check_counts(make_cast: MakeCast) -> None:
+    """No aggregator has checked the round yet."""
     cast = make_cast(num_rounds=1)
     cast.work("a")
     cast.claim("b")
@@ -120,7 +120,7 @@ def test_an_update_that_comes_at_the_last_moment_counts(make_cast: MakeCast) -> 
     assert cast.round.verdict == Verdict.AGGREGATED
 
 
-def test_a_sampled_cohort_is_the_same_wherever_it_is_drawn(make_cast: MakeCast) -> None:
+def test_a_sampled_cohort_follows_from_the_spec_the_seed_and_the_round(make_cast: MakeCast) -> None:
     from fedssl.seeding import sample_cohort
 
     cast = make_cast("abcdef", cohort={"fraction": 0.5}, seed=3)
@@ -135,7 +135,9 @@ def test_a_sampled_cohort_is_the_same_wherever_it_is_drawn(make_cast: MakeCast) 
 
 
 @pytest.mark.parametrize("state", ["created", "unprepared", "waiting", "open", "leased", "aggregating", "paused"])
-def test_stop_in_every_state(coordinator: Coordinator, tables: Tables, make_cast: MakeCast, state: str) -> None:
+def test_a_run_can_be_stopped_in_every_state(
+    coordinator: Coordinator, tables: Tables, make_cast: MakeCast, state: str
+) -> None:
     if state in ("created", "unprepared", "waiting"):
         run = coordinator.client.create_run(tiny_spec(), start=state != "created")
         if state == "waiting":
@@ -153,7 +155,7 @@ def test_stop_in_every_state(coordinator: Coordinator, tables: Tables, make_cast
     stopped = coordinator.client.stop(run_id)
     assert (stopped.state, stopped.outcome) == (RunState.FINISHED, Outcome.STOPPED)
     assert stopped.reason == "stopped by an operator"
-    coordinator.advance(run_id)  # nothing comes back to life
+    coordinator.advance(run_id)  # the run stays stopped
     assert tables.query("SELECT state, verdict, reason FROM rounds") in (
         [],
         [("closed", "failed", "stopped by an operator")],
@@ -179,7 +181,7 @@ VERBS: dict[str, dict[str, RunState | None]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("before", ["created", "running", "paused", "stopped"])
-def test_verbs_and_states(standing: Coordinator, verb: str, before: str) -> None:
+def test_each_state_allows_only_its_verbs(standing: Coordinator, verb: str, before: str) -> None:
     run = standing.client.create_run(tiny_spec(), start=before != "created")
     if before == "paused":
         standing.client.pause(run.id)
@@ -211,7 +213,7 @@ def test_an_unknown_run_is_not_found(standing: Coordinator) -> None:
 
 
 @pytest.mark.changes_states
-def test_the_sweep_finds_what_waits_for_an_aggregator_and_nothing_else(
+def test_the_sweep_finds_exactly_the_runs_that_wait_for_an_aggregator(
     coordinator: Coordinator, tables: Tables, make_cast: MakeCast
 ) -> None:
     from fedssl_coordinator.core.db import transaction
@@ -251,7 +253,7 @@ def test_the_sweep_finds_what_waits_for_an_aggregator_and_nothing_else(
     coordinator.client.stop(names["aggregating"])
     coordinator.client.pause(names["lapsed"])
     assert found() == {"overdue", "declined", "complete"}
-    # A failed computation is left alone until its pause is over.
+    # A failed computation is not repeated until its pause is over.
     tables.execute("UPDATE runs SET retry_at = now() + interval '1 minute' WHERE id = %s", names["overdue"])
     assert found() == {"declined", "complete"}
     tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE id = %s", names["overdue"])
@@ -267,14 +269,14 @@ def _hold(tables: Tables, cast: Cast, name: str) -> None:
     )
 
 
-def test_registering_wakes_only_the_runs_that_wait_for_clients(
+def test_a_registration_wakes_only_the_runs_that_wait_for_clients(
     coordinator: Coordinator, make_cast: MakeCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core import enqueue
 
     busy = make_cast("a")
     waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
-    coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))  # a second client changes nothing for it
+    coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))  # a second client is not enough for this run
     nudged: list[object] = []
     monkeypatch.setattr(enqueue, "_send_task", lambda name, run_id: nudged.append(run_id))
     coordinator.worker("late")
@@ -282,8 +284,8 @@ def test_registering_wakes_only_the_runs_that_wait_for_clients(
     assert str(busy.id) not in nudged
 
 
-def test_a_round_waits_for_a_cohort_that_can_give_the_updates_it_needs(coordinator: Coordinator) -> None:
-    """It was agreed on, perhaps for privacy: it is neither lowered nor forgotten."""
+def test_a_round_waits_until_its_cohort_can_reach_min_updates(coordinator: Coordinator) -> None:
+    """The number was agreed on, perhaps for privacy: it is neither lowered nor ignored."""
     coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec(cohort={"min_updates": 2}))
     for _ in range(2):
@@ -309,10 +311,10 @@ def test_a_quorum_that_no_cohort_can_reach_is_refused() -> None:
         tiny_spec(cohort={**cohort, "min_updates": 3})
 
 
-def test_numbers_of_an_older_version_that_are_not_finite_are_left_out(
+def test_metrics_of_an_older_version_that_are_not_finite_are_left_out(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """JSON has no such numbers: the whole list could not be read."""
+    """JSON has no such numbers: the whole list would be unreadable."""
     cast = Cast(coordinator, tables, tmp_path, "ab")
     cast.work("a", "b", value=1.0)
     tables.execute("UPDATE metrics SET value = 1.7e308 WHERE client_id = 'a'")

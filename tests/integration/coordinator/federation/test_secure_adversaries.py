@@ -1,6 +1,6 @@
 """Clients of a secure round that lie, over REST: the sum is right without them, or the round is skipped with a reason.
 
-What a lying coordinator obtains is in tests/property/test_lying_coordinator.py and tests/unit/worker.
+What a lying coordinator can obtain is tested in tests/property/test_lying_coordinator.py and tests/unit/worker.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def _spec(*, secure: bool = True, **changes: Any) -> RunSpec:
 
 
 def _with_low_order(members: SecureMembers, name: str) -> Any:
-    """Return keys with which everyone would share the secret 0, signed by their owner."""
+    """Return keys with which all clients would share the secret 0, signed by their owner."""
     secure = members.secure[name]
     good = secure.announcement
     mask_key = bytes(32) + good.mask_key[32:]
@@ -51,7 +51,7 @@ def _with_low_order(members: SecureMembers, name: str) -> Any:
 
 
 def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = None, kind: str = "boxes") -> None:
-    """Go through the first two phases. `unusable`: whose share for whom, or pair secret (`pairs`), is garbage."""
+    """Complete the first two phases. `unusable`: who sends whom a garbage share, or pair secret (`pairs`)."""
     for name in members.items:
         assert not members.needs_attention()
         members.send(name, members.keys(name))
@@ -69,7 +69,7 @@ def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = No
     assert not members.needs_attention()
 
 
-def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_refused_messages_and_an_unusable_share_do_not_change_the_sum(coordinator: Coordinator, tmp_path: Path) -> None:
     members = SecureMembers(coordinator, tmp_path, _spec())
     first, second, third, last = names = sorted(members.items)
     with pytest.raises(Rejected, match="the X25519 public key has low order"):
@@ -79,7 +79,7 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
     vectors = {name: members.masked(name, words[name]) for name in names}
     for name in names:
         members.send(name, vectors[name])
-        members.send(name, vectors[name])  # again
+        members.send(name, vectors[name])  # a repeated message is accepted
     assert members.needs_attention()
     sent = words[first]
     second_vector = members.uploaded(first, np.append(sent, sent[:1]), bytes.fromhex(vectors[first].signature))
@@ -100,7 +100,7 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
     with pytest.raises(Rejected, match=f"{third} sent a wrong share of {last}"):
         members.send(third, answers[third].model_copy(update={"self_shares": wrong}))
     both = answers[third].model_copy(update={"mask_shares": {last: answers[third].self_shares[last]}})
-    with pytest.raises(Rejected, match="must reveal a share of the own mask of each survivor"):  # lost and alive
+    with pytest.raises(Rejected, match="must reveal a share of the own mask of each survivor"):  # both kinds of a share
         members.send(third, both)
     assert answers[first].unusable == (second,)
     for name in names:
@@ -114,7 +114,7 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
     assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
 
 
-def test_words_of_its_own_and_a_late_vector_end_in_a_skipped_round(
+def test_forged_words_and_a_late_vector_lead_to_a_skipped_round(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     members = SecureMembers(coordinator, tmp_path, _spec())
@@ -142,9 +142,7 @@ def test_words_of_its_own_and_a_late_vector_end_in_a_skipped_round(
     assert coordinator.client.run(members.workers.id).outcome == "completed"
 
 
-def test_a_pair_secret_of_garbage_skips_the_round_and_names_who_sealed_it(
-    coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_an_unusable_pair_secret_skips_the_round_and_names_its_sender(coordinator: Coordinator, tmp_path: Path) -> None:
     members = SecureMembers(coordinator, tmp_path, _spec())
     first, second, third, last = names = sorted(members.items)
     _until_vectors(members, unusable=(first, second), kind="pairs")
@@ -168,7 +166,7 @@ def test_a_pair_secret_of_garbage_skips_the_round_and_names_who_sealed_it(
     assert len(names) == 4
 
 
-def test_a_worker_or_a_round_of_another_version_is_refused_with_which_to_upgrade(
+def test_another_version_of_the_protocol_is_refused_with_the_side_to_upgrade(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     members = SecureMembers(coordinator, tmp_path, _spec())
@@ -181,7 +179,7 @@ def test_a_worker_or_a_round_of_another_version_is_refused_with_which_to_upgrade
         speaks = f"the worker speaks version {version or 1} of secure aggregation, and the coordinator version"
         with pytest.raises(Rejected, match=f"{speaks} {SECURE_PROTOCOL}: upgrade the {older}"):
             client._connection.call("POST", "/v1/work/secure/send", SecureStatus, body=RootModel[dict[str, Any]](body))
-    # The coordinator was upgraded in the middle of a round: the older version's messages cannot be read.
+    # The coordinator was upgraded in the middle of a round: messages of the older version cannot be read.
     members.send(first, members.keys(first))
     tables.execute("UPDATE secure_rounds SET facts = facts - 'protocol'")
     tables.execute("""UPDATE secure_members SET keys = '{"phase": "keys", "mask_key": "00"}' WHERE keys IS NOT NULL""")
@@ -197,7 +195,7 @@ def test_a_worker_or_a_round_of_another_version_is_refused_with_which_to_upgrade
 
 
 @pytest.mark.parametrize(("weight", "why"), [(200, "robustness.max_examples allows 160"), (-500, "must be positive")])
-def test_a_weight_above_its_cap_or_below_zero_ends_in_a_skipped_round(
+def test_a_weight_above_its_limit_or_below_zero_leads_to_a_skipped_round(
     weight: int, why: str, coordinator: Coordinator, tmp_path: Path
 ) -> None:
     members = SecureMembers(coordinator, tmp_path, _spec(robustness={"max_examples": 40}))
@@ -223,7 +221,7 @@ def test_a_weight_above_its_cap_or_below_zero_ends_in_a_skipped_round(
     assert coordinator.client.run(members.workers.id).outcome == "completed"
 
 
-def test_a_message_beyond_the_limit_is_refused_before_it_is_read(coordinator: Coordinator) -> None:
+def test_a_message_that_is_too_large_is_refused(coordinator: Coordinator) -> None:
     headers = {"Authorization": f"Bearer {coordinator.operator_token}", "Content-Type": "application/json"}
     answer = httpx.post(
         f"{coordinator.url}/v1/work/secure/send", content=b" " * (SECURE_BYTES + 1), headers=headers, timeout=60

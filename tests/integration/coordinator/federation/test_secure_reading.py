@@ -1,4 +1,4 @@
-"""Bytes that aggregator and API read of a secure round: no shares, which grow with the square of the cohort."""
+"""Bytes that aggregator and API read in a secure round: no shares, which grow with the square of the cohort."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ def test_no_step_reads_the_shares_of_all_clients(coordinator: Coordinator, table
     shares = {name: members.share(name) for name in names}
     for name in names[:3]:
         members.send(name, shares[name])
-    # The row of a client itself is read when it sends something.
+    # A client's own row is read when it sends something.
     pad = "UPDATE secure_members SET {0} = jsonb_set({0}, '{{{1},pad}}', %s) WHERE {0} IS NOT NULL AND client_id <> %s"
     tables.execute(pad.format("shares", "boxes"), Jsonb("0" * PAD), names[2])
     with counted_bytes() as while_waiting:

@@ -63,7 +63,7 @@ def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("points", [POINTS[1:10:4], [p for p in POINTS if p not in POINTS[1:10:4]]])
-def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_same_bits(
+def test_a_worker_killed_after_any_write_or_message_continues_with_the_same_bits(
     points: list[tuple[str, int]],
     coordinator: Coordinator,
     tables: Tables,
@@ -77,7 +77,7 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
     _assert_simulated(workers, simulate(_spec(len(points), secure=False), shards(spec)))
     ended = workers.events("secure_round.ended")
     assert [event.data["survivors"] for event in ended] == [sorted(shards(spec))] * len(points)
-    # Nothing is left of shares and reveals, and each masked vector goes with the next collection.
+    # No shares and reveals are left, and the next collection removes each masked vector.
     assert tables.query("SELECT client_id FROM secure_members") == []
     from fedssl_coordinator.storage.retention import collection
 
@@ -85,7 +85,7 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
     vectors = [digest for (digest,) in tables.query("SELECT update_digest FROM assignments")]
     assert len(vectors) == 4 * len(points)
     assert [digest for digest in vectors if (coordinator.store / digest[:2] / digest[2:4] / digest).exists()] == []
-    others = workers.clients.keys() - {VICTIM}  # which was killed after its last message, and keeps its seed
+    others = workers.clients.keys() - {VICTIM}  # the victim was killed after its last message, and keeps its seed
     for name in others:
         [record] = [json.loads(path.read_text()) for path in (tmp_path / name / "secure").glob("*.json")]
         assert (record["round"], record["seed"]) == (len(points), None)
@@ -95,7 +95,7 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
 @pytest.mark.parametrize(
     ("at", "phase"), [(("send", 1), "shares"), (("write", 3), "vectors"), (("send", 3), "confirmations")]
 )
-def test_a_worker_that_does_not_come_back_is_taken_out_of_the_sum_or_stays_in_it(
+def test_a_worker_that_does_not_return_is_in_the_sum_only_if_its_vector_arrived(
     at: tuple[str, int],
     phase: Any,
     coordinator: Coordinator,
@@ -143,7 +143,7 @@ def test_centroids_leave_without_masks_if_the_policy_permits_it(coordinator: Coo
     centroids = AllowRule(artifact="centroids", methods=("*",))
     allowed = SECURE_ONLY.model_copy(update={"allow": (*SECURE_ONLY.allow, centroids)})
     with RecordingProxy(coordinator.url) as proxy:
-        workers = SecureWorkers(coordinator, tmp_path, spec, {"client-0": proxy.url})  # only with masks
+        workers = SecureWorkers(coordinator, tmp_path, spec, {"client-0": proxy.url})  # allows only masks
         coordinator.advance(workers.id)
         run = coordinator.client.run(workers.id)
         assert run.current_round is None
@@ -161,9 +161,9 @@ def test_centroids_leave_without_masks_if_the_policy_permits_it(coordinator: Coo
 
 
 def _assert_nothing_else_left(update: Path, sent: bytes, but: str = "") -> None:
-    """No unmasked number, no digest of one, no metric and no number of images is among the bytes that were sent.
+    """Check that no unmasked number, digest of one, metric or number of images is among the bytes that were sent.
 
-    `but`: a tensor that may leave as it is.
+    `but`: a tensor that may leave without masks.
     """
     digest = update.parent.name.partition("-")[2]
     assert digest.encode() not in sent
@@ -185,7 +185,7 @@ def _assert_nothing_else_left(update: Path, sent: bytes, but: str = "") -> None:
             assert form not in sent
 
 
-def test_backups_of_each_phase_have_its_secrets_and_those_of_a_closed_round_have_none(
+def test_a_backup_has_the_secrets_of_its_phase_and_none_of_a_closed_round(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     from fedssl_coordinator.storage.retention import collection
@@ -227,7 +227,7 @@ def test_backups_of_each_phase_have_its_secrets_and_those_of_a_closed_round_have
 
 
 def _backup(tables: Tables) -> str:
-    """Return each row of each table as text, as a dump has it."""
+    """Return each row of each table as text, as a dump does."""
     names = tables.query("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
     return "\n".join(row for (name,) in names for (row,) in tables.query(f'SELECT t::text FROM "{name}" t')).replace(
         '""', '"'
@@ -257,9 +257,7 @@ def test_the_reason_of_a_failed_training_and_the_number_of_images_stay_with_the_
             workers.clients["client-0"].register(registration)
 
 
-def test_wrong_messages_are_refused_with_what_is_wrong(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_wrong_messages_are_refused_with_the_reason(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     members = SecureMembers(coordinator, tmp_path, _spec(2))
     names = sorted(members.items)
     first, second, third, last = names
@@ -277,7 +275,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
         members.send(first, members.keys(second))
     assert not members.workers.clients[first].secure_status(item.assignment_id).received
     assert members.send(first, members.keys(first)).received
-    assert members.send(first, members.keys(first)).received  # again
+    assert members.send(first, members.keys(first)).received  # a repeated message
     shown = members.shown()
     assert (shown.phase, shown.awaited, shown.lost) == ("keys", [second, third, last], [])
     with pytest.raises(Conflict, match="another message"):
@@ -321,7 +319,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     assert tables.query("SELECT kind FROM events WHERE kind = 'secure_message.refused'") != []
 
 
-def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
+def test_a_client_whose_identity_key_changed_is_left_out_until_it_is_confirmed(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(1))
@@ -346,10 +344,10 @@ def test_a_changed_identity_key_stays_out_until_it_is_confirmed(
 
 
 @pytest.mark.changes_states
-def test_the_key_of_another_client_is_refused_and_keeps_no_other_client_out(
+def test_the_key_of_another_client_is_refused_and_excludes_no_other_client(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """A new client that announced another one's key kept both of them out of secure rounds."""
+    """A new client that announced another client's key once kept both of them out of secure rounds."""
     workers = SecureWorkers(coordinator, tmp_path, _spec(1))
     victim = workers.identities[VICTIM].public_key().public_bytes_raw().hex()
     coordinator.worker("liar", identity="cd" * 32)
@@ -359,7 +357,7 @@ def test_the_key_of_another_client_is_refused_and_keeps_no_other_client_out(
     refused = "SELECT client_id, data ->> 'client' FROM events WHERE kind = 'client.identity_refused' ORDER BY id"
     assert tables.query(refused) == [("new", VICTIM), ("liar", VICTIM)]
     coordinator.worker(VICTIM, identity="ab" * 32)
-    with pytest.raises(Conflict):  # nor the key that it has announced, which is not confirmed yet
+    with pytest.raises(Conflict):  # this also holds for an announced key that is not confirmed yet
         coordinator.worker("new", identity="ab" * 32)
     coordinator.worker(VICTIM, identity=victim)
     coordinator.client.revoke_client("liar")
@@ -369,7 +367,7 @@ def test_the_key_of_another_client_is_refused_and_keeps_no_other_client_out(
     assert {each.client_id for each in opened.assignments} == {*workers.identities, "new"}
 
 
-def test_of_two_clients_that_announce_one_key_at_the_same_time_one_is_refused(coordinator: Coordinator) -> None:
+def test_only_one_of_several_clients_that_announce_one_key_at_once_is_accepted(coordinator: Coordinator) -> None:
     def announce(name: str) -> bool:
         try:
             coordinator.worker(name, identity="ef" * 32)

@@ -1,4 +1,4 @@
-"""Similarities on their way into the store: late ones, and those of clients with encoders of their own."""
+"""Uploads of similarities: late ones, and those of clients with different encoders."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ def _flesd(**reducer: Any) -> dict[str, Any]:
     return {"method": {"name": "flesd", "reducer": {**REDUCER, **reducer}}, "public_data": PUBLIC}
 
 
-def test_after_the_run_has_ended(coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path) -> None:
+def test_similarities_are_refused_after_the_run_was_stopped(
+    coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path
+) -> None:
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}, **_flesd()))
     coordinator.advance(run.id)
@@ -31,8 +33,10 @@ def test_after_the_run_has_ended(coordinator: Coordinator, onlooker: Onlooker, t
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-def test_clients_of_different_encoders_send_one_shape(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """The plan is the run's: nobody has room that another client has not."""
+def test_clients_with_different_encoders_send_one_shape(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """All clients have the plan of the run: none may send more than another."""
     spec = tiny_spec(
         **_flesd(client_encoders={"wide": {"name": "convnet", "widths": [4, 16]}}),
         model=NO_PROJECTOR,

@@ -59,16 +59,14 @@ def _refusal(item: SiteEvaluationItem, reason: str = "no labels") -> SiteAnswer:
     return SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, refusal=reason)
 
 
-def test_each_client_of_the_run_is_asked_before_training_and_after_each_round(
-    coordinator: Coordinator, tmp_path: Path
-) -> None:
-    coordinator.worker("c")  # registered as well, so it is asked too
+def test_each_client_is_asked_before_training_and_after_each_round(coordinator: Coordinator, tmp_path: Path) -> None:
+    coordinator.worker("c")  # also registered, so it is asked too
     run_id, workers = _prepared(coordinator, num_rounds=1)
     before = {name: _claimed(worker) for name, worker in workers.items()}
     assert {item.round_number for item in before.values()} == {0}
     assert {name: item.client_id for name, item in before.items()} == {"a": "a", "b": "b"}
     for name, worker in workers.items():
-        assert _claimed(worker) == before[name]  # the same one until it is answered
+        assert _claimed(worker) == before[name]  # the same evaluation until it is answered
         worker.answer_site_evaluation(_answer(before[name]))
         assert worker.claim_site_evaluation() is None
     for worker in [*workers.values(), coordinator.worker("c")]:
@@ -86,7 +84,9 @@ def test_each_client_of_the_run_is_asked_before_training_and_after_each_round(
     ]
 
 
-def test_sites_with_their_own_norms_learn_which_state_has_them(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_sites_with_their_own_norms_are_sent_the_update_that_their_state_belongs_to(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
     model = tiny_spec().model.model_dump(mode="json")
     run_id, workers = _prepared(coordinator, num_rounds=2, model={**model, "batch_norm": "local"})
     first = {name: _claimed(worker) for name, worker in workers.items()}
@@ -97,7 +97,7 @@ def test_sites_with_their_own_norms_learn_which_state_has_them(coordinator: Coor
         view.number: {each.client_id: each.update for each in view.assignments}
         for view in coordinator.client.rounds(run_id)
     }
-    for number in (1, 2):  # after both rounds, that of the round itself and not the newest
+    for number in (1, 2):  # after both rounds: the update of the evaluated round, not the newest one
         item = _claimed(workers["a"])
         assert item.last_accepted == AcceptedUpdate(round_number=number, update=updates[number]["a"] or "")
         workers["a"].answer_site_evaluation(_answer(item))
@@ -107,7 +107,7 @@ def test_sites_with_their_own_norms_learn_which_state_has_them(coordinator: Coor
         coordinator.client.create_run(tiny_spec(model={**model, "initial": {"run": str(run_id)}}))
 
 
-def test_results_are_shown_per_site_pooled_and_of_the_worst_site(coordinator: Coordinator) -> None:
+def test_results_are_shown_per_site_pooled_and_for_the_worst_site(coordinator: Coordinator) -> None:
     run_id, workers = _prepared(coordinator)
     for name, (right, wrong) in {"a": (3, 1), "b": (1, 3)}.items():
         workers[name].answer_site_evaluation(_answer(_claimed(workers[name]), right, wrong))
@@ -121,7 +121,7 @@ def test_results_are_shown_per_site_pooled_and_of_the_worst_site(coordinator: Co
     assert [site.num_test for site in view.sites] == [8, 8]
 
 
-def test_an_offline_site_and_a_refusal_hold_nothing_up(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_an_offline_site_and_a_refusal_do_not_delay_the_run(coordinator: Coordinator, tmp_path: Path) -> None:
     run_id, workers = _prepared(coordinator, num_rounds=1)
     reply = workers["a"].answer_site_evaluation(_refusal(_claimed(workers["a"]), "the policy says no"))
     assert reply.state == SiteEvaluationState.REFUSED
@@ -139,7 +139,7 @@ def test_an_offline_site_and_a_refusal_hold_nothing_up(coordinator: Coordinator,
     assert (first.mean, first.pooled, first.worst) == ({}, {}, {})
 
 
-def test_the_first_answer_stays_and_the_same_again_gets_the_same_reply(
+def test_the_first_answer_stays_and_repeating_it_gets_the_same_reply(
     coordinator: Coordinator, watching: Onlooker
 ) -> None:
     _, workers = _prepared(coordinator)
@@ -157,7 +157,9 @@ def test_the_first_answer_stays_and_the_same_again_gets_the_same_reply(
         workers["b"].answer_site_evaluation(_answer(refused))
 
 
-def test_the_evaluation_of_another_client_does_not_exist(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_the_evaluation_of_another_client_is_answered_like_an_unknown_one(
+    coordinator: Coordinator, watching: Onlooker
+) -> None:
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
     unknown = _answer(item).model_copy(update={"evaluation_id": uuid4()})
@@ -176,7 +178,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_counts_that_cannot_be_right_are_refused(coordinator: Coordinator, watching: Onlooker, name: str) -> None:
+def test_impossible_counts_are_refused(coordinator: Coordinator, watching: Onlooker, name: str) -> None:
     changes, words = WRONG[name]
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
@@ -187,8 +189,10 @@ def test_counts_that_cannot_be_right_are_refused(coordinator: Coordinator, watch
     workers["a"].answer_site_evaluation(_answer(item))  # it may still be answered
 
 
-def test_a_client_that_keeps_its_number_of_images_counts_none(coordinator: Coordinator, watching: Onlooker) -> None:
-    """Its counts had no limit, and 10^12 images were the pooled results."""
+def test_a_client_that_keeps_its_number_of_images_may_not_send_counts(
+    coordinator: Coordinator, watching: Onlooker
+) -> None:
+    """Its counts once had no limit, so 10^12 images could determine the pooled results."""
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
     rule = AllowRule(artifact="weights", methods=("*",), secure="required")
@@ -245,16 +249,16 @@ def test_an_answer_is_limited_to_a_mebibyte(coordinator: Coordinator) -> None:
     assert (small.status_code, large.status_code) == (422, 413)
 
 
-def test_only_workers_answer(coordinator: Coordinator) -> None:
+def test_only_workers_claim_and_answer_evaluations(coordinator: Coordinator) -> None:
     with coordinator.http() as http:
         assert http.post(SUBMIT, json={}).status_code == 403
         assert http.post("/v1/work/site-evaluations/claim").status_code == 403
 
 
-def test_a_claim_ends_at_once_for_an_evaluation_if_the_worker_asks_for_that(
+def test_a_claim_returns_at_once_for_an_evaluation_if_the_worker_asks_for_that(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    """The first claim does not ask, because an older coordinator would refuse it, so it waits for its whole time."""
+    """The first claim does not ask, because an older coordinator would refuse it. So it waits for its full time."""
     _, workers = _prepared(coordinator, num_rounds=1)
     worker = workers["a"]
     work = worker.claim(0)
@@ -270,7 +274,7 @@ def test_a_claim_ends_at_once_for_an_evaluation_if_the_worker_asks_for_that(
     assert not worker.has_site_evaluations
 
 
-def test_revoking_a_client_ends_what_was_offered_to_it(coordinator: Coordinator) -> None:
+def test_revoking_a_client_expires_its_offered_evaluations(coordinator: Coordinator) -> None:
     run_id, workers = _prepared(coordinator)
     workers["b"].answer_site_evaluation(_answer(_claimed(workers["b"])))
     for name in "ab":
@@ -293,7 +297,7 @@ def test_an_evaluation_expires_with_its_weights(coordinator: Coordinator, tables
     )
 
 
-def test_weights_stay_for_a_site_as_long_as_for_everyone(
+def test_weights_for_a_site_evaluation_are_kept_for_a_month(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """The weights of round 1 are neither the first nor the last, so nothing else needs them after a month."""
@@ -316,7 +320,7 @@ def test_weights_stay_for_a_site_as_long_as_for_everyone(
     assert [site.state for site in list(coordinator.client.site_evaluations(run_id))[1].sites] == ["expired", "offered"]
 
 
-def test_a_deleted_run_takes_its_evaluations_along(coordinator: Coordinator, tables: Tables) -> None:
+def test_deleting_a_run_deletes_its_evaluations(coordinator: Coordinator, tables: Tables) -> None:
     run_id, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
     coordinator.client.stop(run_id)
@@ -361,7 +365,7 @@ def test_a_request_asks_the_sites_about_the_newest_round_or_a_named_one(
     assert kinds.count("site_evaluations.offered") == 2
 
 
-def test_a_request_asks_again_only_sites_without_counts(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_second_request_asks_only_sites_without_counts(coordinator: Coordinator, tables: Tables) -> None:
     coordinator.worker("c")
     run_id, workers = _prepared(coordinator)
     tables.execute(
@@ -393,7 +397,7 @@ def test_a_request_reaches_a_client_that_has_registered_since(coordinator: Coord
     assert _claimed(late).round_number == 0
 
 
-def test_a_request_that_cannot_be_carried_out_changes_nothing(
+def test_an_impossible_request_changes_nothing(
     coordinator: Coordinator, watching: Onlooker, tables: Tables, tmp_path: Path
 ) -> None:
     run_id, workers = _prepared(coordinator, num_rounds=1)
@@ -428,8 +432,10 @@ def _cross(item: SiteEvaluationItem, right: int = 3, wrong: int = 1, **more: Any
     return SiteAnswer(counts=cross_counts(right, wrong), **own)
 
 
-def test_each_sites_classifier_goes_to_the_sites_that_have_counts(coordinator: Coordinator, tables: Tables) -> None:
-    """Four sites: b's policy keeps its classifier, c has no labels and d is offline."""
+def test_each_sites_classifier_is_sent_to_the_other_sites_that_have_counts(
+    coordinator: Coordinator, tables: Tables
+) -> None:
+    """There are four sites: b's policy keeps its classifier, c has no labels, and d is offline."""
     workers = {name: coordinator.worker(name) for name in "abcd"}
     run_id = coordinator.client.create_run(tiny_spec(evaluation=CROSS_SITE, cohort={"min_clients": 2})).id
     coordinator.advance(run_id)
@@ -472,7 +478,7 @@ def test_each_sites_classifier_goes_to_the_sites_that_have_counts(coordinator: C
     }
     assert [cell.results["probe/accuracy"] for cell in table.cells if cell.results] == [0.25]
     assert {name: results["probe/accuracy"] for name, results in table.own.items()} == {"a": 0.75, "b": 0.5, "d": 0.75}
-    coordinator.client.request_site_evaluations(run_id, 0)  # asks c, and d about the classifier of a, again
+    coordinator.client.request_site_evaluations(run_id, 0)  # asks c again, and d about the classifier of a
     assert _claimed(workers["d"]).head_of == "a"
     assert tables.query("SELECT count(*) FROM site_evaluations WHERE run_id = %s", run_id) == [(8,)]
 
@@ -484,7 +490,7 @@ def test_each_sites_classifier_goes_to_the_sites_that_have_counts(coordinator: C
         ({"classes": [0, 1], "weights": "AACAfwAAgH8AAIB/AACAfw=="}, "weights are not all finite numbers"),
     ],
 )
-def test_a_classifier_that_cannot_be_a_sites_is_refused(
+def test_an_impossible_classifier_is_refused(
     coordinator: Coordinator, watching: Onlooker, head: dict[str, Any], words: str
 ) -> None:
     worker = coordinator.worker("a")

@@ -74,7 +74,7 @@ def test_the_first_broadcast_is_the_registered_encoder(
     assert f"| weights start | {added.digest} |" in card(run, [], [], lineage)
 
 
-def test_a_finished_run_is_a_start_after_any_of_its_rounds(coordinator: Coordinator, finished: Cast) -> None:
+def test_a_run_can_start_from_any_round_of_a_finished_run(coordinator: Coordinator, finished: Cast) -> None:
     source = finished.run
     weights = [source.initial_model, finished.rounds[1].broadcast, source.model]
     for number, digest in enumerate(weights):
@@ -88,7 +88,7 @@ def test_a_finished_run_is_a_start_after_any_of_its_rounds(coordinator: Coordina
     assert (last.spec.model.initial.round, last.spec.model.initial.digest) == (2, source.model)
 
 
-def test_images_that_are_prepared_otherwise_than_those_of_the_start_are_an_event(
+def test_images_that_are_prepared_differently_from_those_of_the_start_are_an_event(
     coordinator: Coordinator, finished: Cast
 ) -> None:
     spec = starting(run=str(finished.id))
@@ -106,7 +106,7 @@ def test_images_that_are_prepared_otherwise_than_those_of_the_start_are_an_event
     ]
 
 
-def test_the_same_request_again_gives_the_same_run(coordinator: Coordinator, finished: Cast, tmp_path: Path) -> None:
+def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, finished: Cast, tmp_path: Path) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     for spec in (starting(weights="start"), starting(run=str(finished.id))):
         key = f"key-{spec.model.initial}".replace(" ", "")[:100]
@@ -114,10 +114,10 @@ def test_the_same_request_again_gives_the_same_run(coordinator: Coordinator, fin
         assert first == again
 
 
-def test_the_weights_stay_for_a_run_that_names_them(
+def test_weights_are_kept_for_a_run_that_names_them(
     coordinator: Coordinator, finished: Cast, tables: Tables, tmp_path: Path
 ) -> None:
-    """The name of the weights, or the run that they come from, may be deleted before the new run begins."""
+    """The registered name, or the run that the weights come from, may be deleted before the new run begins."""
     added = coordinator.client.add_weights("start", encoder_file(tmp_path))
     one = coordinator.client.create_run(starting(weights="start"), start=False)
     other = coordinator.client.create_run(starting(run=str(finished.id)), start=False)
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_start_that_is_refused(
+def test_an_invalid_start_is_refused_with_the_key_and_the_reason(
     coordinator: Coordinator, finished: Cast, onlooker: Onlooker, tmp_path: Path, case: str
 ) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
@@ -172,9 +172,7 @@ def test_a_run_with_another_encoder_is_refused(coordinator: Coordinator, finishe
         coordinator.client.create_run(starting(run=str(finished.id)).model_copy(update={"data": RunSpec().data}))
 
 
-def test_weights_that_do_not_fit_end_the_run_before_anything_is_trained(
-    coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_end_the_run_before_any_training(coordinator: Coordinator, tmp_path: Path) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path, EncoderConfig(widths=(4, 9))))
     run = prepared(coordinator, starting(weights="start"))
     assert (run.state, run.outcome, run.current_round) == (RunState.FINISHED, Outcome.FAILED, None)
@@ -213,7 +211,9 @@ def test_a_run_waits_for_weights_that_the_store_has_lost(
     assert are_equal(encoder_of(first), encoder_tensors())
 
 
-def test_a_run_of_another_project_does_not_exist(coordinator: Coordinator, finished: Cast, tmp_path: Path) -> None:
+def test_weights_and_runs_of_another_project_cannot_be_a_start(
+    coordinator: Coordinator, finished: Cast, tmp_path: Path
+) -> None:
     coordinator.client.create_project("hearts")
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     digest = str(finished.run.model)
@@ -222,7 +222,7 @@ def test_a_run_of_another_project_does_not_exist(coordinator: Coordinator, finis
             coordinator.client.create_run(starting(**initial), project="hearts")
 
 
-def test_a_worker_cannot_fetch_the_weights(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_worker_cannot_download_the_weights_of_the_start(coordinator: Coordinator, tmp_path: Path) -> None:
     added = coordinator.client.add_weights("start", encoder_file(tmp_path))
     with coordinator.worker("a") as worker:
         run = prepared(coordinator, starting(weights="start"))

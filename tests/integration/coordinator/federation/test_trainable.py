@@ -1,4 +1,4 @@
-"""Runs with `model.trainable`: what is on the line, and patterns that match nothing.
+"""Runs with `model.trainable`: which bytes are transferred, and patterns that match no parameter.
 
 The API has no torch and cannot know the names, so the aggregator ends such a run before it offers any work.
 """
@@ -45,7 +45,7 @@ def test_a_pattern_that_matches_nothing_ends_the_run_before_any_work(
     assert worker.claim(0) is None
 
 
-def test_the_bytes_on_the_line_are_those_of_the_formula(
+def test_transferred_bytes_match_the_plan_and_the_simulation(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each client receives the frozen tensors once, and the others in each round. A damaged file is fetched again."""

@@ -1,4 +1,4 @@
-"""Updates beyond `robustness.max_update_norm`, as the run's record shows them."""
+"""Updates beyond `robustness.max_update_norm`, and unusual ones, in the record of the run."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def _cast(coordinator: Coordinator, tables: Tables, folder: Path, names: str, **
     return Cast(coordinator, tables, folder, names, cohort=cohort, robustness=robustness, num_rounds=2)
 
 
-def test_a_rejected_update_is_in_verdict_events_and_metrics(
+def test_a_rejected_update_is_recorded_in_the_verdict_events_and_metrics(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, "abc", max_update_norm=100.0, action="reject")
@@ -32,14 +32,14 @@ def test_a_rejected_update_is_in_verdict_events_and_metrics(
     assert norms.keys() == {"a", "b", "c"}
     assert norms["a"] == norms["b"] < 100 < norms["c"]
     losses = {m.client_id for m in coordinator.client.metrics(cast.id, "loss")}
-    assert {"a", "b", "c"} <= losses  # what the clients sent themselves is kept
+    assert {"a", "b", "c"} <= losses  # metrics that the clients sent are kept
     assert cast.run.model is not None
     assert all(
         float(t.abs().max()) < 1 for n, t in coordinator.tensors(cast.run.model).items() if t.is_floating_point()
     )
 
 
-def test_a_clipped_update_counts(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_clipped_update_counts_and_is_recorded(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, "ab", max_update_norm=100.0)
     cast.work("a", value=0.0)
     cast.work("b", value=1e6)
@@ -49,7 +49,7 @@ def test_a_clipped_update_counts(coordinator: Coordinator, tables: Tables, tmp_p
     assert [event.client_id for event in cast.events("update.clipped")] == ["b"]
 
 
-def test_a_round_of_which_nothing_is_left_ends_the_run_and_says_why(
+def test_a_round_without_usable_updates_fails_the_run_with_the_reason(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, "ab", max_update_norm=1e-3, action="reject")
@@ -61,7 +61,7 @@ def test_a_round_of_which_nothing_is_left_ends_the_run_and_says_why(
 
 
 @pytest.mark.parametrize("norm", [0, -1, "x", float("inf")])
-def test_a_bound_that_makes_no_sense(standing: Coordinator, norm: object) -> None:
+def test_an_invalid_max_update_norm_is_refused(standing: Coordinator, norm: object) -> None:
     spec = {"robustness": {"max_update_norm": norm if norm != float("inf") else "1e999"}}
     with standing.http() as http:
         answer = http.post("/v1/runs", json={"spec": spec})
@@ -69,10 +69,10 @@ def test_a_bound_that_makes_no_sense(standing: Coordinator, norm: object) -> Non
     assert "robustness.max_update_norm" in answer.json()["detail"]
 
 
-def test_an_update_that_no_run_can_use_is_left_out_without_any_bound(
+def test_an_update_too_large_to_train_from_is_left_out_even_without_a_bound(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """Weights of 3e38 are finite, and no client can train from their mean: that ended a run."""
+    """Weights of 3e38 are finite, but no client can train from their mean: such an update once ended a run."""
     cast = _cast(coordinator, tables, tmp_path, "abcd")
     cast.work("a", "b", "c", value=0.0)
     cast.work("d", value=3e38)
@@ -89,7 +89,7 @@ def test_an_update_that_no_run_can_use_is_left_out_without_any_bound(
     assert cast.rounds[1].verdict == "aggregated"
 
 
-def test_the_client_of_a_rejected_update_continues_from_the_state_before(
+def test_the_client_of_a_rejected_update_continues_after_its_next_accepted_one(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cohort = {"min_updates": 1}
@@ -109,7 +109,7 @@ def test_the_client_of_a_rejected_update_continues_from_the_state_before(
     assert second == {"a": "accepted", "b": "rejected"}
 
 
-def test_between_the_rejection_and_the_next_update_the_older_state_is_named(
+def test_after_a_rejection_a_client_continues_from_its_last_accepted_update(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, "ab", max_update_norm=1e5, action="reject")
@@ -123,7 +123,7 @@ def test_between_the_rejection_and_the_next_update_the_older_state_is_named(
 
 
 @pytest.mark.parametrize("without_quorum", ["fail", "skip"])
-def test_too_few_usable_updates_fail_or_skip_as_the_spec_decides(
+def test_too_few_usable_updates_fail_the_run_or_skip_the_round_as_the_spec_asks(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, without_quorum: str
 ) -> None:
     cohort = {"min_updates": 3, "without_quorum": without_quorum}
@@ -145,7 +145,7 @@ def test_too_few_usable_updates_fail_or_skip_as_the_spec_decides(
         assert cast.rounds[1].verdict == "aggregated"
 
 
-def test_unusual_updates_are_events_and_every_update_is_measured(
+def test_an_unusual_update_is_an_event_and_every_update_is_measured(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, "abcd")
@@ -164,10 +164,10 @@ def test_unusual_updates_are_events_and_every_update_is_measured(
     assert found == dict.fromkeys("abcd", 0.25)
 
 
-def test_updates_that_are_left_out_do_not_make_another_usual(
+def test_updates_that_are_left_out_do_not_hide_an_unusual_one(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """Three clients with weights of 3e38 would make the 500 of a fourth look small."""
+    """Three clients with weights of 3e38 would otherwise make the 500 of a fourth look small."""
     cast = _cast(coordinator, tables, tmp_path, "abcdefg")
     cast.work("a", "b", "c", value=1.0)
     cast.work("d", value=500.0)
@@ -177,7 +177,9 @@ def test_updates_that_are_left_out_do_not_make_another_usual(
     assert [event.client_id for event in cast.events("update.unusual")] == ["d"]
 
 
-def test_a_claim_of_more_images_than_ever_is_an_event(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_an_unusually_large_number_of_images_is_an_event(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     cast = _cast(coordinator, tables, tmp_path, "ab")
     cast.work("a", "b", value=0.0)
     cast.advance()
@@ -189,10 +191,10 @@ def test_a_claim_of_more_images_than_ever_is_an_event(coordinator: Coordinator, 
     assert event.message == "b: num_examples 90 is 9 times the median of its earlier rounds (10)"
 
 
-def test_a_failed_round_names_the_client_that_was_unusual_before_it(
+def test_a_failed_round_names_the_client_whose_update_was_unusual_before_it(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """The honest cannot train from what it left behind, and must not be blamed."""
+    """The honest clients cannot train from the weights that it left behind, and must not be blamed."""
     cohort = {"max_attempts": 1}
     cast = Cast(coordinator, tables, tmp_path, "abcd", cohort=cohort, num_rounds=3)
     cast.work("a", "b", "c", value=1.0)
@@ -206,17 +208,17 @@ def test_a_failed_round_names_the_client_that_was_unusual_before_it(
 
 
 @pytest.mark.parametrize("share", [0, 1.5, "x"])
-def test_a_share_that_makes_no_sense(standing: Coordinator, share: object) -> None:
+def test_an_invalid_max_weight_share_is_refused(standing: Coordinator, share: object) -> None:
     with standing.http() as http:
         answer = http.post("/v1/runs", json={"spec": {"robustness": {"max_weight_share": share}}})
     assert answer.status_code == 422
     assert "robustness.max_weight_share" in answer.json()["detail"]
 
 
-def test_a_value_out_of_range_in_fixed_point_costs_only_its_client_s_update(
+def test_a_value_out_of_range_in_fixed_point_excludes_only_its_clients_update(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """One client could end every round without a result, and was not named."""
+    """One client could once end every round without a result, and was not named."""
     cast = Cast(coordinator, tables, tmp_path, "abc", aggregation={"arithmetic": "fixed"}, num_rounds=2)
     cast.work("a", "b", value=0.0)
     cast.work("c", value=1e9)
@@ -229,7 +231,7 @@ def test_a_value_out_of_range_in_fixed_point_costs_only_its_client_s_update(
     assert [cast.claim(name).last_accepted is None for name in "abc"] == [False, False, True]
 
 
-def test_a_round_out_of_range_in_fixed_point_is_skipped_and_names_the_tensor_and_the_client(
+def test_an_out_of_range_round_is_skipped_and_names_the_tensor_and_the_client(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(

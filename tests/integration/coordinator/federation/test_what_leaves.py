@@ -1,4 +1,4 @@
-"""A proxy between a real worker and a real coordinator: all that left is in the ledger, or is small JSON."""
+"""A proxy between a real worker and a real coordinator: every byte that left is in the ledger, or is small JSON."""
 
 import hashlib
 import json
@@ -111,7 +111,7 @@ def check_json(request: Request) -> BaseModel:
     return JSON[request.path].model_validate_json(request.body)  # an unknown key is an error
 
 
-def test_the_protocol_has_no_message_that_these_tests_do_not_know(coordinator: Coordinator) -> None:
+def test_these_tests_know_every_message_of_the_protocol(coordinator: Coordinator) -> None:
     paths = httpx.get(f"{coordinator.url}/openapi.json", timeout=60).json()["paths"]
     assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY, EVALUATION_CLAIM}
 
@@ -184,8 +184,8 @@ def check_anchored(coordinator: Coordinator, folder: Path) -> None:
     assert all(anchor["is_consistent"] for anchor in anchors)
 
 
-def test_what_a_policy_refuses_sends_no_artifact_at_all(coordinator: Coordinator, tmp_path: Path) -> None:
-    """The worker registers while the policy allows the run, and the policy forbids it before the work arrives."""
+def test_no_artifact_is_sent_if_the_policy_refuses_it(coordinator: Coordinator, tmp_path: Path) -> None:
+    """The worker registers while the policy allows the run. The policy forbids it before any work arrives."""
     policy = tmp_path / "policy.toml"
     with RecordingProxy(coordinator.url) as proxy:
         policy.write_text(POLICY.format(url=proxy.url))
@@ -210,9 +210,7 @@ def _policy_of(coordinator: Coordinator) -> tuple[str, ...] | None:
     return None if known is None else known.allow[0].methods
 
 
-def test_an_unknown_key_in_the_policy_stops_the_worker_before_it_says_anything(
-    coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_a_worker_sends_nothing_if_its_policy_has_an_unknown_key(coordinator: Coordinator, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     with RecordingProxy(coordinator.url) as proxy:
         policy.write_text(POLICY.format(url=proxy.url) + "sing = true\n")
@@ -232,7 +230,7 @@ class _Redirecting(Quiet):
     do_POST = _answer  # noqa: N815 - http.server requires this name
 
 
-def test_a_redirect_takes_nothing_elsewhere(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_worker_does_not_follow_a_redirect_to_another_server(coordinator: Coordinator, tmp_path: Path) -> None:
     with RecordingProxy(coordinator.url) as elsewhere, LoopbackServer(_Redirecting) as front:
         front.elsewhere = elsewhere.url  # type: ignore[attr-defined]
         threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

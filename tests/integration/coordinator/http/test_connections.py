@@ -1,4 +1,4 @@
-"""Hundreds of connections that send nothing: callers with a valid token are served meanwhile."""
+"""Hundreds of connections that send nothing do not keep out callers with a valid token."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ FEW = {"max_connections": 20, "max_connections_per_address": 5}
 
 @pytest.fixture
 def make(servers: Servers, tmp_path: Path) -> Iterator[Make]:
-    """Starts one coordinator with the given settings."""
+    """Yield a function that starts a coordinator with the given settings."""
     with servers.database() as url, ExitStack() as stack:
 
         def start(tls: Tls | None = None, listening: dict[str, Any] | None = None, **environment: Any) -> Coordinator:
@@ -59,7 +59,7 @@ def half_open(coordinator: Coordinator, number: int, said: bytes = b"GET /v1/ru"
 
 
 def num_open(connections: list[socket.socket]) -> int:
-    """Return how many the coordinator has not closed."""
+    """Return how many of the connections the coordinator has not closed."""
     found = 0
     for connection in connections:
         connection.settimeout(0.01)
@@ -72,7 +72,7 @@ def num_open(connections: list[socket.socket]) -> int:
     return found
 
 
-def test_half_open_connections_refuse_no_other_caller(make: Make) -> None:
+def test_half_open_connections_keep_no_other_caller_out(make: Make) -> None:
     coordinator = make(**FEW, head_seconds=30)
     late = coordinator.worker_token("late")
     with coordinator.http() as known, coordinator.bare_http() as stranger, half_open(coordinator, 0):
@@ -85,22 +85,22 @@ def test_half_open_connections_refuse_no_other_caller(make: Make) -> None:
                     assert http.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204
 
 
-def test_an_address_with_many_has_little_time_for_a_head(make: Make) -> None:
+def test_connections_beyond_the_limit_of_their_address_are_soon_closed(make: Make) -> None:
     coordinator = make(max_connections=1000, max_connections_per_address=5, head_seconds=30)
     with half_open(coordinator, 25) as connections:
         wait_until(lambda: num_open(connections) <= 6, 10)
-        assert num_open(connections) >= 4  # those that it may have
+        assert num_open(connections) >= 4  # those within the limit
 
 
-def test_bodies_that_do_not_come_refuse_no_other_caller(make: Make) -> None:
+def test_bodies_that_never_arrive_keep_no_other_caller_out(make: Make) -> None:
     coordinator = make(**FEW)
     head = b"POST /v1/work/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"
     with half_open(coordinator, 60, head), coordinator.http() as http:
         assert http.get("/v1/runs").status_code == 200
 
 
-def test_known_callers_are_not_closed_for_strangers(make: Make) -> None:
-    """Even if nothing runs on their connections at the moment."""
+def test_connections_of_known_callers_are_not_closed_for_strangers(make: Make) -> None:
+    """This holds even if they carry no request at the moment."""
     coordinator = make(**FEW)
     with ExitStack() as stack:
         known = [stack.enter_context(coordinator.http()) for _ in range(8)]
@@ -113,8 +113,8 @@ def test_known_callers_are_not_closed_for_strangers(make: Make) -> None:
         assert [_local_port(http) for http in known] == ports  # the same connections
 
 
-def test_a_claim_that_waits_is_a_known_caller_s(make: Make) -> None:
-    """Its response may come in half a minute: the token counts as soon as it is found valid."""
+def test_the_connection_of_a_waiting_claim_counts_as_a_known_callers(make: Make) -> None:
+    """The response may come only after half a minute. The caller is known as soon as its token is found valid."""
     coordinator = make(**FEW, claim_wait_seconds=4)
     with coordinator.worker("a") as worker, half_open(coordinator, 0):
         answers: list[Any] = []
@@ -126,7 +126,7 @@ def test_a_claim_that_waits_is_a_known_caller_s(make: Make) -> None:
         assert answers == [None]
 
 
-def test_more_known_callers_than_places_get_a_503(make: Make) -> None:
+def test_more_known_callers_than_connections_get_a_503(make: Make) -> None:
     coordinator = make(max_connections=2, claim_wait_seconds=20)
     workers = [coordinator.worker_token(name) for name in ("a", "b", "c")]
     coordinator.client.close()  # its connection takes a place
@@ -145,7 +145,7 @@ def test_more_known_callers_than_places_get_a_503(make: Make) -> None:
         assert num_open(connections[:2]) == 2
 
 
-def test_tls_handshakes_that_do_not_begin(make: Make, tmp_path: Path) -> None:
+def test_tls_handshakes_that_never_begin_keep_no_caller_out(make: Make, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.sign("api", "127.0.0.1")
     listening = {"certificate": pair.certificate, "key": pair.key}
@@ -157,7 +157,7 @@ def test_tls_handshakes_that_do_not_begin(make: Make, tmp_path: Path) -> None:
         wait_until(lambda: num_open(connections) == 0, 10)
 
 
-def test_a_trusted_proxy_s_connections_are_many_callers(make: Make) -> None:
+def test_the_limit_of_an_address_does_not_apply_to_a_trusted_proxy(make: Make) -> None:
     coordinator = make(
         listening={"trusted_proxies": "127.0.0.1"}, max_connections=100, max_connections_per_address=5, head_seconds=30
     )
@@ -166,7 +166,7 @@ def test_a_trusted_proxy_s_connections_are_many_callers(make: Make) -> None:
         assert num_open(connections) == 25
 
 
-def test_health_has_a_listener_of_its_own(make: Make) -> None:
+def test_health_checks_have_their_own_listener(make: Make) -> None:
     port = free_port()
     coordinator = make(**FEW, health_port=port)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http, half_open(coordinator, 60):
@@ -180,7 +180,7 @@ def test_health_has_a_listener_of_its_own(make: Make) -> None:
         assert refused.json()["type"] == "urn:fedssl:problem:not-found"
 
 
-def test_a_health_port_that_is_taken_is_named(make: Make) -> None:
+def test_a_health_port_that_is_in_use_is_reported(make: Make) -> None:
     make()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What orchestrators ask for, without a token, and Prometheus, with one."""
+"""Health checks without a token, and metrics for Prometheus with one."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from support.servers import Servers
 
 @pytest.fixture
 def statements(coordinator: Coordinator) -> Iterator[list[str]]:
-    """Every statement that the process sends to Postgres."""
+    """Yield a list that collects the statements that this process sends to Postgres."""
     sent: list[str] = []
 
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
@@ -31,11 +31,11 @@ def statements(coordinator: Coordinator) -> Iterator[list[str]]:
     event.remove(engine(), "before_cursor_execute", note)
 
 
-def test_metrics_count_runs_and_say_nothing_of_them(
+def test_metrics_count_runs_without_naming_them(
     coordinator: Coordinator, servers: Servers, statements: list[str]
 ) -> None:
     with redis.Redis.from_url(servers.redis_url) as broker:
-        waiting = broker.llen("distill")  # other tests' messages, which nobody serves
+        waiting = broker.llen("distill")  # messages of other tests, which no process takes
     for name in ("secret-study", "second"):
         coordinator.client.create_run(tiny_spec(name=name), start=name == "second")
     viewer = coordinator.client.create_token("viewer").secret
@@ -60,15 +60,15 @@ def test_metrics_count_runs_and_say_nothing_of_them(
     assert len(statements) == 2  # the token and the counts, however many runs, clients and rounds there are
 
 
-def test_healthz_asks_nobody(coordinator: Coordinator, statements: list[str]) -> None:
+def test_healthz_sends_no_statement_to_postgres(coordinator: Coordinator, statements: list[str]) -> None:
     with coordinator.bare_http() as http:
         assert http.get("/healthz").json() == {"status": "ok", "checks": {}}
     assert statements == []
 
 
 @pytest.mark.usefixtures("coordinator")
-def test_healthz_waits_for_no_thread() -> None:
-    """While Postgres hangs, every thread waits for it: a process that is restarted for that serves nobody sooner."""
+def test_healthz_needs_no_thread() -> None:
+    """While Postgres hangs, every thread waits for it. Restarting the process would help no caller."""
 
     async def ask_without_threads() -> httpx.Response:
         threads = to_thread.current_default_thread_limiter()

@@ -1,4 +1,4 @@
-"""405 and OPTIONS name every method of a path."""
+"""Responses with 405 and to OPTIONS name every method of a path."""
 
 import httpx
 import pytest

@@ -56,7 +56,7 @@ def _assert_refused(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("with_redis", [True, False])
-def test_failed_sign_ins_end_in_429_and_known_tokens_do_not_notice(make: Make, with_redis: bool) -> None:  # noqa: FBT001
+def test_failed_sign_ins_are_limited_without_affecting_valid_tokens(make: Make, with_redis: bool) -> None:  # noqa: FBT001
     limit = 5 if with_redis else 6
     redis = {} if with_redis else {"redis_url": "redis://127.0.0.1:1/0"}
     coordinator = make(**redis, failed_sign_ins_per_minute=limit)
@@ -66,13 +66,13 @@ def test_failed_sign_ins_end_in_429_and_known_tokens_do_not_notice(make: Make, w
         for _ in range(limit):
             assert guess.get("/v1/runs").status_code == 401
         _assert_refused(guess.get("/v1/runs"))
-        assert unknown.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204  # looked up before refused
+        assert unknown.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204  # looked up, not refused
         _assert_refused(guess.get("/v1/runs"))
         assert known.get("/v1/runs").status_code == 200
         assert guess.get("/healthz").status_code == 200  # an orchestrator's probe
 
 
-def test_a_token_becomes_known_by_being_valid_and_by_nothing_else(make: Make) -> None:
+def test_only_a_valid_token_becomes_known(make: Make) -> None:
     """A path that is open or does not exist answers every token. The answer does not make the token a known one."""
     coordinator = make(address_requests_per_minute=7)
     with coordinator.http("fedssl_made_up") as http:
@@ -83,7 +83,7 @@ def test_a_token_becomes_known_by_being_valid_and_by_nothing_else(make: Make) ->
         _assert_refused(http.get("/openapi.json"))
 
 
-def test_probes_count_neither_as_requests_nor_as_guesses(make: Make) -> None:
+def test_probes_count_neither_as_requests_nor_as_failed_sign_ins(make: Make) -> None:
     coordinator = make(address_requests_per_minute=9, failed_sign_ins_per_minute=4)
     with coordinator.http("fedssl_guess") as guess, coordinator.bare_http() as probe:
         for _ in range(10):
@@ -93,7 +93,7 @@ def test_probes_count_neither_as_requests_nor_as_guesses(make: Make) -> None:
             assert probe.get(path).status_code == guess.get(path).status_code == 200
 
 
-def test_tokens_are_looked_up_a_few_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_tokens_are_looked_up_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses beyond the limit cost the database little, however many arrive at once."""
     # If Redis answers late, a process counts by itself for a while and would allow another guess.
     monkeypatch.setattr("fedssl_coordinator.http.rate_limits._REDIS", {"socket_timeout": 30})
@@ -127,7 +127,7 @@ def test_tokens_are_looked_up_a_few_at_a_time(make: Make, monkeypatch: pytest.Mo
     assert 1 <= most <= 4
 
 
-def test_a_token_that_asks_too_often(make: Make) -> None:
+def test_a_token_with_too_many_requests_is_refused(make: Make) -> None:
     coordinator = make(token_requests_per_minute=8)
     other = coordinator.worker_token("other")
     with coordinator.http(coordinator.operator_token) as http, coordinator.http(other) as worker:
@@ -137,7 +137,7 @@ def test_a_token_that_asks_too_often(make: Make) -> None:
 
 
 @pytest.mark.parametrize("with_redis", [True, False])
-def test_a_token_s_requests_are_counted_exactly_and_by_two_processes_together(
+def test_requests_of_a_token_are_counted_exactly_over_two_processes(
     servers: Servers,
     with_redis: bool,  # noqa: FBT001
 ) -> None:
@@ -154,13 +154,14 @@ def test_a_token_s_requests_are_counted_exactly_and_by_two_processes_together(
     assert asyncio.run(allowed((0, 15), (1, 45))) == [15, 29 if with_redis else 40]  # four are not reported yet
 
 
-def test_a_token_is_one_however_it_is_spelt(make: Make) -> None:
+def test_the_spelling_of_the_authorization_header_does_not_change_the_count(make: Make) -> None:
     """Limits read the token as the endpoints do: the first of two headers, in any case, with any spaces around it."""
     coordinator = make(token_requests_per_minute=6)
     secret = coordinator.operator_token
     spellings = [f"{'bearer' if n % 2 else 'BEARER'}{' ' * n}{secret}" for n in range(1, 7)]
     with coordinator.bare_http() as http:
-        assert http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"}).status_code == 200  # the address's
+        # The first request counts for the address: the token is not known yet.
+        assert http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
         for spelt in spellings:
             twice = [("Authorization", spelt), ("Authorization", f"Bearer made_up_{len(spelt)}")]
             assert http.get("/v1/runs", headers=twice).status_code == 200
@@ -179,7 +180,7 @@ def test_a_session_counts_with_its_token_and_not_with_its_address(make: Make) ->
         assert browser.get("/runs").status_code == 200
         assert http.get("/v1/runs").status_code == 200
         assert [guess.get("/v1/runs").status_code for _ in range(4)] == [401, 401, 401, 429]
-        assert late.get("/runs").status_code == 429  # this process does not know it yet
+        assert late.get("/runs").status_code == 429  # this process does not know this session yet
         forged = browser.http.cookies["fedssl_session"] + "0"
         with coordinator.bare_http({"Cookie": f"fedssl_session={forged}"}) as forger:
             assert forger.get("/runs").status_code == 429
@@ -189,14 +190,14 @@ def test_a_session_counts_with_its_token_and_not_with_its_address(make: Make) ->
         _assert_refused(http.get("/v1/runs"))
 
 
-def test_a_session_makes_no_made_up_token_known(make: Make) -> None:
+def test_a_session_does_not_make_an_invalid_token_known(make: Make) -> None:
     coordinator = make(address_requests_per_minute=6)
     with Browser(coordinator, coordinator.operator_token) as browser:
         headers = {"Authorization": "Bearer made_up"}
         assert [browser.get("/runs", **headers).status_code for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
+def test_a_revoked_token_counts_as_an_unknown_one(make: Make) -> None:
     coordinator = make(failed_sign_ins_per_minute=2)
     made = coordinator.client.create_token("viewer")
     with coordinator.http(made.secret) as http:
@@ -205,7 +206,7 @@ def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
         assert [http.get("/v1/runs").status_code for _ in range(3)] == [401, 401, 429]
 
 
-def test_a_person_who_mistypes_tokens_too_often_gets_a_page(make: Make) -> None:
+def test_too_many_mistyped_tokens_are_answered_with_a_page(make: Make) -> None:
     coordinator = make(failed_sign_ins_per_minute=7)
     with coordinator.bare_http(headers={"Accept": "text/html"}) as browser:
         answers = [browser.post("/sign-in", data={"token": "mistyped"}) for _ in range(8)]
@@ -215,7 +216,7 @@ def test_a_person_who_mistypes_tokens_too_often_gets_a_page(make: Make) -> None:
 
 
 @pytest.mark.full
-def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Make) -> None:
+def test_two_hundred_workers_behind_one_address_are_within_the_default_limits(make: Make) -> None:
     defaults = dict.fromkeys((name.removeprefix("FEDSSL_").lower() for name in UNLIMITED), "")
     from fedssl_coordinator.core.settings import Settings
 
@@ -232,7 +233,7 @@ def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Ma
             assert answer.status_code == 200, answer.text
 
 
-def test_a_token_may_hold_so_many_claims_open_and_no_more(make: Make) -> None:
+def test_the_number_of_waiting_claims_per_token_is_limited(make: Make) -> None:
     coordinator = make(max_waiting_per_token=2, claim_wait_seconds=20)
     worker, other = coordinator.worker("a"), coordinator.worker_token("b")
     secret = worker._connection._http.headers["Authorization"].removeprefix("Bearer ")
@@ -258,7 +259,7 @@ def test_a_token_may_hold_so_many_claims_open_and_no_more(make: Make) -> None:
     assert answers == [401, 401]
 
 
-def test_a_watcher_that_leaves_gives_its_place_back(make: Make, tmp_path: Path) -> None:
+def test_a_stream_that_is_closed_frees_its_place(make: Make, tmp_path: Path) -> None:
     coordinator = make(max_waiting_per_token=1)
     with Tables(coordinator.database_url) as tables, coordinator.http() as http:
         path = f"/v1/runs/{Cast(coordinator, tables, tmp_path).id}/events/stream"
@@ -274,8 +275,8 @@ def test_a_watcher_that_leaves_gives_its_place_back(make: Make, tmp_path: Path) 
         wait_until(answers, 15)
 
 
-def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: Path) -> None:
-    """Watchers of the page and of the API are counted together."""
+def test_streams_of_the_web_page_count_towards_the_limit_of_their_token(make: Make, tmp_path: Path) -> None:
+    """Streams of the page and of the API are counted together."""
     coordinator = make(max_waiting_per_token=1)
     with (
         Tables(coordinator.database_url) as tables,
@@ -295,13 +296,13 @@ def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: 
             _assert_refused(http.get(f"/v1/runs/{run}/events/stream"))
 
 
-def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
+def test_the_number_of_recorded_refusals_per_client_is_limited(make: Make) -> None:
     coordinator = make(recorded_refusals_per_minute=3)
     with Tables(coordinator.database_url) as tables:
         with coordinator.http(coordinator.worker_token("a")) as http, coordinator.http() as admin:
             for _ in range(10):
                 assert http.post("/v1/work/claim", json={"x" * 5000: 1}).status_code == 422
-            assert admin.post("/v1/runs", json={}).status_code == 422  # another caller's are recorded
+            assert admin.post("/v1/runs", json={}).status_code == 422  # those of another caller are recorded
             refused = tables.query("SELECT client_id, message FROM events WHERE kind = 'request.refused'")
             assert [client_id for client_id, _ in refused] == ["a"] * 3 + [None]
             assert max(len(message) for _, message in refused) <= 504
@@ -339,7 +340,7 @@ def _send_head(connection: socket.socket, line: bytes, times: int, pause_seconds
 
 
 @pytest.mark.full
-def test_a_connection_that_does_not_say_what_it_wants_is_closed(make: Make) -> None:
+def test_a_connection_that_sends_no_complete_head_in_time_is_closed(make: Make) -> None:
     coordinator = make(head_seconds=0.3, max_head_bytes=4096)
     head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
     for said in (b"", b"GET /hea", head, head + b"X: " + b"y" * 100):
@@ -355,20 +356,20 @@ def test_a_connection_that_does_not_say_what_it_wants_is_closed(make: Make) -> N
         assert _is_closed(connection)
 
 
-def test_drops_of_a_head_do_not_keep_a_connection_open(make: Make) -> None:
+def test_sending_a_head_slowly_does_not_keep_a_connection_open(make: Make) -> None:
     coordinator = make(head_seconds=0.5)
     with _connect(coordinator) as connection, pytest.raises(ConnectionError):
         _send_head(connection, b"X: y\r\n", times=100, pause_seconds=0.05)
 
 
-def test_a_head_without_end_is_not_read_to_its_end(make: Make) -> None:
+def test_an_endless_head_is_not_read_to_its_end(make: Make) -> None:
     coordinator = make(max_head_bytes=8192)
     with _connect(coordinator) as connection, pytest.raises(ConnectionError):
         _send_head(connection, b"X: " + b"y" * 10_000 + b"\r\n", times=2000)
 
 
 @pytest.mark.parametrize("fields", [1, 50])
-def test_a_head_that_arrives_at_once_has_the_same_limit(make: Make, fields: int) -> None:
+def test_a_head_that_arrives_in_one_piece_has_the_same_limit(make: Make, fields: int) -> None:
     coordinator = make(max_head_bytes=8192)
     for total, status in ((8000, b"200"), (8400, b"431"), (100_000, b"431")):
         headers = b"".join(b"X: " + b"y" * (total // fields - 5) + b"\r\n" for _ in range(fields))
@@ -377,7 +378,7 @@ def test_a_head_that_arrives_at_once_has_the_same_limit(make: Make, fields: int)
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 " + status), total
 
 
-def test_a_path_has_the_limit_of_a_head(make: Make) -> None:
+def test_a_path_that_is_too_long_is_refused_like_a_head(make: Make) -> None:
     coordinator = make(max_head_bytes=8192)
     with _connect(coordinator) as connection:
         connection.sendall(b"GET /healthz?" + b"y" * 100_000 + b" HTTP/1.1\r\n\r\n")
@@ -389,7 +390,7 @@ def test_a_path_has_the_limit_of_a_head(make: Make) -> None:
 @pytest.mark.parametrize(
     "part", [b"0\r\nX: ", b"0\r\n" + b"X: y\r\n" * 2000, b"1;x="], ids=["trailer", "many", "chunk"]
 )
-def test_what_surrounds_the_chunks_of_a_body_has_the_limit_of_a_head(make: Make, part: bytes) -> None:
+def test_chunk_extensions_and_trailers_have_the_limit_of_a_head(make: Make, part: bytes) -> None:
     coordinator = make(max_head_bytes=8192)
     with _connect(coordinator) as connection:
         connection.sendall(b"POST /v1/work/claim HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + part)
@@ -397,7 +398,7 @@ def test_what_surrounds_the_chunks_of_a_body_has_the_limit_of_a_head(make: Make,
             connection.sendall(b"y" * 20_000_000)
 
 
-def test_bodies_and_requests_one_after_the_other_are_not_heads(make: Make) -> None:
+def test_bodies_and_consecutive_requests_do_not_count_as_heads(make: Make) -> None:
     coordinator = make(max_head_bytes=8192)
     with coordinator.http() as http:
         for _ in range(5):
@@ -408,7 +409,7 @@ def test_bodies_and_requests_one_after_the_other_are_not_heads(make: Make) -> No
 
 
 @pytest.mark.full
-def test_whoever_has_asked_may_wait_longer_than_a_head_takes(make: Make) -> None:
+def test_waiting_claims_and_slow_bodies_may_take_longer_than_a_head(make: Make) -> None:
     coordinator = make(head_seconds=0.2, claim_wait_seconds=1)
     with coordinator.http(coordinator.worker_token("a")) as http:
         assert http.post("/v1/work/claim", json={"wait_seconds": 1}).status_code == 204
@@ -423,7 +424,7 @@ def test_whoever_has_asked_may_wait_longer_than_a_head_takes(make: Make) -> None
         assert http.post("/v1/work/claim", content=slowly(), headers=headers).status_code == 204
 
 
-def test_a_request_that_waits_for_a_lock_is_told_to_come_back(make: Make, tmp_path: Path) -> None:
+def test_a_request_that_waits_too_long_for_a_lock_gets_a_503_with_retry_after(make: Make, tmp_path: Path) -> None:
     coordinator = make(lock_seconds=0.3)
     with Tables(coordinator.database_url) as tables:
         run = Cast(coordinator, tables, tmp_path).id
@@ -445,7 +446,7 @@ def _fall_silent(seconds: float) -> None:
 
 
 @pytest.mark.full
-def test_a_transaction_that_says_nothing_for_too_long_ends_as_if_postgres_had_gone(make: Make) -> None:
+def test_a_transaction_that_is_idle_for_too_long_ends_like_an_outage_of_postgres(make: Make) -> None:
     make(idle_transaction_seconds=1)
     with pytest.raises(UNREACHABLE):
         _fall_silent(2)
@@ -453,7 +454,7 @@ def test_a_transaction_that_says_nothing_for_too_long_ends_as_if_postgres_had_go
         assert session.scalar(text("SELECT 1")) == 1
 
 
-def test_sessions_of_the_api_have_an_end(make: Make) -> None:
+def test_database_sessions_of_the_api_have_timeouts(make: Make) -> None:
     make(statement_seconds=7, idle_transaction_seconds=90)
     with transaction() as session:
         shown = {name: session.scalar(text(f"SHOW {name}")) for name in

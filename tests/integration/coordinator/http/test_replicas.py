@@ -1,4 +1,4 @@
-"""Two APIs, two aggregators and two clocks: it makes no difference which of them answers."""
+"""Two APIs, two aggregators and two beats: it makes no difference which of them answers."""
 
 import signal
 import threading
@@ -54,7 +54,7 @@ def _worker(running: Replicas, secret: str, number: int) -> WorkerClient:
 
 
 def _claimed(running: Replicas, name: str, seconds: float) -> tuple[str, WorkItem]:
-    """Return the token and the work of a new client: it waits at the second API while a run is created at the first."""
+    """Return the token and work of a new client, which waits at the second API while a run is created at the first."""
     secret = running.client.create_token("worker", name).secret
     introduction = Register(
         worker_version="test", methods={"fedalignuniform": 1}, device="cpu", num_images=9, channels=1, image_size=8
@@ -72,7 +72,7 @@ def _claimed(running: Replicas, name: str, seconds: float) -> tuple[str, WorkIte
     return secret, item
 
 
-def test_an_upload_begun_at_one_goes_on_at_the_other(running: Replicas, tmp_path: Path) -> None:
+def test_an_upload_that_began_at_one_api_continues_at_the_other(running: Replicas, tmp_path: Path) -> None:
     """The claim waits at one API while another process creates the work, and each API receives half of the update."""
     secret, item = _claimed(running, "by-hand", 25)
     path = tmp_path / "update"
@@ -106,7 +106,7 @@ def _send_half(url: str, secret: str, assignment: UUID, digest: str, data: bytes
 
 
 @pytest.mark.full
-def test_a_run_over_all_of_them_while_one_api_is_restarted(running: Replicas) -> None:
+def test_a_run_is_completed_by_all_replicas_while_one_api_is_restarted(running: Replicas) -> None:
     """Each worker knows one API, and the events are read from the API that did not create the run."""
     events: list[EventView] = []
     for name in CLIENTS:
@@ -127,7 +127,7 @@ def test_a_run_over_all_of_them_while_one_api_is_restarted(running: Replicas) ->
     assert {event.client_id for event in events if event.kind == "assignment.accepted"} == set(CLIENTS)
 
 
-def test_sigterm_lets_requests_end(running: Replicas, tmp_path: Path) -> None:
+def test_sigterm_lets_requests_in_progress_finish(running: Replicas, tmp_path: Path) -> None:
     """A file in transfer arrives, new connections are refused, and the other API answers the next requests."""
     secret, item = _claimed(running, "on-its-way", 25)
     path = tmp_path / "update"
@@ -184,7 +184,7 @@ def _answers(running: Replicas, network: str, stranger: str) -> dict[str, list[i
         "the first few": [_guess(both[n % 2], PROXY, f"{network}.1") for n in range(FAILED)],
         "one more, at either": [_guess(url, PROXY, f"{network}.1") for url in both],
         "another address": [_guess(both[0], PROXY, f"{network}.2")],
-        # An address that the sender claims stands to the left of the one that the proxy has seen.
+        # An address that the sender itself claims is to the left of the one that the proxy has seen.
         "a claim of one's own": [_guess(both[1], PROXY, f"{network}.3, {network}.1")],
         # From any other address the header is ignored: it neither affects the named address nor hides the sender's.
         "the stranger's first": [_guess(both[n % 2], stranger, f"{network}.{9 + n}") for n in range(FAILED)],
@@ -193,7 +193,7 @@ def _answers(running: Replicas, network: str, stranger: str) -> dict[str, list[i
     }
 
 
-def test_limits_are_counted_over_all_of_them_and_by_the_address_that_the_proxy_saw(running: Replicas) -> None:
+def test_limits_are_counted_over_all_replicas_by_the_address_that_the_proxy_saw(running: Replicas) -> None:
     expected = {
         "the first few": [401] * FAILED,
         "one more, at either": [429, 429],

@@ -56,7 +56,7 @@ def _rest(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("request_line", [f"PUT /v1/artifacts/{digest(DATA)}", "POST /v1/runs"])
 @pytest.mark.parametrize("drip", [b"", b"x"])
-def test_a_body_that_stands_still(quick: Coordinator, request_line: str, drip: bytes) -> None:
+def test_a_body_that_stalls_is_cut_off(quick: Coordinator, request_line: str, drip: bytes) -> None:
     """The sender is silent, or sends one byte at a time."""
     with _connect(quick) as connection:
         connection.sendall(_head(quick, request_line, 5000) + DATA[:10])
@@ -75,7 +75,7 @@ def test_a_body_that_stands_still(quick: Coordinator, request_line: str, drip: b
     assert b"connection: close" in answer.lower()
 
 
-def test_what_came_of_an_upload_before_it_stood_still_stays(quick: Coordinator) -> None:
+def test_bytes_of_an_upload_that_arrived_before_a_stall_are_kept(quick: Coordinator) -> None:
     with Tus(quick) as tus:
         location = tus.begun(len(DATA), digest(DATA))
         with _connect(quick) as connection:
@@ -86,7 +86,7 @@ def test_what_came_of_an_upload_before_it_stood_still_stays(quick: Coordinator) 
         assert tus.send(location, DATA[70_000:], 70_000).status_code == 204
 
 
-def test_a_body_that_moves_may_take_its_time(quick: Coordinator) -> None:
+def test_a_body_that_arrives_slowly_but_steadily_is_not_cut_off(quick: Coordinator) -> None:
     with Tus(quick) as tus:
         location = tus.begun(len(DATA), digest(DATA))
 
@@ -100,7 +100,7 @@ def test_a_body_that_moves_may_take_its_time(quick: Coordinator) -> None:
         assert tus.offset(location) == len(DATA), offset
 
 
-def test_a_reader_that_stands_still(quick: Coordinator) -> None:
+def test_a_download_whose_reader_stalls_is_cut_off(quick: Coordinator) -> None:
     name, size = "ab" * 32, 1 << 30
     path = quick.store / name[:2] / name[2:4] / name
     path.parent.mkdir(parents=True)

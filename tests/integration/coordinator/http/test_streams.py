@@ -1,4 +1,4 @@
-"""Events as pages and as a stream."""
+"""Events of a run, as pages and as a stream."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ def _log(cast: Cast) -> list[EventView]:
     return list(cast.coordinator.client.event_log(cast.id))
 
 
-def test_a_finished_run_is_replayed_and_the_stream_ends(cast: Cast) -> None:
+def test_the_stream_of_a_finished_run_replays_its_events_and_ends(cast: Cast) -> None:
     cast.work("a")
     cast.advance()
     with _stream(cast) as events:
@@ -48,7 +48,7 @@ def test_a_finished_run_is_replayed_and_the_stream_ends(cast: Cast) -> None:
     assert sent[-1].event == "run.finished"
 
 
-def test_a_broken_stream_is_resumed_after_the_event_that_was_seen_last(cast: Cast) -> None:
+def test_a_broken_stream_resumes_after_the_last_seen_event(cast: Cast) -> None:
     cast.work("a")
     cast.advance()
     log = _log(cast)
@@ -57,7 +57,7 @@ def test_a_broken_stream_is_resumed_after_the_event_that_was_seen_last(cast: Cas
             assert [int(event.id) for event in events] == [event.id for event in log if event.id > seen.id]
 
 
-def test_a_stream_resumed_after_the_end_ends(cast: Cast) -> None:
+def test_a_stream_that_is_resumed_after_the_last_event_ends_at_once(cast: Cast) -> None:
     cast.work("a")
     cast.advance()
     started = time.monotonic()
@@ -68,7 +68,7 @@ def test_a_stream_resumed_after_the_end_ends(cast: Cast) -> None:
     assert time.monotonic() - started < 1.5
 
 
-def test_a_refusal_after_the_end_is_in_the_log_and_replayed(cast: Cast) -> None:
+def test_a_refusal_after_the_end_of_a_run_is_logged_and_replayed(cast: Cast) -> None:
     item = cast.claim("a")
     cast.coordinator.client.stop(cast.id)
     with pytest.raises(Exception, match="too late"):
@@ -79,8 +79,8 @@ def test_a_refusal_after_the_end_is_in_the_log_and_replayed(cast: Cast) -> None:
         assert [event.event for event in events] == ["assignment.refused"]
 
 
-def test_events_come_as_they_happen(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, through Redis, and not at the next poll."""
+def test_events_are_streamed_as_they_happen(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They arrive at once, through Redis, and not only at the next poll."""
     monkeypatch.setattr(endpoints, "POLL_SECONDS", 20.0)  # more than a busy machine takes to send an event
     arrived: dict[str, float] = {}
 
@@ -93,7 +93,7 @@ def test_events_come_as_they_happen(cast: Cast, monkeypatch: pytest.MonkeyPatch)
     watcher.start()
     while "round.opened" not in arrived:
         time.sleep(0.01)
-    time.sleep(0.3)  # the replay is over, the stream waits
+    time.sleep(0.3)  # the replay is over, and the stream waits
     happened = {}
     cast.claim("a")
     happened["assignment.leased"] = time.monotonic()
@@ -123,17 +123,17 @@ def test_a_long_log_is_replayed_without_pauses(cast: Cast, tables: Tables) -> No
     assert [event.message for event in _log(cast) if event.kind == "note"] == notes
 
 
-def test_two_watchers_see_the_same(cast: Cast) -> None:
+def test_two_watchers_see_the_same_events(cast: Cast) -> None:
     with _stream(cast) as one, _stream(cast) as two:
         cast.coordinator.client.stop(cast.id)
         assert list(one) == list(two) != []
 
 
-def test_a_watcher_that_leaves_is_forgotten(cast: Cast) -> None:
+def test_streams_can_be_left_before_their_end(cast: Cast) -> None:
     for _ in range(3):
         with _stream(cast) as events:
             next(events)
-    cast.coordinator.client.stop(cast.id)  # wakes whoever still listens
+    cast.coordinator.client.stop(cast.id)  # wakes streams that are still open
     end = time.monotonic() + 5
     while time.monotonic() < end and cast.coordinator.client.ready().status != "ok":
         time.sleep(0.05)
@@ -141,14 +141,14 @@ def test_a_watcher_that_leaves_is_forgotten(cast: Cast) -> None:
 
 
 @pytest.mark.parametrize("last", ["-1", "x", "1.5", "9" * 19, ""])
-def test_a_last_event_id_that_is_none(cast: Cast, last: str) -> None:
+def test_an_invalid_last_event_id_is_refused(cast: Cast, last: str) -> None:
     with cast.coordinator.http() as http:
         answer = http.get(f"/v1/runs/{cast.id}/events/stream", headers={"Last-Event-ID": last})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["header", "last-event-id"]
 
 
-def test_a_stream_of_no_run(coordinator: Coordinator) -> None:
+def test_the_stream_of_an_unknown_run_is_not_found(coordinator: Coordinator) -> None:
     with coordinator.http() as http:
         assert http.get(f"/v1/runs/{uuid4()}/events/stream").status_code == 404
 
@@ -162,5 +162,5 @@ def test_a_stream_ends_when_its_token_is_revoked(cast: Cast) -> None:
         events = parse_events(answer.iter_raw())
         assert next(events).event == "run.created"
         cast.coordinator.client.revoke_token(token.id)
-        cast.claim("a")  # wakes the stream, which must tell of it no more
+        cast.claim("a")  # wakes the stream, which must not send this event
         assert "assignment.leased" not in [event.event for event in events]

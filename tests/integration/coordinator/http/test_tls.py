@@ -1,4 +1,4 @@
-"""Encrypted, and to the right machine: a real authority, real certificates, the API as it serves."""
+"""TLS with a real authority, real certificates, and the API as it serves."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ from support.servers import Servers
 from support.tables import Tables
 from support.tus import Tus
 
-PATIENT = Retry(seconds=30)  # what cannot be trusted is not tried again
+PATIENT = Retry(seconds=30)  # untrusted certificates are not retried
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def encrypted(
         yield running
 
 
-def test_a_client_that_knows_the_authority_gets_in(encrypted: Coordinator, authority: Authority) -> None:
+def test_a_client_that_trusts_the_authority_can_connect(encrypted: Coordinator, authority: Authority) -> None:
     assert encrypted.url.startswith("https://")
     with Client(encrypted.url, encrypted.admin_token, tls=Tls(ca_file=authority.file)) as client:
         assert client.ready().status == "ok"
@@ -81,7 +81,7 @@ def test_a_certificate_of_an_unknown_authority_is_not_trusted(encrypted: Coordin
 @pytest.mark.parametrize(
     ("addresses", "days"), [(("127.0.0.2",), 1), (("127.0.0.1",), 0)], ids=["another's", "expired"]
 )
-def test_a_certificate_that_is_not_for_this_address_or_time(
+def test_a_certificate_that_is_expired_or_for_another_address_is_not_trusted(
     servers: Servers, authority: Authority, tmp_path: Path, addresses: tuple[str, ...], days: int
 ) -> None:
     pair = authority.sign("wrong", *addresses, days=days)
@@ -95,7 +95,7 @@ def test_a_certificate_that_is_not_for_this_address_or_time(
         list(client.runs())
 
 
-def test_nothing_older_than_tls_1_2(encrypted: Coordinator) -> None:
+def test_versions_of_tls_before_1_2_are_refused(encrypted: Coordinator) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -107,7 +107,7 @@ def test_nothing_older_than_tls_1_2(encrypted: Coordinator) -> None:
         context.wrap_socket(plain)
 
 
-def test_http_on_the_encrypted_port_is_no_answer(encrypted: Coordinator) -> None:
+def test_plain_http_to_the_encrypted_port_is_reported_as_unreachable(encrypted: Coordinator) -> None:
     plain = encrypted.url.replace("https", "http")
     with (
         Client(plain, encrypted.admin_token, retry=Retry(seconds=0)) as client,
@@ -116,8 +116,10 @@ def test_http_on_the_encrypted_port_is_no_answer(encrypted: Coordinator) -> None
         list(client.runs())
 
 
-def test_mutual_tls(servers: Servers, authority: Authority, client_pair: Pair, tmp_path: Path) -> None:
-    """A certificate opens the connection, and nothing else: who somebody is, is said by the token."""
+def test_mutual_tls_requires_a_client_certificate_and_a_token(
+    servers: Servers, authority: Authority, client_pair: Pair, tmp_path: Path
+) -> None:
+    """The certificate only opens the connection. The token identifies the caller."""
     with (
         servers.database() as url,
         _coordinator(servers, url, tmp_path, authority, client_ca=authority.file) as running,
@@ -141,8 +143,10 @@ def test_mutual_tls(servers: Servers, authority: Authority, client_pair: Pair, t
 
 
 @pytest.mark.full
-def test_an_update_goes_up_in_parts_over_mutual_tls(servers: Servers, authority: Authority, tmp_path: Path) -> None:
-    """Begun over one encrypted connection, broken off, and continued by the worker's own client over another."""
+def test_an_upload_is_continued_over_another_mutual_tls_connection(
+    servers: Servers, authority: Authority, tmp_path: Path
+) -> None:
+    """It begins over one encrypted connection, breaks off, and is continued by the worker's own client over another."""
     with (
         servers.database() as url,
         _coordinator(servers, url, tmp_path, authority, client_ca=authority.file) as running,
@@ -153,7 +157,7 @@ def test_an_update_goes_up_in_parts_over_mutual_tls(servers: Servers, authority:
         item, path = cast.claim("a"), tmp_path / "update"
         save_tensors(tensors_for(item.plan.update, 1.0), path)
         data, digest = path.read_bytes(), digest_of(path)
-        assert len(data) > 1 << 20  # as one request it would be no upload of tus
+        assert len(data) > 1 << 20  # a smaller file would not be sent with tus
         own = authority.sign("hospital-b")
         tls = Tls(ca_file=authority.file, client_cert=own.certificate, client_key=own.key)
         secret = running.worker_token("a")
@@ -200,15 +204,15 @@ def test_doctor_and_completion_take_their_files_from_the_environment(
 
 
 @pytest.mark.parametrize("url", ["http://fed.example.org", "http://192.0.2.1:8000", "http://127.evil.example"])
-def test_no_token_goes_to_another_machine_in_the_clear(url: str) -> None:
+def test_a_token_is_not_sent_to_another_machine_without_encryption(url: str) -> None:
     with pytest.raises(ClientError, match=r"is another machine.*use https://.*FEDSSL_INSECURE_HTTP=1"):
         Client(url, "fedssl_x")
     Client(url, "fedssl_x", tls=Tls(insecure_http=True)).close()
-    Client(url).close()  # without a token there is nothing to read
+    Client(url).close()  # without a token there is no secret to protect
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://localhost", "http://[::1]:8000", "http://127.1.2.3"])
-def test_this_machine_needs_no_encryption(url: str) -> None:
+def test_loopback_addresses_need_no_encryption(url: str) -> None:
     Client(url, "fedssl_x").close()
 
 
@@ -218,7 +222,7 @@ def _refused(*options: str, **environment: str) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_the_api_does_not_listen_in_the_clear_where_others_can_reach_it() -> None:
+def test_the_api_does_not_serve_unencrypted_at_addresses_that_others_can_reach() -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "fed.example.org"):
         said = _refused("--host", host)
         assert f"other machines can reach {host}" in said
@@ -229,7 +233,7 @@ def test_the_api_does_not_listen_in_the_clear_where_others_can_reach_it() -> Non
         ListenOptions(host=host, port=0).check()
 
 
-def test_certificates_that_cannot_be_used_are_named(encrypted: Coordinator, authority: Authority) -> None:
+def test_unusable_certificates_are_named(encrypted: Coordinator, authority: Authority) -> None:
     pair, other = authority.sign("one", "127.0.0.1"), authority.sign("two", "127.0.0.1")
     assert "belong together" in _refused(FEDSSL_TLS_CERT=str(pair.certificate))
     assert "--tls-client-ca needs" in _refused("--tls-client-ca", str(authority.file))

@@ -59,7 +59,7 @@ def started(servers: Servers, folder: Path) -> Iterator[list[tuple[list[str], in
         yield found
 
 
-def test_every_printed_command_serves(started: list[tuple[list[str], int]], folder: Path) -> None:
+def test_every_documented_command_serves(started: list[tuple[list[str], int]], folder: Path) -> None:
     assert len(started) == 4
     for words, port in started:
         is_encrypted, is_mutual = "--tls-cert" in words, "--tls-client-ca" in words

@@ -1,4 +1,4 @@
-"""One-time enrolment: by whom, for whom, how often, and a worker's first start from end to end."""
+"""One-time enrolment: who may enrol whom, how often, and the first start of a worker from end to end."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def test_an_enrolment_becomes_one_workers_token(coordinator: Coordinator, tables
     enrolled = _enrol(coordinator, enrolment.secret, hash_secret(secret))
     assert enrolled.client_id == "hospital-a"
     assert _registers(coordinator, secret)
-    assert _enrol(coordinator, enrolment.secret, hash_secret(secret)) == enrolled  # the answer was lost, say
+    assert _enrol(coordinator, enrolment.secret, hash_secret(secret)) == enrolled  # in case the answer was lost
     assert [(event.kind, event.client_id) for event in tables.events_after(last)] == [("client.enrolled", "hospital-a")]
     views = {view.id: view for view in coordinator.client.tokens()}
     assert views[enrolment.id].used_at is not None
@@ -67,7 +67,7 @@ def test_an_enrolment_becomes_one_workers_token(coordinator: Coordinator, tables
     assert (made.role, made.client_id, made.label, made.expires_at) == ("worker", "hospital-a", "of Ada", None)
 
 
-def test_who_comes_second_is_refused_and_told_of(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_second_worker_is_refused_and_reported(coordinator: Coordinator, tables: Tables) -> None:
     enrolment = coordinator.client.create_enrolment_token("a")
     _enrol(coordinator, enrolment.secret, ONE)
     last = tables.last_event()
@@ -82,7 +82,7 @@ def test_who_comes_second_is_refused_and_told_of(coordinator: Coordinator, table
     assert _registers(coordinator, "one")
 
 
-def test_of_many_at_once_one_is_enrolled(coordinator: Coordinator, tables: Tables) -> None:
+def test_only_one_of_many_concurrent_workers_is_enrolled(coordinator: Coordinator, tables: Tables) -> None:
     for number in range(5):
         enrolment = coordinator.client.create_enrolment_token(f"client-{number}")
 
@@ -92,7 +92,7 @@ def test_of_many_at_once_one_is_enrolled(coordinator: Coordinator, tables: Table
             except Conflict:
                 return None
 
-        names = [f"{number}-{which}" for which in (0, 0, 0, 1, 1, 1, 2, 3)]  # some of them repeat themselves
+        names = [f"{number}-{which}" for which in (0, 0, 0, 1, 1, 1, 2, 3)]  # some of them repeat their request
         with ThreadPoolExecutor(len(names)) as pool:
             answers = dict.fromkeys(zip(names, pool.map(attempt, names), strict=True))
         [winner] = {name for name, token in answers if token is not None}
@@ -103,7 +103,7 @@ def test_of_many_at_once_one_is_enrolled(coordinator: Coordinator, tables: Table
         assert made == [(hash_secret(winner),)]
 
 
-def test_an_enrolment_that_has_ended(coordinator: Coordinator, tables: Tables) -> None:
+def test_an_expired_revoked_or_replaced_enrolment_is_refused(coordinator: Coordinator, tables: Tables) -> None:
     def expire(enrolment: TokenCreated) -> None:
         _expire(tables, enrolment)
 
@@ -129,7 +129,7 @@ def test_an_enrolment_that_has_ended(coordinator: Coordinator, tables: Tables) -
         coordinator.client.create_enrolment_token("shut-out")
 
 
-def test_a_worker_may_repeat_itself_after_the_enrolments_time(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_worker_may_repeat_its_enrolment_after_it_has_expired(coordinator: Coordinator, tables: Tables) -> None:
     enrolment = coordinator.client.create_enrolment_token("a")
     enrolled = _enrol(coordinator, enrolment.secret, ONE)
     _expire(tables, enrolment)
@@ -138,8 +138,8 @@ def test_a_worker_may_repeat_itself_after_the_enrolments_time(coordinator: Coord
         _enrol(coordinator, enrolment.secret, OTHER)
 
 
-def test_a_token_that_there_is_cannot_be_enrolled(coordinator: Coordinator, tables: Tables) -> None:
-    """Nobody can guess a hash; who replays one gains no token, and loses no enrolment."""
+def test_an_existing_token_cannot_be_enrolled(coordinator: Coordinator, tables: Tables) -> None:
+    """A hash cannot be guessed. A caller that replays one gets no token and does not use up the enrolment."""
     enrolment = coordinator.client.create_enrolment_token("a")
     with pytest.raises(Conflict, match="create a new secret"):
         _enrol(coordinator, enrolment.secret, hash_secret(coordinator.admin_token))
@@ -147,10 +147,10 @@ def test_a_token_that_there_is_cannot_be_enrolled(coordinator: Coordinator, tabl
     assert _enrol(coordinator, enrolment.secret, ONE).client_id == "a"
 
 
-def test_operators_bring_in_and_only_admins_replace(coordinator: Coordinator) -> None:
+def test_operators_enrol_new_clients_and_only_admins_replace_workers(coordinator: Coordinator) -> None:
     with _operator(coordinator) as operator:
         first = operator.create_enrolment_token("a")
-        second = operator.create_enrolment_token("a")  # nobody has used the first: it was lost, say
+        second = operator.create_enrolment_token("a")  # the first one was lost before it was used
         with pytest.raises(NotAuthenticated):
             _enrol(coordinator, first.secret, ONE)
         token = _enrol(coordinator, second.secret, ONE).token_id
@@ -167,7 +167,7 @@ def _state(folder: Path) -> Iterator[Path]:
         yield owned
 
 
-def test_a_worker_keeps_its_token_for_itself(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_workers_token_is_known_only_to_the_worker(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     enrolment = coordinator.client.create_enrolment_token("a").secret
     asked: list[str] = []
 
@@ -181,7 +181,7 @@ def test_a_worker_keeps_its_token_for_itself(coordinator: Coordinator, tables: T
         assert token is not None
         assert asked == [hash_secret(token)]
         assert enrolled_token(state, enrolment, enrol) == enrolled_token(state, None, enrol) == token
-        assert len(asked) == 1  # used, and not shown again
+        assert len(asked) == 1  # it has been used, and is not sent again
         [kept] = state.glob("token*")
         assert kept.stat().st_mode & 0o777 == 0o600
         assert enrolment not in kept.read_text()
@@ -191,7 +191,7 @@ def test_a_worker_keeps_its_token_for_itself(coordinator: Coordinator, tables: T
     assert enrolment not in everything
 
 
-def test_a_lost_answer_locks_no_worker_out(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_lost_answer_does_not_lock_a_worker_out(coordinator: Coordinator, tmp_path: Path) -> None:
     enrolment = coordinator.client.create_enrolment_token("a").secret
 
     def lose(secret: str, token_hash: str) -> Enrolled:
@@ -204,11 +204,11 @@ def test_a_lost_answer_locks_no_worker_out(coordinator: Coordinator, tmp_path: P
     with _state(tmp_path / "state") as state:
         with pytest.raises(Unreachable):
             enrolled_token(state, enrolment, lose)
-        assert enrolled_token(state, None, enrol) is None  # it is not known to be valid yet
+        assert enrolled_token(state, None, enrol) is None  # the token is not known to be valid yet
         token = enrolled_token(state, enrolment, enrol)
         assert token is not None
         assert _registers(coordinator, token)
-        # A new enrolment, after the old token was lost to somebody, say: the new one counts once it is enrolled.
+        # A new enrolment, for example because the old token has leaked: the new token counts once it is enrolled.
         newer = coordinator.client.create_enrolment_token("a").secret
         with pytest.raises(Unreachable):
             enrolled_token(state, newer, lose)
@@ -218,7 +218,7 @@ def test_a_lost_answer_locks_no_worker_out(coordinator: Coordinator, tmp_path: P
         assert _registers(coordinator, renewed)
 
 
-def test_a_kept_token_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_token_file_asks_for_a_new_enrolment(tmp_path: Path) -> None:
     with _state(tmp_path / "state") as state:
         (state / "token.json").write_text('{"format": 2}')
         with pytest.raises(SettingsError, match="enrol again"):
@@ -231,7 +231,7 @@ def _settings(coordinator: Coordinator, folder: Path, enrolment: Path) -> Settin
     return Settings(coordinator=coordinator.url, data=str(data), state=folder / "state", enrolment_token_file=enrolment)
 
 
-def test_the_second_worker_with_one_enrolment_says_so_and_leaves(
+def test_the_second_worker_with_one_enrolment_exits_with_the_reason(
     coordinator: Coordinator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     enrolment = coordinator.client.create_enrolment_token("a").secret
@@ -251,7 +251,7 @@ def test_the_second_worker_with_one_enrolment_says_so_and_leaves(
         run_worker(settings)
 
 
-def test_an_enrolment_is_not_spent_by_a_worker_that_cannot_read_its_images(
+def test_a_worker_that_cannot_read_its_images_does_not_use_up_its_enrolment(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
     file = tmp_path / "enrolment"
@@ -265,7 +265,7 @@ def test_an_enrolment_is_not_spent_by_a_worker_that_cannot_read_its_images(
 
 
 @pytest.mark.full
-def test_a_worker_from_its_enrolment_to_its_second_start(
+def test_a_worker_starts_with_its_enrolment_and_again_without_it(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     enrolment = coordinator.client.create_enrolment_token("a").secret
@@ -290,4 +290,4 @@ def test_a_worker_from_its_enrolment_to_its_second_start(
         secret = json.loads((given.state / "token.json").read_text())["secret"]
         assert secret not in output
         assert enrolment not in output
-        file.unlink(missing_ok=True)  # it has served
+        file.unlink(missing_ok=True)  # no longer needed

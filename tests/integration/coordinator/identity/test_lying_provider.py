@@ -92,10 +92,10 @@ def signed_in(place: Place) -> Callable[[httpx.Response], None]:
     return check
 
 
-def test_an_honest_provider_signs_in(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+def test_an_honest_provider_signs_people_in(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
     signed_in(place.sign_in())
     now = int(time.time())
-    signed_in(place.sign_in(exp=now - 30, iat=now + 30))  # clocks differ
+    signed_in(place.sign_in(exp=now - 30, iat=now + 30))  # clocks may differ
     signed_in(place.sign_in(aud=[CLIENT_ID, "other"], azp=CLIENT_ID))
     signed_in(place.sign_in(at_hash=None))
 
@@ -127,7 +127,7 @@ def test_an_honest_provider_signs_in(place: Place, signed_in: Callable[[httpx.Re
         ({"sub": "x" * 256}, "sub"),
     ],
 )
-def test_claims_that_do_not_fit(place: Place, claims: dict[str, Any], reason: str) -> None:
+def test_wrong_and_missing_claims_are_refused(place: Place, claims: dict[str, Any], reason: str) -> None:
     refused(place, place.sign_in(**claims), reason)
 
 
@@ -167,12 +167,12 @@ def _with_other_claims(token: str, liar: Liar) -> str:
 
 @pytest.mark.parametrize("signature", _SIGNATURES)
 @pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")
-def test_signatures_that_prove_nothing(place: Place, signature: str) -> None:
+def test_invalid_signatures_are_refused(place: Place, signature: str) -> None:
     place.liar.sign = _SIGNATURES[signature](place.liar)
     refused(place, place.sign_in(), "is not valid")
 
 
-def test_a_new_key_is_fetched_and_unknown_ones_are_not_fetched_for_every_request(
+def test_a_new_key_is_fetched_but_not_for_every_request_with_an_unknown_one(
     place: Place, signed_in: Callable[[httpx.Response], None]
 ) -> None:
     signed_in(place.sign_in())
@@ -191,7 +191,7 @@ def test_a_new_key_is_fetched_and_unknown_ones_are_not_fetched_for_every_request
     assert place.liar.requests.count("/keys") == 2
 
 
-def test_keys_that_are_not_understood_are_ignored(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+def test_unknown_kinds_of_keys_are_ignored(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
     others: list[Any] = [{"kty": "EC", "crv": "brainpoolP256r1", "x": "aa", "y": "bb", "kid": "other"}, {"kty": "X"}, 7]
     place.liar.keys["keys"] = [*others, *place.liar.keys["keys"]]
     signed_in(place.sign_in())
@@ -207,7 +207,9 @@ def test_keys_that_are_not_understood_are_ignored(place: Place, signed_in: Calla
         ({"jwks_uri": None}, "without a discovery document"),
     ],
 )
-def test_discovery_documents_that_lead_elsewhere(place: Place, change: dict[str, Any], reason: str) -> None:
+def test_discovery_documents_with_untrustworthy_addresses_are_refused(
+    place: Place, change: dict[str, Any], reason: str
+) -> None:
     place.liar.document.update(change)
     refused(place, place.sign_in(), reason, 503)
 
@@ -231,14 +233,16 @@ def test_discovery_documents_that_lead_elsewhere(place: Place, change: dict[str,
         ("/token", 200, b'{"id_token": ["x"]}', "sent no ID token", 401),
     ],
 )
-def test_answers_that_cannot_be_used(
+def test_unusable_answers_of_the_provider_are_refused_with_the_reason(
     place: Place, path: str, status: int, body: bytes, reason: str, expected: int
 ) -> None:
     place.liar.answers[path] = (status, body)
     refused(place, place.sign_in(), reason, expected)
 
 
-def test_roles_that_are_only_in_the_user_information(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+def test_groups_are_also_read_from_the_user_information(
+    place: Place, signed_in: Callable[[httpx.Response], None]
+) -> None:
     place.liar.userinfo = {"sub": "1", "groups": ["readers"], "iss": "https://evil.example"}
     signed_in(place.sign_in(groups=None))
     place.liar.userinfo = {"sub": "2", "groups": ["chiefs"]}
@@ -248,7 +252,7 @@ def test_roles_that_are_only_in_the_user_information(place: Place, signed_in: Ca
 
 
 @pytest.mark.parametrize("groups", ["cooks", ["cooks", 7, None, {"chiefs": 1}], {"chiefs": "ml-team"}, 7, "\0"])
-def test_claims_that_give_no_role(place: Place, groups: object) -> None:
+def test_a_person_whose_claims_give_no_role_is_refused(place: Place, groups: object) -> None:
     place.liar.userinfo = {"sub": "1"}
     refused(place, place.sign_in(groups=groups), "you have no role here", 403)
 
@@ -268,7 +272,7 @@ def test_the_highest_role_counts(place: Place) -> None:
     place.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %")
 
 
-def test_the_answer_of_another_provider(place: Place) -> None:
+def test_the_answer_of_another_provider_is_refused(place: Place) -> None:
     with Browser(place.coordinator, None) as browser:
         query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
         place.liar.expect(query["nonce"])
@@ -281,7 +285,7 @@ def test_the_answer_of_another_provider(place: Place) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "", "x", "\u00e4"])
-def test_a_state_that_this_browser_did_not_choose(place: Place, state: str | None) -> None:
+def test_an_answer_with_a_wrong_or_missing_state_is_refused(place: Place, state: str | None) -> None:
     with Browser(place.coordinator, None) as browser:
         query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
         place.liar.expect(query["nonce"])
@@ -304,7 +308,7 @@ def test_a_state_that_this_browser_did_not_choose(place: Place, state: str | Non
         b"[" * 2000,
     ],
 )
-def test_a_cookie_that_was_made_up(place: Place, content: bytes) -> None:
+def test_a_forged_cookie_is_refused(place: Place, content: bytes) -> None:
     cookie = base64.urlsafe_b64encode(content).decode()
     with Browser(place.coordinator, None) as browser:
         for made_up in (cookie, cookie + "x", "\u00e4"):
@@ -314,7 +318,9 @@ def test_a_cookie_that_was_made_up(place: Place, content: bytes) -> None:
     assert "/token" not in place.liar.requests
 
 
-def test_a_provider_that_is_down(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+def test_a_provider_that_is_down_is_reported_at_once_and_retried_later(
+    place: Place, signed_in: Callable[[httpx.Response], None]
+) -> None:
     with Liar() as gone:
         issuer = gone.issuer
     found = openid.provider()
@@ -330,7 +336,7 @@ def test_a_provider_that_is_down(place: Place, signed_in: Callable[[httpx.Respon
     signed_in(place.sign_in())
 
 
-def test_one_byte_now_and_then_ends_at_the_deadline(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_answers_byte_by_byte_is_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.identity.openid import exchange
 
     monkeypatch.setattr(exchange, "_SECONDS", 1.0)
@@ -349,7 +355,7 @@ def test_one_byte_now_and_then_ends_at_the_deadline(place: Place, monkeypatch: p
     assert time.monotonic() - began < 8
 
 
-def test_over_tls_the_authority_is_checked_and_cookies_are_secure(
+def test_with_tls_the_authority_is_checked_and_cookies_are_secure(
     place: Place, servers: Servers, tmp_path: Path, change_settings: Callable[..., None]
 ) -> None:
     ours, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
@@ -384,7 +390,7 @@ def test_over_tls_the_authority_is_checked_and_cookies_are_secure(
 
 
 @pytest.mark.parametrize(("name", "value"), [("ALL_PROXY", "socks5://127.0.0.1:1080"), ("NO_PROXY", "[::1]")])
-def test_proxies_of_the_environment_that_cannot_be_used_are_named(
+def test_unusable_proxies_in_the_environment_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     with Browser(place.coordinator, None) as browser:
@@ -398,7 +404,7 @@ def test_proxies_of_the_environment_that_cannot_be_used_are_named(
         assert "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY" in answer.text
 
 
-def test_without_a_provider_nothing_is_offered(
+def test_without_a_provider_no_sign_in_is_offered(
     place: Place, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES"):

@@ -1,4 +1,4 @@
-"""People sign in at a real OpenID Connect provider, Canaille, which runs as a process."""
+"""People sign in at a real OpenID Connect provider, Canaille, which runs as its own process."""
 
 import re
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def test_the_request_to_the_provider_has_pkce_and_no_secret(browser: Browser) ->
     assert not {"client_secret", "code_verifier"} & set(query)
 
 
-def test_cookies_are_out_of_reach_of_scripts_and_of_other_sites(browser: Browser, visit: Visit) -> None:
+def test_cookies_are_protected_from_scripts_and_other_sites(browser: Browser, visit: Visit) -> None:
     begun = browser.http.get("/sign-in/oidc")
     answer = browser.http.get(visit.sign_in(begun.headers["location"], "grace"))
     cookies = {line.split("=", 1)[0]: line for line in answer.headers.get_list("set-cookie")}
@@ -94,9 +94,7 @@ def test_cookies_are_out_of_reach_of_scripts_and_of_other_sites(browser: Browser
     )
 
 
-def test_a_viewer_of_the_provider_cannot_steer_and_a_form_needs_the_sessions_secret(
-    browser: Browser, visit: Visit
-) -> None:
+def test_a_viewer_cannot_create_runs_and_a_form_needs_the_secret_of_its_session(browser: Browser, visit: Visit) -> None:
     sign_in(browser, visit, "grace")
     assert browser.send("/runs/new").status_code == 403
     assert browser.http.post("/sign-out").status_code == 403
@@ -119,11 +117,11 @@ def test_a_person_without_a_role_gets_a_page_with_the_reason(
 @pytest.mark.parametrize(
     ("name", "wanted"), [("ada", "https://evil.example/"), ("linus", "//evil.example"), ("grace", "/\\evil.example")]
 )
-def test_only_paths_of_this_site_are_next(browser: Browser, visit: Visit, name: str, wanted: str) -> None:
+def test_the_next_page_is_always_on_this_site(browser: Browser, visit: Visit, name: str, wanted: str) -> None:
     assert sign_in(browser, visit, name, wanted).headers["location"] == "/runs"
 
 
-def test_an_answer_is_good_once(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_an_answer_of_the_provider_can_be_used_only_once(place: SignInPlace, browser: Browser, visit: Visit) -> None:
     begun = browser.http.get("/sign-in/oidc")
     kept = browser.http.cookies[ATTEMPT_COOKIE]
     back = visit.sign_in(begun.headers["location"], "ada")
@@ -138,7 +136,7 @@ def test_an_answer_is_good_once(place: SignInPlace, browser: Browser, visit: Vis
     assert "refused the code (invalid_grant)" in reason(answer)
 
 
-def test_another_browsers_answer_is_refused(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_the_answer_to_another_browser_is_refused(place: SignInPlace, browser: Browser, visit: Visit) -> None:
     back = visit.sign_in(begin(browser), "ada")
     with Browser(place.coordinator, None) as other:
         assert other.http.get(back).status_code == 401
@@ -148,7 +146,7 @@ def test_another_browsers_answer_is_refused(place: SignInPlace, browser: Browser
 
 
 def test_a_stolen_code_is_useless_in_another_session(place: SignInPlace, browser: Browser, visit: Visit) -> None:
-    """Code injection: Mallory has Ada's unused code, and puts it into an answer to a request of her own."""
+    """Code injection: Mallory has Ada's unused code, and uses it in an answer to a request of her own."""
     code = query_of(visit.sign_in(begin(browser), "ada"))["code"]
     with Browser(place.coordinator, None) as mallory:
         own = query_of(begin(mallory))
@@ -158,7 +156,7 @@ def test_a_stolen_code_is_useless_in_another_session(place: SignInPlace, browser
         assert mallory.get("/runs").status_code == 303
 
 
-def test_who_refuses_at_the_provider_is_not_signed_in(browser: Browser, visit: Visit) -> None:
+def test_a_person_who_refuses_at_the_provider_is_not_signed_in(browser: Browser, visit: Visit) -> None:
     answer = browser.http.get(visit.sign_in(begin(browser), "root", answer="deny"))
     assert answer.status_code == 401
     assert "access_denied" in reason(answer)
@@ -180,7 +178,7 @@ def test_signing_out_ends_the_session_here_and_at_the_provider(
     assert visit.http.get(begin(browser)).headers["location"].endswith("/login"), "it asks for the password again"
 
 
-def test_a_sign_in_that_is_revoked_ends(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_revoking_the_token_of_a_sign_in_ends_the_session(place: SignInPlace, browser: Browser, visit: Visit) -> None:
     sign_in(browser, visit, "root")
     admin = place.coordinator.client
     [token] = [token for token in admin.tokens() if token.label == "root" and token.revoked_at is None]
@@ -189,7 +187,7 @@ def test_a_sign_in_that_is_revoked_ends(place: SignInPlace, browser: Browser, vi
     assert browser.get("/runs").status_code == 303
 
 
-def test_tokens_work_as_before(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_tokens_still_work_when_a_provider_is_configured(place: SignInPlace, browser: Browser, visit: Visit) -> None:
     worker = place.coordinator.worker("hospital")
     sign_in(browser, visit, "grace")
     with worker, Client(place.coordinator.url, place.coordinator.operator_token, retry=Retry(seconds=0)) as client:

@@ -1,4 +1,4 @@
-"""Projects: what belongs to one does not exist for people of another."""
+"""Projects: people of one project cannot see what belongs to another."""
 
 import base64
 import os
@@ -38,7 +38,7 @@ _UNRESTRICTED = {
 
 
 class Hearts:
-    """A project, the people in it, and one client."""
+    """A project, with a token for each role, and API clients of its admin and its operator."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         coordinator.client.create_project("hearts")
@@ -58,7 +58,7 @@ def hearts(coordinator: Coordinator) -> Iterator[Hearts]:
         yield hearts
 
 
-def test_every_table_is_restricted_or_has_a_reason() -> None:
+def test_every_table_is_restricted_to_projects_or_has_a_reason() -> None:
     restricted = {option.entity.local_table.name for option in project_scope._criteria("hearts")}  # type: ignore[attr-defined]
     assert restricted | _UNRESTRICTED.keys() == set(Base.metadata.tables)
     assert restricted.isdisjoint(_UNRESTRICTED)
@@ -98,10 +98,10 @@ def test_a_run_cannot_name_the_clients_of_another_project(coordinator: Coordinat
     spec = tiny_spec(cohort={"clients": ["d"], "min_clients": 1})
     with pytest.raises(Conflict, match="d: it belongs to the project default, and the run to hearts"):
         coordinator.client.create_run(spec, project="hearts")
-    assert hearts.operator.create_run(spec).clients == []  # to these people it is a client that may yet register
+    assert hearts.operator.create_run(spec).clients == []  # for this project, it is a client that may still register
 
 
-def test_data_sets_are_of_one_project(coordinator: Coordinator, hearts: Hearts, tmp_path: Path) -> None:
+def test_data_sets_belong_to_one_project(coordinator: Coordinator, hearts: Hearts, tmp_path: Path) -> None:
     file = written(tmp_path, labelled_bytes())
     coordinator.client.add_evaluation_dataset("scans", file)
     assert list(hearts.operator.evaluation_datasets()) == []
@@ -144,7 +144,7 @@ def test_a_digest_gives_no_access_to_a_data_set_of_another_project(
         assert http.get(f"/v1/artifacts/{digest}").content == file.read_bytes()
 
 
-def test_a_data_set_that_was_sent_for_longer_than_an_upload_is_kept(
+def test_a_data_set_whose_upload_took_longer_than_a_day_is_kept(
     coordinator: Coordinator, hearts: Hearts, tables: Tables
 ) -> None:
     images = public_bytes()
@@ -160,7 +160,7 @@ def test_a_data_set_that_was_sent_for_longer_than_an_upload_is_kept(
         assert http.post("/v1/public-datasets", json=claim).status_code == 201
 
 
-def test_everyone_whose_run_needs_a_damaged_file_is_notified(
+def test_each_project_whose_run_needs_a_damaged_file_is_notified(
     coordinator: Coordinator, hearts: Hearts, tmp_path: Path
 ) -> None:
     file = written(tmp_path, public_bytes())
@@ -172,7 +172,7 @@ def test_everyone_whose_run_needs_a_damaged_file_is_notified(
     coordinator.client.create_notification_destination("webhook", "https://hooks.example.org/", project="default")
     path = coordinator.store / digest[:2] / digest[2:4] / digest
     path.write_bytes(b"damaged")
-    os.utime(path, (0, 0))  # what was written just now may be a backup that is being restored
+    os.utime(path, (0, 0))  # a file that was written just now may be a backup that is being restored
     with pytest.raises(ClientError):
         hearts.operator.download_artifact(digest, tmp_path / "damaged")
     with Tables(coordinator.database_url) as tables:
@@ -180,7 +180,9 @@ def test_everyone_whose_run_needs_a_damaged_file_is_notified(
     assert found == [("artifact.damaged",)] * 2
 
 
-def test_what_people_of_a_project_create_belongs_to_it(coordinator: Coordinator, hearts: Hearts) -> None:
+def test_tokens_and_clients_belong_to_the_project_of_the_person_who_creates_them(
+    coordinator: Coordinator, hearts: Hearts
+) -> None:
     created = hearts.admin.create_token("operator")
     assert created.project == "hearts"
     with pytest.raises(NotFound, match="no project default"):
@@ -203,7 +205,7 @@ def test_what_people_of_a_project_create_belongs_to_it(coordinator: Coordinator,
         hearts.admin.revoke_token(outsider.id)
 
 
-def test_the_same_key_in_two_projects_gives_two_runs(coordinator: Coordinator, hearts: Hearts) -> None:
+def test_the_same_idempotency_key_in_two_projects_gives_two_runs(coordinator: Coordinator, hearts: Hearts) -> None:
     key = uuid4().hex
     first = coordinator.client.create_run(tiny_spec(), idempotency_key=key)
     second = hearts.operator.create_run(tiny_spec(seed=5), idempotency_key=key)
@@ -211,7 +213,7 @@ def test_the_same_key_in_two_projects_gives_two_runs(coordinator: Coordinator, h
     assert hearts.operator.create_run(tiny_spec(seed=5), idempotency_key=key).id == second.id
 
 
-def test_people_of_a_project_are_notified_of_their_runs_only(coordinator: Coordinator, hearts: Hearts) -> None:
+def test_people_of_a_project_are_notified_only_of_its_runs(coordinator: Coordinator, hearts: Hearts) -> None:
     own = hearts.admin.create_notification_destination("webhook", "https://hooks.example.org/hearts")
     everyones = coordinator.client.create_notification_destination("webhook", "https://hooks.example.org/")
     assert [view.id for view in hearts.admin.notification_destinations()] == [own.id]
@@ -222,7 +224,7 @@ def test_people_of_a_project_are_notified_of_their_runs_only(coordinator: Coordi
     assert dict(found) == {own.id: 1, everyones.id: 2}
 
 
-def test_the_pages_show_one_project(coordinator: Coordinator, hearts: Hearts) -> None:
+def test_the_pages_show_only_the_projects_own_data(coordinator: Coordinator, hearts: Hearts) -> None:
     coordinator.client.create_project("secret")  # an event about no run and no client
     coordinator.client.create_token("worker", "d")
     secret = coordinator.client.create_run(tiny_spec(name="secret"), start=False)
@@ -247,7 +249,7 @@ def test_the_pages_show_one_project(coordinator: Coordinator, hearts: Hearts) ->
         assert "<option selected>hearts</option>" in browser.get(f"/runs/new?from={waiting.id}").text
 
 
-def test_events_stream_and_wait_within_the_project(coordinator: Coordinator, hearts: Hearts) -> None:
+def test_event_streams_are_restricted_to_the_project(coordinator: Coordinator, hearts: Hearts) -> None:
     ours = coordinator.client.create_run(tiny_spec(), start=False)
     theirs = hearts.operator.create_run(tiny_spec(), start=False)
     with pytest.raises(NotFound):
@@ -255,7 +257,9 @@ def test_events_stream_and_wait_within_the_project(coordinator: Coordinator, hea
     assert next(hearts.operator.events(theirs.id)).kind == "run.created"
 
 
-def test_a_project_has_a_name_that_fits_addresses(coordinator: Coordinator, hearts: Hearts) -> None:
+def test_project_names_are_checked_and_only_global_admins_create_projects(
+    coordinator: Coordinator, hearts: Hearts
+) -> None:
     with coordinator.http() as http:
         for name in ("", "Hearts", "a b", "a--b", "-a", "x" * 64, "../x", "a:b"):
             assert http.post("/v1/projects", json={"name": name}).status_code == 422, name
@@ -284,7 +288,7 @@ def test_groups_give_roles_in_projects(groups: list[str], role: str | None, memb
     assert parse_grant("viewer") == (None, "viewer")
 
 
-def test_only_a_request_can_be_restricted() -> None:
+def test_only_a_request_can_be_restricted_to_a_project() -> None:
     project_scope.restrict(None)
     with pytest.raises(RuntimeError):
         project_scope.restrict("hearts")
@@ -305,7 +309,7 @@ def test_a_person_works_in_one_of_their_projects_at_a_time(coordinator: Coordina
         form = {"method": "ssd", "project": "hearts"}
         assert '<input type="hidden" name="project" value="hearts">' in browser.get("/runs/new").text
         assert browser.send("/project", project="lungs").status_code == 303
-        answer = browser.send("/runs/new/check", **form)  # of a page that was opened before
+        answer = browser.send("/runs/new/check", **form)  # from a page that was opened before the change
         assert (answer.status_code, "you work in lungs now" in answer.text) == (409, True)
         assert "beating" not in browser.get("/runs").text
         assert browser.get("/runs/new").status_code == 403

@@ -1,4 +1,4 @@
-"""Every operation documents its roles and refuses all others: the OpenAPI document is walked, role by role."""
+"""Every operation documents its roles and refuses all others. The tests follow the OpenAPI document, role by role."""
 
 import fnmatch
 import re
@@ -59,13 +59,13 @@ def _call(coordinator: Coordinator, operation: Operation, secret: str | None) ->
         )
 
 
-def test_every_operation_but_two_says_whose_it_is() -> None:
+def test_every_operation_but_the_two_health_checks_has_roles() -> None:
     assert {o.template for o in OPERATIONS if not o.roles} == OPEN == {"/healthz", "/readyz"}
     assert {role for operation in GUARDED for role in operation.roles} == {role.value for role in Role}
     assert all("security" not in operation.document for operation in OPERATIONS if operation.template in OPEN)
 
 
-def test_nothing_answers_that_the_document_leaves_out() -> None:
+def test_every_route_is_documented_or_a_page() -> None:
     documented = {operation.template for operation in OPERATIONS}
     addresses = {route.path for route in APP.routes if isinstance(route, Route)}
     pages = {route.path for route in dashboard.router.routes if isinstance(route, Route)}
@@ -75,7 +75,7 @@ def test_nothing_answers_that_the_document_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=str)
-def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> None:
+def test_each_operation_has_the_fewest_roles_that_its_work_needs(operation: Operation) -> None:
     """They are derived only from the path and the method, so that a new endpoint with too many roles is found."""
     match operation.method, operation.template:
         case _, path if path.startswith(WORKERS_ONLY):
@@ -103,7 +103,7 @@ def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> No
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=str)
-def test_each_role_opens_what_is_its_own_and_nothing_else(
+def test_each_role_can_call_its_own_operations_and_no_others(
     standing: Coordinator, made: dict[str, Token], operation: Operation
 ) -> None:
     assert _call(standing, operation, None).status_code == 401
@@ -124,7 +124,7 @@ def test_each_role_opens_what_is_its_own_and_nothing_else(
 @pytest.mark.parametrize(
     "end", ["expires_at = now()", "revoked_at = now()", "revoked_at = now() - interval '1 day'"], ids=str
 )
-def test_a_token_that_has_ended_opens_nothing(
+def test_an_expired_or_revoked_token_is_refused_everywhere(
     standing: Coordinator, made: dict[str, Token], tables: Tables, end: str
 ) -> None:
     for token in made.values():
@@ -142,8 +142,8 @@ def test_a_token_that_has_ended_opens_nothing(
         )
 
 
-def test_the_documented_table_says_the_same() -> None:
-    """docs/operations/access.md, row by row; if two rows match an operation, the lower one applies."""
+def test_the_documented_table_lists_the_same_roles() -> None:
+    """The table is in docs/operations/access.md. If two of its rows match an operation, the lower one applies."""
     text = (Path(__file__).parents[4] / "docs" / "operations" / "access.md").read_text()
     section = text.partition("## Tokens and roles")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]

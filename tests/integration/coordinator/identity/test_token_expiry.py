@@ -1,4 +1,4 @@
-"""A token ends when it expires or is revoked, also for requests and streams that it opened and that still wait."""
+"""A token ends when it expires or is revoked, also for its streams and its requests that are still waiting."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def _client(coordinator: Coordinator, token: TokenCreated) -> Client:
     return Client(coordinator.url, token.secret, retry=Retry(seconds=0))
 
 
-def test_a_lifetime_counts_by_the_databases_clock(coordinator: Coordinator) -> None:
+def test_a_lifetime_is_counted_by_the_databases_clock(coordinator: Coordinator) -> None:
     short = coordinator.client.create_token("viewer", lifetime_seconds=3600)
     for_ever = coordinator.client.create_token("viewer")
     assert short.expires_at == short.created_at + timedelta(hours=1)
@@ -34,7 +34,7 @@ def test_a_lifetime_counts_by_the_databases_clock(coordinator: Coordinator) -> N
     assert {token.expires_at for token in coordinator.client.tokens()} == {None, short.expires_at}
 
 
-def test_a_person_has_twenty_sessions_at_most_and_ended_ones_are_removed(
+def test_a_person_has_at_most_twenty_sessions_and_ended_ones_are_removed(
     coordinator: Coordinator, tables: Tables
 ) -> None:
     def sign_in(name: str) -> str:
@@ -54,12 +54,13 @@ def test_a_person_has_twenty_sessions_at_most_and_ended_ones_are_removed(
     assert len(list(coordinator.client.tokens())) == 4  # these two, the admin's and the operator's
 
 
-def test_a_token_opens_until_it_expires(coordinator: Coordinator) -> None:
+def test_a_token_is_valid_until_it_expires(coordinator: Coordinator) -> None:
     token = coordinator.client.create_token("viewer", lifetime_seconds=1)
     assert token.expires_at is not None
     with _client(coordinator, token) as client:
         assert list(client.runs()) == []
-        time.sleep(max(0.0, (token.expires_at - datetime.now(UTC)).total_seconds()) + 0.05)  # one machine, one clock
+        # The database and this process have the same clock.
+        time.sleep(max(0.0, (token.expires_at - datetime.now(UTC)).total_seconds()) + 0.05)
         with pytest.raises(NotAuthenticated, match="expired"):
             list(client.runs())
 
@@ -109,7 +110,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.mark.full
-def test_a_claim_that_waits_ends_with_its_token(
+def test_a_waiting_claim_ends_with_its_token(
     polls: Callable[[float], None], coordinator: Coordinator, tables: Tables
 ) -> None:
     token = coordinator.client.create_token("worker", "a")

@@ -1,4 +1,4 @@
-"""Who may call what: every operation, without a token, with a wrong one, and with another role's."""
+"""Permissions: every operation is called without a token, with an invalid one, and with one of another role."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from support.tables import Onlooker
 
 DOCUMENT = api_document()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
-# A worker's or an operator's: what they may fetch is decided by the digest, what they may send by the role.
+# For artifacts and uploads, the digest decides what a caller may fetch, and the role what it may send.
 WORKERS = [o for o in GUARDED if o.template.startswith(WORKERS_ONLY)]
 ANYBODYS = [o for o in GUARDED if o.template.startswith(("/v1/artifacts/", "/v1/uploads"))]
 OPERATORS = [o for o in GUARDED if o not in WORKERS and o not in ANYBODYS]
@@ -35,13 +35,13 @@ def _call(coordinator: Coordinator, operation: Operation, headers: dict[str, str
 def _assert_problem(answer: httpx.Response, status: int, slug: str, detail: str) -> None:
     assert answer.status_code == status, (answer.request, answer.text)
     assert answer.headers["content-type"] == "application/problem+json", answer.request
-    if answer.request.method == "HEAD":  # whose answers have no body
+    if answer.request.method == "HEAD":  # answers to HEAD have no body
         return
     assert answer.json()["type"] == f"urn:fedssl:problem:{slug}"
     assert detail in answer.json()["detail"]
 
 
-def test_the_document_lists_what_there_is() -> None:
+def test_every_guarded_operation_is_in_one_group() -> None:
     assert len(GUARDED) >= 25
     assert len(OPERATORS) + len(WORKERS) + len(ANYBODYS) == len(GUARDED)
     assert {o.template for o in operations(DOCUMENT)} >= OPEN
@@ -61,7 +61,7 @@ def test_the_document_lists_what_there_is() -> None:
     ],
     ids=["none", "empty", "no secret", "garbage", "long", "not ascii", "basic", "cookie"],
 )
-def test_no_operation_without_a_token(standing: Coordinator, headers: dict[str, str]) -> None:
+def test_every_operation_requires_a_valid_token(standing: Coordinator, headers: dict[str, str]) -> None:
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     for operation in GUARDED:
         answer = _call(standing, operation, encoded)  # type: ignore[arg-type]
@@ -69,20 +69,20 @@ def test_no_operation_without_a_token(standing: Coordinator, headers: dict[str, 
         assert answer.headers["www-authenticate"] == "Bearer", operation
 
 
-def test_what_is_refused_leaves_no_trace(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_requests_without_a_token_leave_no_trace(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         for operation in GUARDED:
             assert _call(standing, operation, {}).status_code == 401
-    assert events == []  # a stranger cannot fill the audit log
+    assert events == []  # a caller without a token cannot fill the audit log
 
 
-def test_a_token_in_the_address_is_none(standing: Coordinator) -> None:
+def test_a_token_in_the_query_is_not_accepted(standing: Coordinator) -> None:
     with standing.bare_http() as http:
         for name in ("token", "access_token", "authorization"):
             assert http.get("/v1/runs", params={name: standing.operator_token}).status_code == 401
 
 
-def test_each_role_has_its_operations(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_workers_and_operators_are_refused_each_others_operations(standing: Coordinator, onlooker: Onlooker) -> None:
     worker = {"Authorization": f"Bearer {standing.worker_token('a')}"}
     operator = {"Authorization": f"Bearer {standing.operator_token}"}
     with onlooker.nothing_changes():
@@ -92,27 +92,27 @@ def test_each_role_has_its_operations(standing: Coordinator, onlooker: Onlooker)
             _assert_problem(_call(standing, operation, operator), 403, "forbidden", "yours is an operator's")
 
 
-def test_a_revoked_token_opens_nothing(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_a_revoked_token_is_refused_everywhere(standing: Coordinator, onlooker: Onlooker) -> None:
     for role, client_id, its in (("admin", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
         token = standing.client.create_token(role, client_id)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {token.secret}"}
-        permitted = next(each for each in its if not each.path.endswith("/claim"))  # which would wait for work
+        permitted = next(each for each in its if not each.path.endswith("/claim"))  # a claim would wait for work
         assert _call(standing, permitted, headers).status_code not in (401, 403)
         standing.client.revoke_token(token.id)
-        standing.client.revoke_token(token.id)  # twice is no error
+        standing.client.revoke_token(token.id)  # a repeated revocation is not an error
         with onlooker.nothing_changes() as events:
             for operation in GUARDED:
                 _assert_problem(_call(standing, operation, headers), 401, "unauthenticated", "expired or revoked")
         assert events == []
 
 
-def test_a_revoked_client_opens_nothing(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_all_tokens_of_a_revoked_client_are_refused_everywhere(standing: Coordinator, onlooker: Onlooker) -> None:
     headers = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
     other = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
     last = onlooker.tables.last_event()
     assert standing.client.revoke_client("leaver").revoked_at is not None
     first = standing.client.client("leaver").revoked_at
-    assert standing.client.revoke_client("leaver").revoked_at == first  # twice changes nothing
+    assert standing.client.revoke_client("leaver").revoked_at == first  # a repeated revocation changes nothing
     assert [event.kind for event in onlooker.tables.events_after(last)] == ["client.revoked"]
     for mine in (headers, other):
         for operation in GUARDED:
@@ -121,7 +121,7 @@ def test_a_revoked_client_opens_nothing(standing: Coordinator, onlooker: Onlooke
         standing.worker_token("leaver")
 
 
-def test_secrets_are_shown_once_and_stored_nowhere(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_secrets_are_shown_once_and_are_not_stored(standing: Coordinator, onlooker: Onlooker) -> None:
     token = standing.client.create_token("worker", "a", "for the test")
     assert token.secret.startswith("fedssl_")
     assert len(token.secret) >= 40
@@ -136,10 +136,10 @@ def test_secrets_are_shown_once_and_stored_nowhere(standing: Coordinator, onlook
     assert len({standing.client.create_token("operator").secret for _ in range(5)}) == 5
 
 
-def test_no_secret_is_logged_repeated_or_shown(
+def test_no_secret_is_logged_repeated_or_stored(
     standing: Coordinator, onlooker: Onlooker, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Through everything that is done with tokens, refusals and mistakes included."""
+    """The output of all actions with tokens is searched, including refusals and errors."""
     caplog.set_level(logging.DEBUG)
     said: list[str] = []
 
@@ -190,7 +190,7 @@ def test_no_secret_is_logged_repeated_or_shown(
         ({}, "role"),
     ],
 )
-def test_a_token_that_makes_no_sense(
+def test_an_invalid_request_for_a_token_is_refused_with_the_field(
     standing: Coordinator, onlooker: Onlooker, body: dict[str, object], where: str
 ) -> None:
     with onlooker.nothing_changes(), standing.http() as http:
@@ -198,7 +198,7 @@ def test_a_token_that_makes_no_sense(
     _assert_problem(answer, 422, "invalid-request", where)
 
 
-def test_there_is_no_such_token_or_client(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_unknown_tokens_and_clients_are_not_found(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         with standing.http() as http:
             _assert_problem(http.delete(f"/v1/tokens/{'0' * 32}"), 404, "not-found", "no token")
@@ -209,7 +209,7 @@ def test_there_is_no_such_token_or_client(standing: Coordinator, onlooker: Onloo
     assert events == []
 
 
-def test_what_needs_no_token_tells_nothing_secret(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_addresses_that_need_no_token_show_no_secret(standing: Coordinator, onlooker: Onlooker) -> None:
     standing.worker("hospital-a").close()
     secrets = [standing.operator_token, standing.database_url, "hospital-a", str(standing.store)]
     secrets += [hashed for (hashed,) in onlooker.tables.query("SELECT secret_hash FROM tokens")]

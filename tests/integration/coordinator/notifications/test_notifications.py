@@ -1,4 +1,4 @@
-"""Notifications: written with their events, signed, retried, bounded, and without what must not leave."""
+"""Notifications: written with their events, signed, retried, limited, and without data that must not leave."""
 
 import json
 import logging
@@ -64,7 +64,9 @@ def _wait_is_over(tables: Tables) -> None:
     tables.execute("UPDATE notification_deliveries SET next_try_at = now() WHERE state = 'pending'")
 
 
-def test_a_test_is_signed_by_the_standard(coordinator: Coordinator, hook: Hook, local: None) -> None:
+def test_a_test_notification_is_signed_as_the_standard_requires(
+    coordinator: Coordinator, hook: Hook, local: None
+) -> None:
     created = _add(coordinator, hook)
     assert created.secret is not None
     sent = coordinator.client.test_notification_destination(created.id)
@@ -99,7 +101,7 @@ def test_each_destination_has_its_own_secret_which_is_shown_once(
     assert not tables.query("SELECT 1 FROM notification_destinations d WHERE d::text LIKE %s", f"%{one.secret[6:]}%")
 
 
-def test_a_run_that_is_declined_and_fails(
+def test_declines_and_a_failed_run_are_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
@@ -121,7 +123,7 @@ def test_a_run_that_is_declined_and_fails(
         Notification.model_validate(body)
 
 
-def test_a_run_that_is_alarmed_paused_and_stopped(
+def test_an_alarm_a_pause_and_a_stop_are_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook, "alarm", "stalled", "finished")
@@ -139,7 +141,7 @@ def test_a_run_that_is_alarmed_paused_and_stopped(
     assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.alarm", "run.paused", "run.finished"]
 
 
-def test_an_operators_pause_is_no_reason_to_notify(
+def test_an_operators_pause_is_not_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
@@ -149,7 +151,7 @@ def test_an_operators_pause_is_no_reason_to_notify(
     assert hook.received == []
 
 
-def test_a_pause_forgets_why_the_run_waited(
+def test_a_pause_clears_the_reason_why_the_run_waited_and_is_not_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
@@ -160,7 +162,7 @@ def test_a_pause_forgets_why_the_run_waited(
     assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.waiting"]
 
 
-def test_only_what_a_destination_asks_for(
+def test_a_destination_gets_only_the_topics_that_it_asked_for(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook, "failed", "alarm")
@@ -242,7 +244,9 @@ def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hoo
     assert _deliveries(coordinator, created.id) == []
 
 
-def test_no_numbers_of_an_event_are_sent(coordinator: Coordinator, hook: Hook, local: None) -> None:
+def test_a_notification_has_a_shortened_message_and_no_data_of_its_event(
+    coordinator: Coordinator, hook: Hook, local: None
+) -> None:
     _add(coordinator, hook)
     with transaction() as session:
         record(session, "artifact.damaged", "m" * 1000, data={"tensor": [1.5, 2.5], "labels": [3, 7]})
@@ -252,7 +256,7 @@ def test_no_numbers_of_an_event_are_sent(coordinator: Coordinator, hook: Hook, l
     assert body["data"]["message"] == "m" * outbox.MESSAGE_CHARACTERS + " ..."
 
 
-def test_a_failure_is_retried_with_the_same_id_and_later_each_time(
+def test_a_failed_delivery_is_retried_with_the_same_id_after_growing_pauses(
     coordinator: Coordinator, hook: Hook, local: None, tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -278,7 +282,9 @@ def test_a_failure_is_retried_with_the_same_id_and_later_each_time(
     assert _deliveries(coordinator, created.id)[0].state is DeliveryState.DELIVERED
 
 
-def test_the_last_try_gives_up(coordinator: Coordinator, hook: Hook, local: None, tables: Tables) -> None:
+def test_a_delivery_is_given_up_after_the_last_try(
+    coordinator: Coordinator, hook: Hook, local: None, tables: Tables
+) -> None:
     created = _add(coordinator, hook)
     coordinator.client.test_notification_destination(created.id)
     tables.execute("UPDATE notification_deliveries SET num_tries = %s", repository.MOST_TRIES - 1)
@@ -291,7 +297,7 @@ def test_the_last_try_gives_up(coordinator: Coordinator, hook: Hook, local: None
     assert len(hook.received) == 1
 
 
-def test_a_process_that_dies_while_it_sends_loses_nothing(
+def test_no_delivery_is_lost_if_its_process_dies_while_sending(
     coordinator: Coordinator, hook: Hook, local: None, tables: Tables
 ) -> None:
     created = _add(coordinator, hook)
@@ -325,7 +331,7 @@ def test_a_destination_that_does_not_answer_delays_no_other(
     assert tried.error == "no answer within 1 s"
 
 
-def test_a_silent_destinations_backlog_lets_others_go_first(
+def test_the_backlog_of_a_silent_destination_lets_others_go_first(
     coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a few silent destinations, each of which takes a sixth of a pass, would take all of every pass."""
@@ -345,7 +351,7 @@ def test_a_silent_destinations_backlog_lets_others_go_first(
     assert tried == [silent.id, created.id]
 
 
-def test_a_destination_that_answers_a_byte_at_a_time_is_left(
+def test_a_destination_that_answers_byte_by_byte_is_cut_off(
     coordinator: Coordinator, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import socket
@@ -368,7 +374,7 @@ def test_a_destination_that_answers_a_byte_at_a_time_is_left(
     assert _deliveries(coordinator, created.id)[0].error is not None
 
 
-def test_what_waits_for_a_destination_is_bounded(
+def test_the_pending_deliveries_of_a_destination_are_limited(
     coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MOST_PENDING", 3)
@@ -390,7 +396,7 @@ def test_old_deliveries_are_removed(coordinator: Coordinator, hook: Hook, local:
     assert _deliveries(coordinator, created.id) == []
 
 
-def test_a_removed_destination_gets_nothing(coordinator: Coordinator, hook: Hook, local: None) -> None:
+def test_a_removed_destination_gets_no_notification(coordinator: Coordinator, hook: Hook, local: None) -> None:
     created = _add(coordinator, hook)
     coordinator.client.test_notification_destination(created.id)
     coordinator.client.remove_notification_destination(created.id)
@@ -399,7 +405,7 @@ def test_a_removed_destination_gets_nothing(coordinator: Coordinator, hook: Hook
     assert list(coordinator.client.notification_destinations()) == []
 
 
-def test_a_removal_that_is_not_committed_yet_delays_and_refuses_no_event(
+def test_an_uncommitted_removal_delays_and_refuses_no_event(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     removed, other = _add(coordinator, hook), _add(coordinator, hook)
@@ -427,7 +433,7 @@ def test_a_removal_that_is_not_committed_yet_delays_and_refuses_no_event(
         ("alice@example.org", "no SMTP server"),
     ],
 )
-def test_what_could_never_be_delivered_is_refused(coordinator: Coordinator, target: str, said: str) -> None:
+def test_a_destination_that_can_never_be_reached_is_refused(coordinator: Coordinator, target: str, said: str) -> None:
     kind = "email" if "@" in target else "webhook"
     with pytest.raises(ApiError, match=said):
         coordinator.client.create_notification_destination(kind, target)
@@ -452,7 +458,7 @@ def test_invalid_addresses_are_refused(coordinator: Coordinator, kind: str, targ
     assert said in answer.text
 
 
-def test_a_name_that_leads_to_this_machine_is_not_connected_to(
+def test_a_name_that_resolves_to_this_machine_is_not_connected_to(
     coordinator: Coordinator, hook: Hook, change_settings: Change
 ) -> None:
     change_settings(NOTIFY_ALLOW_HTTP="true")
@@ -465,7 +471,7 @@ def test_a_name_that_leads_to_this_machine_is_not_connected_to(
     assert hook.received == []
 
 
-def test_a_name_that_is_not_resolved_in_time_delays_no_other(
+def test_a_name_that_resolves_too_slowly_delays_no_other_destination(
     coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve, is_over = socket.getaddrinfo, threading.Event()
@@ -490,7 +496,7 @@ def test_a_name_that_is_not_resolved_in_time_delays_no_other(
     assert delivery.error == "ConnectError: the name slow.example was not resolved within 1 s"
 
 
-def test_an_address_that_no_version_of_ip_has_delays_no_other(
+def test_an_address_of_no_ip_version_delays_no_other_destination(
     coordinator: Coordinator, hook: Hook, local: None
 ) -> None:
     impossible = coordinator.client.create_notification_destination("webhook", "https://[v1.a]/")
@@ -502,7 +508,7 @@ def test_an_address_that_no_version_of_ip_has_delays_no_other(
     assert delivery.error == "Invalid IPv6 address: '[v1.a]'"
 
 
-def test_the_case_of_a_scheme_does_not_matter(coordinator: Coordinator) -> None:
+def test_the_scheme_of_a_webhook_is_case_insensitive(coordinator: Coordinator) -> None:
     created = coordinator.client.create_notification_destination("webhook", "HTTPS://localhost/x")
     coordinator.client.test_notification_destination(created.id)
     coordinator.notify()
@@ -525,7 +531,7 @@ def test_https_checks_the_certificate(coordinator: Coordinator, change_settings:
         assert len(hook.received) == 1
 
 
-def test_mail_goes_by_starttls_with_a_password(
+def test_mail_is_sent_with_starttls_and_a_password(
     coordinator: Coordinator, change_settings: Change, tmp_path: Path, tables: Tables
 ) -> None:
     authority = Authority(tmp_path)
@@ -575,17 +581,17 @@ def test_a_message_cannot_change_the_headers_of_a_mail() -> None:
     assert message["Subject"] == "[fedssl] failed: x  Bcc: eve@example.org"
 
 
-def test_only_admins_manage_them(coordinator: Coordinator) -> None:
+def test_only_admins_manage_destinations(coordinator: Coordinator) -> None:
     with coordinator.http(coordinator.operator_token) as http:
         assert http.get("/v1/notification-destinations").status_code == 403
 
 
-def test_topics_are_checked(coordinator: Coordinator) -> None:
+def test_unknown_topics_are_refused(coordinator: Coordinator) -> None:
     with pytest.raises(InvalidRequest):
         coordinator.client.create_notification_destination("webhook", "https://example.org", ["everything"])
 
 
-def test_metrics_count_them(coordinator: Coordinator, hook: Hook, local: None) -> None:
+def test_metrics_count_notifications(coordinator: Coordinator, hook: Hook, local: None) -> None:
     created = _add(coordinator, hook)
     coordinator.client.test_notification_destination(created.id)
     with coordinator.http() as http:

@@ -1,6 +1,6 @@
-"""A backup during a run by the commands of docs/operations/backup.md, and a restored run that reaches the same bits.
+"""A backup during a run with the commands of docs/operations/backup.md. The restored run reaches the same bits.
 
-The scripts of docs/deploy.md run with a `docker` and a `kubectl` that run a container's command in this machine."""
+The scripts of docs/deploy.md run with a `docker` and a `kubectl` that run a container's command on this machine."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def _run(folder: Path, environment: dict[str, str], *command: str) -> subprocess
     return subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
 
 
-def test_a_restored_run_goes_on_to_the_same_bits(
+def test_a_restored_run_reaches_the_same_bits(
     servers: Servers, database_url: str, empty_url: str, tmp_path: Path
 ) -> None:
     first_store, second_store = tmp_path / "first", tmp_path / "second"
@@ -129,7 +129,7 @@ LOSE_THE_LOCK = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype =
 
 @pytest.mark.parametrize("loses_lock", [False, True])
 @pytest.mark.parametrize("program", ["docker", "kubectl"])
-def test_the_script_of_a_deployment_notices_that_its_lock_is_lost(
+def test_the_backup_script_of_a_deployment_notices_that_its_lock_was_lost(
     servers: Servers, database_url: str, tmp_path: Path, program: str, *, loses_lock: bool
 ) -> None:
     store, commands = tmp_path / "volume" / "store", tmp_path / "commands"
@@ -157,7 +157,7 @@ def test_the_script_of_a_deployment_notices_that_its_lock_is_lost(
 
 
 @pytest.mark.parametrize("program", ["docker", "kubectl"])
-def test_the_script_of_a_deployment_fails_if_nothing_can_be_held(tmp_path: Path, program: str) -> None:
+def test_the_backup_script_of_a_deployment_fails_if_collection_cannot_be_held(tmp_path: Path, program: str) -> None:
     commands = tmp_path / "commands"
     commands.mkdir()
     _stand_in(commands / program, "exit 1")

@@ -128,7 +128,9 @@ def test_a_damaged_server_state_stalls_the_run_until_it_is_restored(
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("how", DAMAGES)
-def test_the_client_of_a_damaged_update_is_asked_for_it_again(cast: Cast, tables: Tables, twin: str, how: str) -> None:
+def test_a_client_whose_update_is_damaged_is_asked_for_it_again(
+    cast: Cast, tables: Tables, twin: str, how: str
+) -> None:
     _play(cast)
     before = cast.claim("a")
     cast.deliver("a", VALUES["a"] * 2)
@@ -179,7 +181,7 @@ def test_all_damaged_updates_are_asked_for_at_once(coordinator: Coordinator, tab
     assert {digest: _path(coordinator, digest).read_bytes() for digest in backup} == backup
 
 
-def test_a_client_that_does_not_answer_again_is_missing_as_any_other(
+def test_a_client_that_does_not_send_its_update_again_counts_as_missing(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1, cohort={"min_updates": 1})
@@ -193,10 +195,10 @@ def test_a_client_that_does_not_answer_again_is_missing_as_any_other(
     assert cast.states() == [("a", 1, "expired"), ("a", 2, "expired"), ("b", 1, "accepted")]
 
 
-def test_an_update_that_cannot_be_read_for_a_moment_is_read_again(
+def test_an_update_that_cannot_be_read_once_is_read_again(
     cast: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk or the memory failed and the file itself is right, so no client is asked again."""
+    """The disk or the memory failed but the file itself is intact, so no client is asked again."""
     from fedssl_coordinator.aggregator import stored
 
     read_tensors, calls = stored.read_tensors, [0]
@@ -211,7 +213,9 @@ def test_an_update_that_cannot_be_read_for_a_moment_is_read_again(
     assert cast.events("artifact.damaged") == []
 
 
-def test_updates_that_were_asked_for_meanwhile_are_not_published(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aggregation_of_updates_that_were_asked_for_again_is_not_published(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An aggregator that has lost its lock finishes after another one has found a damaged update."""
     from fedssl_coordinator.aggregator import rounds
 
@@ -386,7 +390,7 @@ def test_an_evaluation_waits_for_a_damaged_file(
 
 
 @pytest.mark.parametrize("how", ["flipped in the header", "flipped in the data"])
-def test_a_damaged_artifact_is_not_sent_as_if_it_were_right(cast: Cast, tmp_path: Path, how: str) -> None:
+def test_a_damaged_artifact_is_not_sent_as_if_it_were_intact(cast: Cast, tmp_path: Path, how: str) -> None:
     digest, client = str(cast.run.model), cast.coordinator.client
     path, destination = _path(cast.coordinator, digest), tmp_path / "model"
     backup = _damage(path, how)
@@ -402,7 +406,7 @@ def test_a_damaged_artifact_is_not_sent_as_if_it_were_right(cast: Cast, tmp_path
     assert destination.read_bytes() == backup
 
 
-def test_a_download_that_was_broken_off_for_damage_starts_from_scratch(
+def test_a_download_that_broke_off_because_of_damage_starts_from_scratch(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """Most of a large file was sent before the damage was found. The rest of the restored one must not follow it."""
@@ -436,7 +440,9 @@ def test_a_data_set_that_was_damaged_before_its_registration_is_sent_again(
     assert coordinator.client.add_public_dataset("more", source).num_images == 12
 
 
-def test_damage_that_no_run_needs_is_an_event_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_damage_to_a_file_that_no_run_needs_is_also_an_event(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     registered = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
     _damage(_path(coordinator, registered.digest), "cut")
     with pytest.raises(ClientError):

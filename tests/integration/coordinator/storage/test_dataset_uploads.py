@@ -1,4 +1,4 @@
-"""Uploads of data sets: for operators alone, checked at their header, and bounded."""
+"""Uploads of data sets: only for operators, checked at their header, and limited in size."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ TRICKS: dict[str, tuple[bytes | Change, str]] = {
 
 
 @pytest.mark.parametrize("case", TRICKS)
-def test_what_is_no_data_set(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+def test_a_file_that_is_not_a_data_set_is_refused(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
     content, what = TRICKS[case]
     with onlooker.nothing_changes() as events:
         answer = _put(standing, content if isinstance(content, bytes) else content(*taken_apart(DATA)))
@@ -77,7 +77,7 @@ def test_what_is_no_data_set(standing: Coordinator, onlooker: Onlooker, case: st
 
 
 @pytest.mark.parametrize("length", [MAX_HEADER_BYTES + 1, 2**40, 2**64 - 1])
-def test_a_header_that_claims_to_be_huge(standing: Coordinator, onlooker: Onlooker, length: int) -> None:
+def test_a_header_that_claims_to_be_too_long_is_refused(standing: Coordinator, onlooker: Onlooker, length: int) -> None:
     with onlooker.nothing_changes() as events:
         answer = _put(standing, put_together(*taken_apart(DATA), length=length))
     _assert_refused(
@@ -85,19 +85,19 @@ def test_a_header_that_claims_to_be_huge(standing: Coordinator, onlooker: Onlook
     )
 
 
-def test_bytes_of_another_digest(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_a_file_with_another_digest_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = _put(standing, DATA, name="0" * 64)
     _assert_refused(answer, events, 422, "artifact-rejected", f"announced was {'0' * 64}")
 
 
-def test_without_a_length(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_an_upload_without_a_length_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = _put(standing, iter([DATA]), name=digest(DATA))
     _assert_refused(answer, events, 411, "length-required", "send Content-Length")
 
 
-def test_a_setting_bounds_them(servers: Servers, tmp_path: Path) -> None:
+def test_a_setting_limits_the_size_of_data_sets(servers: Servers, tmp_path: Path) -> None:
     with (
         servers.database() as url,
         Coordinator(url, servers.redis_url, tmp_path / "store", FEDSSL_MAX_DATASET_BYTES=str(len(DATA))) as small,
@@ -108,8 +108,8 @@ def test_a_setting_bounds_them(servers: Servers, tmp_path: Path) -> None:
         assert f"FEDSSL_MAX_DATASET_BYTES allows at most {len(DATA)}" in answer.json()["detail"]
 
 
-def test_what_is_not_yet_registered_is_already_safe(coordinator: Coordinator) -> None:
-    """Between upload and registration, and for ever where none follows: no worker gets at it."""
+def test_workers_cannot_fetch_data_sets_that_are_not_registered(coordinator: Coordinator) -> None:
+    """This holds between upload and registration, and permanently if no registration follows."""
     for content in (DATA, labelled_bytes()):
         assert _put(coordinator, content).status_code == 201
         assert _put(coordinator, content).status_code == 200
@@ -117,7 +117,9 @@ def test_what_is_not_yet_registered_is_already_safe(coordinator: Coordinator) ->
             assert http.get(f"/v1/artifacts/{digest(content)}").status_code == 404
 
 
-def test_an_operator_sends_no_update_and_a_worker_no_data_set(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_an_operator_cannot_send_an_update_and_a_worker_cannot_send_a_data_set(
+    standing: Coordinator, onlooker: Onlooker
+) -> None:
     token = standing.worker_token("a")
     with onlooker.nothing_changes() as events:
         answer = _put(standing, DATA, assignment=str(uuid4()))

@@ -71,7 +71,7 @@ def test_labelled_images_are_registered_and_shown(coordinator: Coordinator, tmp_
     assert list(coordinator.client.public_datasets()) == []
 
 
-def test_the_same_images_again_change_nothing_and_are_not_sent(
+def test_registering_the_same_images_again_changes_nothing_and_sends_no_bytes(
     coordinator: Coordinator, onlooker: Onlooker, source: Path
 ) -> None:
     first = coordinator.client.add_public_dataset("scans", source)
@@ -84,12 +84,12 @@ def test_the_same_images_again_change_nothing_and_are_not_sent(
     assert (sent, events) == ([], [])
     other = coordinator.client.add_public_dataset("scans-again", source, on_bytes=sent.append)
     assert other.digest == first.digest
-    assert sent == []  # the images were there
+    assert sent == []  # the images were already there
 
 
-def test_a_name_never_changes_its_images(coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path) -> None:
+def test_a_name_always_refers_to_the_same_images(coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path) -> None:
     first = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
-    coordinator.client.add_evaluation_dataset("scans", written(tmp_path, labelled_bytes()))  # a list of its own
+    coordinator.client.add_evaluation_dataset("scans", written(tmp_path, labelled_bytes()))  # in a separate list
     others = {"public": digest(public_bytes(seed=1)), "evaluation": digest(labelled_bytes(seed=1))}
     _put(coordinator, public_bytes(seed=1))
     _put(coordinator, labelled_bytes(seed=1))
@@ -103,7 +103,7 @@ def test_a_name_never_changes_its_images(coordinator: Coordinator, onlooker: Onl
     assert coordinator.client.public_dataset("scans") == first
 
 
-def test_two_who_register_one_name_at_once(coordinator: Coordinator, tables: Tables) -> None:
+def test_concurrent_registrations_of_one_name_accept_only_one_file(coordinator: Coordinator, tables: Tables) -> None:
     contents = [public_bytes(seed=seed) for seed in range(2)]
     for content in contents:
         _put(coordinator, content)
@@ -148,7 +148,7 @@ def test_lists_are_paged_by_name(coordinator: Coordinator, source: Path, tmp_pat
     ["", ".", "..", "../etc/passwd", "/etc/passwd", "a/b", "a\\b", "a..b", ".a", "a.", "-a", "A", "a b", "a\n", "a\x00",
      "é", "a" * 64, "%2e%2e", "~", "$HOME", None, 7],
 )  # fmt: skip
-def test_names_that_are_none(standing: Coordinator, onlooker: Onlooker, kind: str, name: object) -> None:
+def test_invalid_names_are_refused(standing: Coordinator, onlooker: Onlooker, kind: str, name: object) -> None:
     with onlooker.nothing_changes():
         answer = _register(standing, kind, {"name": name, "digest": "0" * 64})
     assert answer.status_code == 422
@@ -156,7 +156,7 @@ def test_names_that_are_none(standing: Coordinator, onlooker: Onlooker, kind: st
 
 
 @pytest.mark.parametrize("kind", ["public", "evaluation"])
-def test_requests_that_make_no_sense(standing: Coordinator, onlooker: Onlooker, kind: str) -> None:
+def test_invalid_registrations_are_refused_with_the_field(standing: Coordinator, onlooker: Onlooker, kind: str) -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"name": "new"}, "digest"),
         ({"digest": "0" * 64}, "name"),
@@ -174,7 +174,7 @@ def test_requests_that_make_no_sense(standing: Coordinator, onlooker: Onlooker, 
         assert "PUT it to /v1/artifacts first" in answer.json()["detail"]
 
 
-def test_nothing_is_registered_under_a_name(coordinator: Coordinator) -> None:
+def test_asking_for_an_unknown_or_invalid_name_is_an_error(coordinator: Coordinator) -> None:
     with pytest.raises(NotFound, match=r"no data set scans: `GET /v1/public-datasets` lists"):
         coordinator.client.public_dataset("scans")
     with pytest.raises(NotFound, match=r"no data set scans: `GET /v1/evaluation-datasets` lists"):
@@ -184,8 +184,8 @@ def test_nothing_is_registered_under_a_name(coordinator: Coordinator) -> None:
             coordinator.client.public_dataset(name)
 
 
-def test_a_file_of_the_other_kind(coordinator: Coordinator, onlooker: Onlooker) -> None:
-    """Above all: what encoders are judged on cannot be made public by its digest."""
+def test_a_file_of_the_other_kind_is_refused(coordinator: Coordinator, onlooker: Onlooker) -> None:
+    """In particular, images that encoders are evaluated on cannot be made public by their digest."""
     _put(coordinator, public_bytes())
     _put(coordinator, labelled_bytes())
     with onlooker.nothing_changes():
@@ -195,7 +195,7 @@ def test_a_file_of_the_other_kind(coordinator: Coordinator, onlooker: Onlooker) 
             assert "the file is no" in answer.json()["detail"]
 
 
-def test_a_run_s_weights_are_no_data_set(coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_the_weights_of_a_run_cannot_be_registered_as_a_data_set(coordinator: Coordinator, onlooker: Onlooker) -> None:
     from support.federation import tiny_spec
 
     coordinator.worker("a").close()
@@ -208,7 +208,7 @@ def test_a_run_s_weights_are_no_data_set(coordinator: Coordinator, onlooker: Onl
             assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
 
 
-def test_labels_are_looked_at(coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_invalid_labels_are_refused(coordinator: Coordinator, onlooker: Onlooker) -> None:
     import numpy as np
     from safetensors.numpy import load, save
 
@@ -221,8 +221,8 @@ def test_labels_are_looked_at(coordinator: Coordinator, onlooker: Onlooker) -> N
     assert "they are -1 to 3" in answer.json()["detail"]
 
 
-def test_a_store_that_has_lost_the_file(coordinator: Coordinator, source: Path) -> None:
-    """What is known but gone is asked for again, and taken."""
+def test_images_that_the_store_has_lost_are_uploaded_again(coordinator: Coordinator, source: Path) -> None:
+    """Their digest is known, but it cannot be registered until they were sent again."""
     known = digest(source.read_bytes())
     _put(coordinator, source.read_bytes())
     (coordinator.store / known[:2] / known[2:4] / known).unlink()
@@ -230,7 +230,7 @@ def test_a_store_that_has_lost_the_file(coordinator: Coordinator, source: Path) 
     assert coordinator.client.add_public_dataset("a", source).digest == known
 
 
-def test_a_worker_neither_registers_nor_lists(coordinator: Coordinator, source: Path) -> None:
+def test_a_worker_can_neither_register_nor_list_data_sets(coordinator: Coordinator, source: Path) -> None:
     from fedssl.client import Client, Retry
 
     with Client(coordinator.url, coordinator.worker_token("a"), retry=Retry(seconds=0)) as client:

@@ -1,4 +1,4 @@
-"""Data sets in a run's spec: pinned when the run is made, and fetched by those alone whose work names them."""
+"""Data sets in a run's spec: pinned when the run is created, and fetched only by workers whose work names them."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from support.uploads import digest
 
 @pytest.fixture
 def scans(coordinator: Coordinator, tmp_path: Path) -> PublicDatasetView:
-    """Twelve public images, registered."""
+    """Return twelve registered public images."""
     return coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
 
 
@@ -39,7 +39,9 @@ def test_a_new_run_is_pinned_to_the_registered_images(coordinator: Coordinator, 
     assert _pinned(coordinator, _spec("digits", num_images=300)) is None  # every machine finds them by name
 
 
-def test_a_known_name_means_the_registered_images_once_there_are_any(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_built_in_name_refers_to_the_registered_images_once_there_are_any(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
     registered = coordinator.client.add_public_dataset("digits", written(tmp_path, public_bytes()), split="test")
     assert _pinned(coordinator, _spec("digits", split="test")) == registered.digest
     with pytest.raises(Rejected, match="what is registered as digits is the test split: use that"):
@@ -65,7 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_public_data_that_is_refused(
+def test_invalid_public_data_is_refused_with_the_field(
     coordinator: Coordinator, onlooker: Onlooker, scans: PublicDatasetView, tmp_path: Path, case: str
 ) -> None:
     coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
@@ -81,7 +83,7 @@ def test_public_data_that_is_refused(
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
-def test_names_that_cannot_be_stored(standing: Coordinator, onlooker: Onlooker, name: str) -> None:
+def test_names_that_cannot_be_stored_are_refused(standing: Coordinator, onlooker: Onlooker, name: str) -> None:
     import json
 
     spec = _spec().model_dump(mode="json")
@@ -92,7 +94,7 @@ def test_names_that_cannot_be_stored(standing: Coordinator, onlooker: Onlooker, 
         assert answer.status_code == 422
 
 
-def test_a_weights_artifact_is_no_public_data(coordinator: Coordinator, scans: PublicDatasetView) -> None:
+def test_weights_cannot_be_used_as_public_data(coordinator: Coordinator, scans: PublicDatasetView) -> None:
     coordinator.worker("a").close()
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)
@@ -102,8 +104,8 @@ def test_a_weights_artifact_is_no_public_data(coordinator: Coordinator, scans: P
             coordinator.client.create_run(_spec(dataset, digest=weights))
 
 
-def test_other_names_are_left_to_a_folder_of_public_data(servers: Servers, tmp_path: Path) -> None:
-    """Where one is set, every machine looks a name up in its own, as without registration."""
+def test_unregistered_names_are_allowed_if_a_folder_of_public_data_is_set(servers: Servers, tmp_path: Path) -> None:
+    """If the folder is set, every machine finds such a data set in its own folder, without registration."""
     (tmp_path / "public").mkdir()
     with (
         servers.database() as url,
@@ -116,8 +118,8 @@ def test_other_names_are_left_to_a_folder_of_public_data(servers: Servers, tmp_p
             coordinator.client.create_run(_spec("shared.npz", digest="0" * 64))
 
 
-def test_the_same_request_again_gives_the_same_run(coordinator: Coordinator, tmp_path: Path) -> None:
-    """Whatever has been registered meanwhile: the answer to the first may have been lost."""
+def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, tmp_path: Path) -> None:
+    """This holds whatever was registered meanwhile, because the first answer may have been lost."""
     before = coordinator.client.create_run(_spec("digits"), start=False, idempotency_key="before")
     registered = coordinator.client.add_public_dataset("digits", written(tmp_path, public_bytes()))
     spec = _spec("digits")
@@ -144,8 +146,8 @@ def test_the_evaluation_set_must_be_registered(coordinator: Coordinator, onlooke
     assert made.spec.evaluation is not None
 
 
-def test_the_aggregator_takes_the_images_from_its_store(coordinator: Coordinator, scans: PublicDatasetView) -> None:
-    """No machine here knows images of that name. Where the store loses them, the run waits and says why."""
+def test_the_aggregator_reads_public_images_from_its_store(coordinator: Coordinator, scans: PublicDatasetView) -> None:
+    """No machine here knows images of that name. If the store loses them, the run waits and gives the reason."""
     coordinator.worker("a").close()
     run = coordinator.client.create_run(_spec())
     path = coordinator.store / scans.digest[:2] / scans.digest[2:4] / scans.digest
@@ -157,12 +159,12 @@ def test_the_aggregator_takes_the_images_from_its_store(coordinator: Coordinator
     assert scans.digest in str(waiting.reason)
     path.write_bytes(content)
     coordinator.client.pause(run.id)
-    coordinator.client.resume(run.id)  # whoever resumes a run wants it tried now
+    coordinator.client.resume(run.id)  # a resumed run is retried at once
     coordinator.advance(run.id)
     assert coordinator.client.run(run.id).model is not None
 
 
-def test_a_worker_fetches_the_public_images_of_its_own_work_alone(
+def test_a_worker_can_fetch_only_the_public_images_of_its_own_work(
     coordinator: Coordinator, scans: PublicDatasetView, tmp_path: Path
 ) -> None:
     other = coordinator.client.add_public_dataset("others", written(tmp_path, public_bytes(seed=1)))
@@ -186,16 +188,16 @@ def test_a_worker_fetches_the_public_images_of_its_own_work_alone(
     assert item.spec.public_data.digest == scans.digest
     assert may("a", scans.digest)
     assert not may("a", other.digest)
-    assert not may("b", scans.digest)  # of the cohort, but has claimed nothing
-    assert not may("c", scans.digest)  # of another run, or none
+    assert not may("b", scans.digest)  # in the cohort, but has claimed nothing
+    assert not may("c", scans.digest)  # in another run, or in none
     deliver(workers["a"], item, tmp_path)
-    assert may("a", scans.digest)  # has held it
+    assert may("a", scans.digest)  # it has held the assignment
     coordinator.client.stop(run.id)
     assert may("a", scans.digest)
 
 
-def test_no_worker_ever_reads_an_evaluation_set(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """Not even one that knows the digest, and takes part in the run that is judged on it."""
+def test_no_worker_can_fetch_an_evaluation_set(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """This includes a worker that knows the digest and takes part in the run that is evaluated on it."""
     labelled = coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec(evaluation={"dataset": "held-out"}))
@@ -204,7 +206,7 @@ def test_no_worker_ever_reads_an_evaluation_set(coordinator: Coordinator, tables
     assert item is not None
     with pytest.raises(NotFound, match="no artifact"):
         worker.download(labelled.digest, tmp_path / "fetched")
-    # A spec that names it as public images cannot be made; even one that somebody wrote into the table opens nothing.
+    # A spec that names it as public images cannot be created. Even one that is written into the table gives no access.
     tables.execute(
         "UPDATE runs SET spec = jsonb_set(spec, '{public_data}', jsonb_build_object('digest', %s::text)) WHERE id = %s",
         labelled.digest,
@@ -226,7 +228,7 @@ OTHER_IMAGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("data", "words"), OTHER_IMAGES)
-def test_images_that_the_runs_window_or_channels_do_not_fit_are_refused(
+def test_images_that_do_not_fit_the_runs_window_or_channels_are_refused(
     coordinator: Coordinator, tmp_path: Path, data: dict[str, Any], words: str
 ) -> None:
     coordinator.client.add_public_dataset("held-out", written(tmp_path, public_bytes()))

@@ -49,7 +49,7 @@ def _upgrade(environment: dict[str, str], revision: str) -> None:
 
 
 def _run(command: str, url: str, folder: Path) -> None:
-    """Run a command of the container of Postgres, on the database of this URL instead of `fedssl`."""
+    """Run a command for the container of Postgres, on the database of this URL instead of `fedssl`."""
     address = make_url(url)
     access = {"PGHOST": str(address.host), "PGPORT": str(address.port), "PGPASSWORD": str(address.password)}
     program, *arguments = shlex.split(re.sub(r"(?<!--username )\bfedssl\b(?!\.dump)", str(address.database), command))

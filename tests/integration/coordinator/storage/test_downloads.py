@@ -1,4 +1,4 @@
-"""Artifacts on their way out: ranges, resumed downloads, and who may fetch what."""
+"""Downloads of artifacts: ranges, resumed downloads, and who may fetch what."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ def _get(cast: Cast, token: str | None = None, **headers: str) -> httpx.Response
 
 
 RANGES: dict[str, tuple[int, int | None, int | None]] = {
-    # header -> status, first byte, byte after the last (None: to the end)
+    # header -> status, first byte, byte after the last one (None if the range reaches the end)
     "bytes=0-": (206, 0, None),
     "bytes=0-0": (206, 0, 1),
     "bytes=10-19": (206, 10, 20),
@@ -41,7 +41,7 @@ RANGES: dict[str, tuple[int, int | None, int | None]] = {
 
 
 @pytest.mark.parametrize("asked", RANGES)
-def test_ranges(cast: Cast, asked: str) -> None:
+def test_ranges_are_served_ignored_or_refused(cast: Cast, asked: str) -> None:
     status, start, stop = RANGES[asked]
     whole = _get(cast).content
     answer = _get(cast, Range=asked)
@@ -60,13 +60,13 @@ def test_ranges(cast: Cast, asked: str) -> None:
         assert answer.headers["content-range"] == f"bytes {start}-{start + len(answer.content) - 1}/{len(whole)}"
 
 
-def test_ranges_at_the_very_end(cast: Cast) -> None:
+def test_the_last_byte_can_be_requested_and_none_after_it(cast: Cast) -> None:
     whole = _get(cast).content
     assert _get(cast, Range=f"bytes={len(whole) - 1}-").content == whole[-1:]
     assert _get(cast, Range=f"bytes={len(whole)}-").status_code == 416
 
 
-def test_a_download_that_began_with_older_weights_begins_anew(cast: Cast) -> None:
+def test_a_download_that_began_with_older_weights_starts_from_scratch(cast: Cast) -> None:
     """A run's newest weights change: the rest of a file must never follow another file's beginning."""
     path = f"/v1/runs/{cast.id}/model"
     with cast.coordinator.http() as http:
@@ -90,7 +90,7 @@ def test_a_download_that_began_with_older_weights_begins_anew(cast: Cast) -> Non
         ("", False), ("bytes", False),
     ],
 )  # fmt: skip
-def test_bytes_that_the_caller_has_are_not_sent_again(cast: Cast, named: str, is_known: bool) -> None:  # noqa: FBT001
+def test_bytes_that_the_caller_already_has_are_not_sent_again(cast: Cast, named: str, is_known: bool) -> None:  # noqa: FBT001
     etag = f'"{cast.round.broadcast}"'
     for path in (f"/v1/artifacts/{cast.round.broadcast}", f"/v1/runs/{cast.id}/model"):
         with cast.coordinator.http() as http:
@@ -103,7 +103,7 @@ def test_bytes_that_the_caller_has_are_not_sent_again(cast: Cast, named: str, is
                 assert len(answer.content) == (10 if expected == 206 else 0)
 
 
-def test_static_files_that_the_browser_has_are_not_sent_again(standing: Coordinator) -> None:
+def test_static_files_that_the_browser_already_has_are_not_sent_again(standing: Coordinator) -> None:
     with standing.bare_http() as http:
         for encoding in ("gzip", "identity"):
             headers = {"Accept-Encoding": encoding}
@@ -115,7 +115,7 @@ def test_static_files_that_the_browser_has_are_not_sent_again(standing: Coordina
             assert "content-encoding" not in part.headers
 
 
-def test_two_lines_of_if_none_match_are_one_list(cast: Cast) -> None:
+def test_two_if_none_match_headers_count_as_one_list(cast: Cast) -> None:
     lines = [("If-None-Match", '"x"'), ("If-None-Match", f'"{cast.round.broadcast}"')]
     with cast.coordinator.http() as http:
         assert http.get(f"/v1/artifacts/{cast.round.broadcast}", headers=lines).status_code == 304
@@ -144,7 +144,7 @@ def test_head_has_the_headers_of_get(cast: Cast) -> None:
             assert (ranged.status_code, ranged.headers["content-length"]) == (200, whole.headers["content-length"])
 
 
-def test_weights_before_there_are_any(coordinator: Coordinator) -> None:
+def test_requesting_the_weights_of_a_run_that_has_none_is_refused(coordinator: Coordinator) -> None:
 
     run = coordinator.client.create_run(tiny_spec(), start=False)
     with coordinator.http() as http:
@@ -155,9 +155,7 @@ def test_weights_before_there_are_any(coordinator: Coordinator) -> None:
         assert http.get(f"/v1/runs/{run.id}/model", params={"which": "best"}).status_code == 422
 
 
-def test_a_worker_fetches_what_was_sent_to_it_and_nothing_else(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_a_worker_can_fetch_only_what_was_sent_to_it(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=2)
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
@@ -179,15 +177,15 @@ def test_a_worker_fetches_what_was_sent_to_it_and_nothing_else(
         assert http.get(f"/v1/artifacts/{'0' * 64}").status_code == 404
 
 
-def test_an_artifact_that_the_store_has_lost(cast: Cast) -> None:
+def test_an_artifact_that_the_store_has_lost_is_not_found(cast: Cast) -> None:
     digest = cast.round.broadcast
     (cast.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
     answer = _get(cast)
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:fedssl:problem:not-found")
 
 
-def test_a_download_streams_and_does_not_fill_the_memory(cast: Cast, tables: Tables) -> None:
-    """A sparse file of a gigabyte: its first bytes come at once, and the server goes on when the reader leaves."""
+def test_a_download_is_streamed_and_does_not_fill_the_memory(cast: Cast, tables: Tables) -> None:
+    """The first bytes of a sparse gigabyte arrive at once, and the server still works after the reader has left."""
     digest = "ab" * 32
     path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
     path.parent.mkdir(parents=True)

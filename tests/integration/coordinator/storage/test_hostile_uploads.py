@@ -1,7 +1,7 @@
-"""A worker that sends more than its method's plan: whatever it tries, nothing of it is stored.
+"""A worker that sends more than the plan of its method: nothing of it is stored.
 
-What any run refuses is in test_refused_uploads.py; here are the ways around a plan of similarities, of weights and of
-weights with centers, and every channel beside the tensors.
+Refusals that are the same in any run are in test_refused_uploads.py. These tests try to get around a plan of
+similarities, of weights, and of weights with centers, and use every channel besides the tensors.
 """
 
 import json
@@ -69,7 +69,7 @@ def stage(standing: Coordinator) -> Iterator[Stage]:
 
 
 def _assert_refused(stage: Stage, method: str, answer: httpx.Response, events: list[EventView], what: str) -> None:
-    """With the reason; a file too large for the plan is not even read."""
+    """Check that the upload was refused with the reason. A file too large for the plan is not even read."""
     if answer.status_code == 413:
         assert answer.json()["type"] == "urn:fedssl:problem:artifact-too-large"
         assert "bytes announced; the method's artifact plan allows at most" in answer.json()["detail"]
@@ -88,7 +88,9 @@ CASES = [(method, case) for method in RUNS for case in SMUGGLING] + [
 
 
 @pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{method}: {case}" for method, case in CASES])
-def test_a_file_that_says_more_is_not_stored(stage: Stage, onlooker: Onlooker, method: str, case: str) -> None:
+def test_a_file_that_contains_more_than_the_plan_is_not_stored(
+    stage: Stage, onlooker: Onlooker, method: str, case: str
+) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
     with onlooker.nothing_changes() as events:
         answer = stage.put(method, smuggle(stage.tensors(method)))
@@ -96,7 +98,7 @@ def test_a_file_that_says_more_is_not_stored(stage: Stage, onlooker: Onlooker, m
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_nor_what_stands_behind_the_right_file(stage: Stage, onlooker: Onlooker, method: str) -> None:
+def test_bytes_after_the_right_file_are_refused(stage: Stage, onlooker: Onlooker, method: str) -> None:
     with onlooker.nothing_changes() as events:
         answer = stage.put(method, behind(stage.tensors(method)))
     _assert_refused(stage, method, answer, events, "were announced")
@@ -114,7 +116,7 @@ def test_nor_what_stands_behind_the_right_file(stage: Stage, onlooker: Onlooker,
         ("fedrlc", ("fedsimclr",), "missing: centers.mu"),
     ],
 )
-def test_one_methods_tensors_in_anothers_run(
+def test_tensors_of_another_method_are_refused(
     stage: Stage, onlooker: Onlooker, method: str, others: tuple[str, ...], what: str
 ) -> None:
     tensors = {name: tensor for other in others for name, tensor in stage.tensors(other).items()}
@@ -135,7 +137,7 @@ def test_one_methods_tensors_in_anothers_run(
     ],
     ids=["a wider client's", "more images", "turned", "another precision", "the embeddings", "the pairs"],
 )
-def test_similarities_of_another_shape_or_packing(
+def test_similarities_of_another_shape_or_packing_are_refused(
     stage: Stage, onlooker: Onlooker, tensors: Tensors, what: str
 ) -> None:
     with onlooker.nothing_changes() as events:
@@ -143,15 +145,15 @@ def test_similarities_of_another_shape_or_packing(
     _assert_refused(stage, "flesd", answer, events, what)
 
 
-def test_a_megabyte_for_a_plan_of_640_bytes_is_not_read(stage: Stage, onlooker: Onlooker) -> None:
+def test_a_megabyte_for_a_plan_of_640_bytes_is_refused(stage: Stage, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = stage.put("flesd", serialised({"factor": torch.rand(40, 8000)}))
     assert answer.status_code == 413
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-def test_to_anothers_assignment(stage: Stage, onlooker: Onlooker) -> None:
-    """Each worker has its own: with the right tensors, another's assignment is as good as none."""
+def test_an_upload_for_another_clients_assignment_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+    """Even with the right tensors, the assignment of another client is treated like one that does not exist."""
     stranger = stage.coordinator.worker_token("stranger")
     with onlooker.nothing_changes() as events:
         answer = stage.put("flesd", serialised(stage.tensors("flesd")), token=stranger)
@@ -159,7 +161,7 @@ def test_to_anothers_assignment(stage: Stage, onlooker: Onlooker) -> None:
     assert [event.kind for event in events] == ["assignment.foreign"]
 
 
-def test_after_all_that_similarities_are_taken_once_and_no_others(stage: Stage, onlooker: Onlooker) -> None:
+def test_after_all_refusals_the_right_similarities_are_accepted_once(stage: Stage, onlooker: Onlooker) -> None:
     item = stage.items["flesd"]
     first, other = (serialised(stage.tensors("flesd", value)) for value in (0.5, 0.25))
     assert stage.put("flesd", first).status_code == 201
@@ -172,7 +174,7 @@ def test_after_all_that_similarities_are_taken_once_and_no_others(stage: Stage, 
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-# --- Beside the tensors -------------------------------------------------------------------------------------------
+# --- Besides the tensors ------------------------------------------------------------------------------------------
 
 HUGE = int.from_bytes(PAYLOAD)
 CHANNELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -203,7 +205,7 @@ CHANNELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CHANNELS)
-def test_requests_have_no_room_for_more(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
     verb, changes = CHANNELS[case]
     assignment = {"assignment_id": str(stage.items["fedsimclr"].assignment_id)}
     complete: dict[str, Any] = {
@@ -225,8 +227,8 @@ def test_requests_have_no_room_for_more(stage: Stage, onlooker: Onlooker, case: 
     assert event.data == {}
 
 
-def test_headers_and_queries_are_not_kept(stage: Stage, onlooker: Onlooker) -> None:
-    """What a request carries beside its body is read by nobody."""
+def test_undeclared_headers_and_parameters_are_not_stored(stage: Stage, onlooker: Onlooker) -> None:
+    """Data in headers and parameters that the API does not declare is ignored."""
     content = serialised(stage.tensors("fedsimclr"))
     params = {"assignment": str(stage.items["fedsimclr"].assignment_id), "note": PAYLOAD.decode()}
     headers = {"X-Note": PAYLOAD.decode(), "Content-Type": "text/plain; note=jane"}
@@ -236,6 +238,6 @@ def test_headers_and_queries_are_not_kept(stage: Stage, onlooker: Onlooker) -> N
     assert "Jane Doe" not in json.dumps(onlooker.tables.dump())
 
 
-def test_the_plan_of_every_method_is_what_it_says(stage: Stage) -> None:
+def test_the_plan_of_each_method_declares_the_kinds_of_its_tensors(stage: Stage) -> None:
     kinds = {method: {tensor.kind for tensor in item.plan.update} for method, item in stage.items.items()}
     assert kinds == {"flesd": {"similarity"}, "fedsimclr": {"weights"}, "fedrlc": {"weights", "centers"}}

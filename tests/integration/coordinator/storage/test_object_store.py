@@ -66,7 +66,7 @@ def _another(running: Coordinator, folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_an_upload_goes_on_at_another_process(
+def test_an_upload_continues_at_another_process(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (first, _), _another(first, tmp_path) as second:
@@ -89,7 +89,7 @@ def test_an_upload_goes_on_at_another_process(
         assert (tmp_path / "fetched").read_bytes() == DATA
 
 
-def test_artifacts_that_do_not_pass_the_api(
+def test_artifacts_are_transferred_directly_and_not_through_the_api(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     source = written(tmp_path, DATA)
@@ -112,14 +112,14 @@ def test_artifacts_that_do_not_pass_the_api(
         assert min(told) > 1_000_000
 
 
-def test_what_cannot_reach_the_object_store_passes_through_the_api(
+def test_a_client_that_cannot_reach_the_object_store_transfers_through_the_api(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     source = written(tmp_path, DATA)
     url = object_store.url(bucket, public_endpoint=f"http://127.0.0.1:{free_port()}")
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1", FEDSSL_STORE_URL=url) as (running, _):
         with Client(running.url, running.admin_token, retry=PATIENT) as client:
-            assert client.add_public_dataset("scans", source).digest == DIGEST  # its begun parts are dropped
+            assert client.add_public_dataset("scans", source).digest == DIGEST  # the parts that it began are removed
             assert not client._connection.direct_transfer.is_open
         assert list(object_store.bucket(bucket).multiparts()) == []
         assert object_store.objects(bucket) == [PLACE]
@@ -129,7 +129,7 @@ def test_what_cannot_reach_the_object_store_passes_through_the_api(
         assert (tmp_path / "fetched").read_bytes() == DATA
 
 
-def test_what_came_directly_is_checked_like_everything_else(
+def test_directly_uploaded_files_are_checked_like_all_others(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     with (
@@ -158,7 +158,7 @@ def test_what_came_directly_is_checked_like_everything_else(
         assert cast.rounds[0].verdict == "aggregated"
 
 
-def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
+def test_a_direct_upload_expires_even_if_the_store_lists_nothing_for_a_prefix(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MinIO, for example, lists multipart uploads only by whole keys."""
@@ -173,7 +173,7 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
 
         location = tus.begun(len(DATA), DIGEST)
         assert len(tus.request("POST", f"{location}/parts").json()["parts"]) == 1
-        # The upload is dropped between two checks: no part is missing, and none has arrived.
+        # The upload is removed between two checks: no part is missing, and none has arrived.
         with monkeypatch.context() as patch:
             patch.setattr(S3Direct, "missing", lambda self, limit: [])
             answer = tus.request("POST", f"{location}/parts")
@@ -183,7 +183,7 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
         assert list(listed(object_store.bucket(bucket))) == []
 
 
-def test_a_data_set_is_read_once_and_in_no_transaction(
+def test_a_data_set_is_read_once_and_outside_of_transactions(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, keys = Bucket.read, list[str]()
@@ -214,7 +214,7 @@ def test_a_data_set_is_read_once_and_in_no_transaction(
                 assert tus.announce(len(DATA), DIGEST).headers["upload-offset"] == str(len(DATA))
 
 
-def test_a_store_that_goes_away_for_seconds(
+def test_an_upload_survives_an_outage_of_the_store_for_seconds(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     source = written(tmp_path, DATA)
@@ -235,7 +235,7 @@ def test_a_store_that_goes_away_for_seconds(
         assert object_store.objects(bucket) == [PLACE]
 
 
-def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_set_aside(
+def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_is_set_aside(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:
@@ -266,7 +266,7 @@ def _flip(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def test_what_is_gone_or_damaged_in_the_bucket_is_found(
+def test_missing_and_damaged_objects_in_the_bucket_are_found(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:

@@ -137,14 +137,14 @@ TENSORS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_the_plan_does_not_declare(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_tensors_that_differ_from_the_plan_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
     change, what = TENSORS[case]
     with onlooker.nothing_changes() as events:
         answer = stage.put(file_of(change(stage.tensors)))
     _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
 
 
-def test_a_file_beyond_the_plan_is_refused_before_it_is_read(stage: Stage, onlooker: Onlooker) -> None:
+def test_a_file_larger_than_the_plan_allows_is_refused(stage: Stage, onlooker: Onlooker) -> None:
     size = max_file_bytes(stage.item.plan.update) + 1
     with onlooker.nothing_changes() as events:
         answer = stage.put(b"\0" * size)
@@ -224,7 +224,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_tricks_with_the_header(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_manipulated_headers_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
     change, what = HEADERS[case]
     with onlooker.nothing_changes() as events:
         answer = stage.put(change(*taken_apart(file_of(stage.tensors))))
@@ -232,22 +232,22 @@ def test_tricks_with_the_header(stage: Stage, onlooker: Onlooker, case: str) -> 
 
 
 @pytest.mark.parametrize("length", [2**20, 2**63, 2**64 - 1])
-def test_a_header_that_claims_to_be_huge(stage: Stage, onlooker: Onlooker, length: int) -> None:
+def test_a_header_that_claims_to_be_too_long_is_refused(stage: Stage, onlooker: Onlooker, length: int) -> None:
     header, body = taken_apart(file_of(stage.tensors))
     with onlooker.nothing_changes() as events:
         answer = stage.put(put_together(header, body, length=length))
     _assert_refused(stage, answer, events, 413, "artifact-too-large", f"the header claims {length} bytes")
 
 
-def test_bytes_of_another_digest(stage: Stage, onlooker: Onlooker) -> None:
-    """The digest is judged before the values: bytes that broke on the way say nothing of the training."""
+def test_a_file_with_another_digest_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+    """The digest is checked before the values: NaN in damaged bytes does not mean that training diverged."""
     for tensors in (stage.tensors, _with(float("nan"))(stage.tensors)):
         with onlooker.nothing_changes() as events:
             answer = stage.put(file_of(tensors), name=digest(b"something else"))
         _assert_refused(stage, answer, events, 422, "artifact-rejected", f"announced was {digest(b'something else')}")
 
 
-def test_without_a_length(stage: Stage, onlooker: Onlooker) -> None:
+def test_an_upload_without_a_length_is_refused(stage: Stage, onlooker: Onlooker) -> None:
     data = file_of(stage.tensors)
     with onlooker.nothing_changes() as events:
         answer = stage.put(iter([data]), name=digest(data))
@@ -256,7 +256,7 @@ def test_without_a_length(stage: Stage, onlooker: Onlooker) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 1000])
-def test_a_connection_that_breaks(stage: Stage, onlooker: Onlooker, missing: int) -> None:
+def test_an_upload_whose_connection_breaks_changes_nothing(stage: Stage, onlooker: Onlooker, missing: int) -> None:
     data = file_of(stage.tensors)
     with onlooker.nothing_changes() as events:
         raw_request(stage.coordinator.url, _head(stage, data, len(data)), data[:-missing], then_close=True)
@@ -264,8 +264,8 @@ def test_a_connection_that_breaks(stage: Stage, onlooker: Onlooker, missing: int
     assert events == []
 
 
-def test_a_length_that_is_too_small(stage: Stage, onlooker: Onlooker) -> None:
-    """What comes after the announced bytes is taken for the next request, and is none."""
+def test_a_file_longer_than_its_announced_length_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+    """The bytes after the announced ones are read as the next request, which is invalid."""
     data = file_of(stage.tensors)
     with onlooker.nothing_changes():
         answer = raw_request(stage.coordinator.url, _head(stage, data, len(data) - 4), data, then_close=False)
@@ -282,7 +282,7 @@ def _head(stage: Stage, data: bytes, length: int) -> str:
     "name",
     ["f" * 63, "f" * 65, "F" * 64, "g" * 64, "..%2f" + "f" * 59, "%00" + "f" * 63, "f" * 64 + "%0a", "%ff" * 64],
 )
-def test_a_digest_that_is_none(stage: Stage, onlooker: Onlooker, name: str) -> None:
+def test_an_invalid_digest_is_refused(stage: Stage, onlooker: Onlooker, name: str) -> None:
     with onlooker.nothing_changes() as events:
         answer = stage.put(b"anything", name=name)
     assert answer.status_code in (404, 422)  # a slash makes it another path
@@ -293,7 +293,7 @@ def test_a_digest_that_is_none(stage: Stage, onlooker: Onlooker, name: str) -> N
 
 
 @pytest.mark.parametrize("assignment", ["", "7", "x" * 36])
-def test_an_assignment_that_is_none(stage: Stage, onlooker: Onlooker, assignment: str) -> None:
+def test_an_invalid_assignment_id_is_refused(stage: Stage, onlooker: Onlooker, assignment: str) -> None:
     data = file_of(stage.tensors)
     with onlooker.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
         answer = http.put(f"/v1/artifacts/{digest(data)}", params={"assignment": assignment}, content=data)
@@ -302,7 +302,7 @@ def test_an_assignment_that_is_none(stage: Stage, onlooker: Onlooker, assignment
     assert [event.kind for event in events] == ["request.refused"]
 
 
-def test_to_somebody_elses_assignment(stage: Stage, onlooker: Onlooker) -> None:
+def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(stage: Stage, onlooker: Onlooker) -> None:
     data = file_of(stage.tensors)
     token = stage.coordinator.worker_token("stranger")
     for assignment in (stage.item.assignment_id, uuid4()):
@@ -317,10 +317,10 @@ def test_to_somebody_elses_assignment(stage: Stage, onlooker: Onlooker) -> None:
         assert (event.kind, event.client_id, event.run_id) == ("assignment.foreign", "stranger", None)
 
 
-def test_a_megabyte_refused_at_its_header_is_still_answered(
+def test_the_sender_of_a_large_file_that_is_refused_at_its_header_gets_the_answer(
     standing: Coordinator, onlooker: Onlooker, stage: Stage
 ) -> None:
-    """The server stops reading after the header; the answer must reach a client that is still sending."""
+    """The server stops reading after the header. The answer must reach a client that is still sending."""
     wide = tiny_spec(
         model={"encoder": {"widths": [256, 1024]}, "projector": {"hidden_dims": [512], "out_dim": 256}},
         cohort={"clients": ["a"], "lease_seconds": 3600},
@@ -328,7 +328,7 @@ def test_a_megabyte_refused_at_its_header_is_still_answered(
     with standing.worker("a") as worker:
         run = standing.client.create_run(wide)
         standing.advance(run.id)
-        standing.client.pause(stage.item.run_id)  # or its lease would come first
+        standing.client.pause(stage.item.run_id)  # otherwise its lease would come first
         item = worker.claim(0)
         standing.client.resume(stage.item.run_id)
     assert item is not None
@@ -344,12 +344,12 @@ def test_a_megabyte_refused_at_its_header_is_still_answered(
         assert [event.run_id for event in events] == [run.id]
 
 
-def test_after_all_that_the_right_file_is_taken(stage: Stage, onlooker: Onlooker) -> None:
+def test_the_right_file_is_accepted_after_all_refusals(stage: Stage, onlooker: Onlooker) -> None:
     data = file_of(stage.tensors)
     last = onlooker.tables.last_event()
     assert stage.put(data).status_code == 201
     with onlooker.nothing_changes():
-        assert stage.put(data).status_code == 200  # sent again, it is there already
+        assert stage.put(data).status_code == 200  # repeated: it is already stored
     assert onlooker.tables.events_after(last) == []
     known = onlooker.tables.query("SELECT num_bytes FROM artifacts WHERE digest = %s", digest(data))
     assert known == [(len(data),)]

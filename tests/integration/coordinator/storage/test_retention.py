@@ -60,7 +60,7 @@ def age(tables: Tables, seconds: float) -> None:
     tables.execute("UPDATE artifacts SET touched_at = touched_at - make_interval(secs => %s)", seconds)
 
 
-def test_updates_go_once_their_round_is_closed(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
+def test_updates_are_removed_once_their_round_is_closed(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
     item = cast.claim("a")
     cast.deliver("a", 1.0)
     cast.work("b", value=2.0)
@@ -84,7 +84,7 @@ def test_updates_go_once_their_round_is_closed(cast: Cast, coordinator: Coordina
     assert collect() == {}
 
 
-def test_an_upload_that_was_never_handed_in_goes_with_its_lease(
+def test_an_upload_that_was_never_submitted_is_removed_after_its_lease(
     cast: Cast, coordinator: Coordinator, tmp_path: Path
 ) -> None:
     item = cast.claim("a")
@@ -135,7 +135,7 @@ def judge(coordinator: Coordinator, tables: Tables, cast: Cast, best: str, folde
         )  # fmt: skip
 
 
-def test_a_data_set_that_is_never_registered_goes_after_a_day(
+def test_a_data_set_that_is_never_registered_is_removed_after_a_day(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     contents = [public_bytes(seed=seed) for seed in range(3)]
@@ -155,7 +155,7 @@ def test_a_data_set_that_is_never_registered_goes_after_a_day(
     assert tables.one("SELECT count(*) FROM artifacts") == 2
 
 
-def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) -> None:
+def test_old_files_without_a_row_are_removed(coordinator: Coordinator, tables: Tables) -> None:
     """They are left by a process that was killed during an upload, or between writing the file and its row."""
     from fedssl_coordinator.core.store import store
 
@@ -180,10 +180,10 @@ def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) ->
     assert kinds == [("unreferenced", 1), ("abandoned", 1)]
 
 
-def test_a_store_that_goes_away_while_it_is_collected(
+def test_an_outage_of_the_store_during_a_collection_leaves_no_false_rows(
     cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No artifact that the collection may have removed by then counts as stored."""
+    """No artifact that the collection may already have removed counts as stored."""
     from fedssl_coordinator.storage.retention import collection
 
     cast.work("a", value=1.0)
@@ -212,7 +212,9 @@ def test_a_store_that_goes_away_while_it_is_collected(
     assert collect() == {"update": 1}  # the other one, which was not removed
 
 
-def test_a_store_from_which_nothing_can_be_removed(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_store_is_reported_and_nothing_counts_as_removed(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedssl_coordinator.aggregator import tasks
 
     def fail(self: FileStore, digest: str) -> None:
@@ -231,7 +233,7 @@ def test_a_store_from_which_nothing_can_be_removed(cast: Cast, monkeypatch: pyte
     assert cast.events("artifact.collected") == []
 
 
-def test_a_file_that_a_killed_collection_left(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
+def test_a_file_that_a_killed_collection_left_is_removed(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
     """The row records that the artifact was removed, but the file still exists."""
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
@@ -259,7 +261,7 @@ def _spoil(path: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "said"), [(_remove, "is missing"), (_shorten, "bytes instead of"),
                                               (_spoil, "has other bytes")])  # fmt: skip
-def test_verify_store_finds_what_is_missing(
+def test_verify_store_finds_missing_and_damaged_files(
     cast: Cast, coordinator: Coordinator, damage: Callable[[Path], Any], said: str
 ) -> None:
     cast.work("a")
@@ -293,7 +295,7 @@ def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Co
     assert not is_stored(coordinator, update)
 
 
-def test_a_backup_without_its_lock_is_a_failure(cast: Cast) -> None:
+def test_a_backup_that_loses_its_lock_fails(cast: Cast) -> None:
     program = (
         "import psycopg; from fedssl_coordinator.core.settings import settings; "
         "url = settings().database_url.get_secret_value().replace('+psycopg', ''); "
@@ -331,7 +333,7 @@ def test_a_finished_run_is_deleted_with_its_artifacts(
     assert other.run.state == RunState.FINISHED
 
 
-def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends(coordinator: Coordinator) -> None:
+def test_every_reference_keeps_its_artifact_unless_its_end_is_declared(coordinator: Coordinator) -> None:
     """Artifacts of a new table are kept by default. Revise this list when a table is added."""
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.core.models import Base
@@ -348,7 +350,7 @@ def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends(coord
     assert ends < set(map(str, found))
 
 
-def test_artifacts_to_which_only_a_newer_version_refers_stay(coordinator: Coordinator, tables: Tables) -> None:
+def test_artifacts_to_which_only_a_newer_version_refers_are_kept(coordinator: Coordinator, tables: Tables) -> None:
     """During an upgrade and after a rollback, tables have columns that this version does not know."""
     contents = [public_bytes(seed=seed) for seed in range(3)]
     of_column, of_table, unneeded = map(digest, contents)

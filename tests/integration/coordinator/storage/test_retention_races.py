@@ -1,4 +1,4 @@
-"""The collector beside whoever stores, hands in or registers the very bytes that it is about to remove."""
+"""The collector runs while other processes store, submit or register the very bytes that it is about to remove."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ DATA_SETS = 2 * ROUNDS
 
 @contextmanager
 def over_and_over(work: Callable[[], object]) -> Iterator[None]:
-    """Do the work in a thread, again and again, for the length of the block."""
+    """Repeat the work in a thread for the duration of the block."""
     is_over = threading.Event()
 
     def loop() -> None:
@@ -45,8 +45,10 @@ def over_and_over(work: Callable[[], object]) -> Iterator[None]:
 
 
 @pytest.mark.full
-def test_the_same_updates_every_round(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    """Each client sends the same bytes in every round: they are superfluous, and wanted, all the time."""
+def test_updates_with_the_same_bytes_in_every_round_survive_the_collector(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """Each client sends the same bytes in every round, so they are alternately superfluous and needed."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=ROUNDS)
     removed: list[int] = []
 
@@ -75,8 +77,10 @@ def test_the_same_updates_every_round(coordinator: Coordinator, tables: Tables, 
 
 
 @pytest.mark.full
-def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables: Tables) -> None:
-    """Told that its bytes are there, an operator may register them, whatever the collector thinks."""
+def test_a_data_set_can_be_registered_after_its_upload_whatever_the_collector_does(
+    coordinator: Coordinator, tables: Tables
+) -> None:
+    """An answer to the operator that the bytes are stored must stay true until they are registered."""
     stored: set[str] = set()
     answers: Counter[int] = Counter()
     with over_and_over(collection.collect), coordinator.http() as http:
@@ -96,10 +100,10 @@ def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables:
     assert answers[201] > 0, "the collector was never the first"
 
 
-def test_weights_that_vanish_before_they_are_noted_are_made_again(
+def test_weights_that_are_removed_before_they_are_recorded_are_computed_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aggregator stores what lay there before, superfluous, and the collector has just begun to remove it."""
+    """The aggregator stores superfluous bytes that were already there, just as the collector begins to remove them."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)

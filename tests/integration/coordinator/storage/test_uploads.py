@@ -1,4 +1,4 @@
-"""Uploads that go on where they broke off: to their end over a line that breaks, and never past what may be sent."""
+"""Uploads continue where they broke off. They complete over a connection that breaks, and never exceed their limit."""
 
 import base64
 import errno
@@ -56,7 +56,9 @@ def _partials(coordinator: Coordinator) -> list[Path]:
     return list((coordinator.store / "partial").glob("*"))
 
 
-def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_four_megabytes_arrive_over_a_connection_that_breaks_repeatedly(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
     source, told = written(tmp_path, DATA), list[int]()
     with (
         BreakingProxy(coordinator.url, after_bytes=700_000, bytes_per_second=20e6) as proxy,
@@ -65,7 +67,7 @@ def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_pa
     ):
         assert client.add_public_dataset("scans", source, on_bytes=told.append).digest == DIGEST
         assert proxy.num_cuts >= 5
-        assert proxy.num_bytes < 2 * len(DATA)  # it went on, and did not begin again
+        assert proxy.num_bytes < 2 * len(DATA)  # it continued, and did not start from scratch
         assert _stored(coordinator) == DATA
         assert _partials(coordinator) == []
         assert max(told) == len(DATA)
@@ -76,7 +78,7 @@ def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_pa
 
 
 @pytest.mark.full
-def test_the_coordinator_is_started_anew_in_mid_upload(servers: Servers, tmp_path: Path) -> None:
+def test_an_upload_continues_after_a_restart_of_the_coordinator(servers: Servers, tmp_path: Path) -> None:
     source, store = written(tmp_path, DATA), tmp_path / "store"
     told: list[list[int]] = [[]]
     with servers.database() as url, ExitStack() as first, ExitStack() as second:
@@ -101,7 +103,9 @@ def test_the_coordinator_is_started_anew_in_mid_upload(servers: Servers, tmp_pat
     assert 0 < after[0] <= max(before) < len(DATA)
 
 
-def test_the_same_file_from_several_senders_at_once(coordinator: Coordinator, tmp_path: Path, tables: Tables) -> None:
+def test_the_same_file_from_several_concurrent_senders_is_stored_once(
+    coordinator: Coordinator, tmp_path: Path, tables: Tables
+) -> None:
     source = written(tmp_path, DATA)
     tokens = [coordinator.admin_token, coordinator.admin_token, coordinator.operator_token]
     names: list[str] = []
@@ -121,7 +125,7 @@ def test_the_same_file_from_several_senders_at_once(coordinator: Coordinator, tm
     assert tables.query("SELECT digest, num_bytes FROM artifacts") == [(DIGEST, len(DATA))]
 
 
-def test_a_part_goes_where_the_last_one_ended(coordinator: Coordinator, tus: Tus) -> None:
+def test_a_part_is_accepted_only_where_the_last_one_ended(coordinator: Coordinator, tus: Tus) -> None:
     location = tus.begun(len(DATA), DIGEST)
     assert tus.offset(location) == 0
     assert tus.send(location, DATA[:1_000_000], 0).headers["upload-offset"] == "1000000"
@@ -156,7 +160,9 @@ def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
     assert tus.announce(len(DATA), DIGEST).headers["upload-offset"] == str(len(DATA))
 
 
-def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(coordinator: Coordinator, tus: Tus) -> None:
+def test_a_file_that_was_complete_but_not_checked_before_a_kill_is_checked_on_request(
+    coordinator: Coordinator, tus: Tus
+) -> None:
     location = tus.begun(len(DATA), DIGEST)
     partial = coordinator.store / "partial" / location.rpartition("/")[2].replace("-", "")
     partial.parent.mkdir(exist_ok=True)
@@ -167,7 +173,7 @@ def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(coordin
 
 
 @pytest.mark.parametrize("offset", [0, 2_000_000], ids=["one request", "two requests"])
-def test_bytes_of_another_digest_are_dropped(
+def test_bytes_with_another_digest_are_refused_and_removed(
     offset: int, coordinator: Coordinator, onlooker: Onlooker, tus: Tus
 ) -> None:
     with onlooker.nothing_changes() as events:
@@ -181,7 +187,7 @@ def test_bytes_of_another_digest_are_dropped(
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-def test_a_file_that_takes_the_place_of_the_one_that_arrived_is_hashed_itself(
+def test_a_file_that_replaced_the_received_one_is_hashed_before_it_is_stored(
     coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     append, location = PartialFile.append, tus.begun(len(DATA), DIGEST)
@@ -198,7 +204,7 @@ def test_a_file_that_takes_the_place_of_the_one_that_arrived_is_hashed_itself(
 
 
 @pytest.mark.parametrize("way", ["PUT", "tus"])
-def test_an_upload_is_synced_while_it_arrives_and_a_disk_that_fails_refuses_it(
+def test_an_upload_is_synced_while_it_arrives_and_refused_if_the_disk_fails(
     way: str, coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send() -> httpx.Response:
@@ -226,7 +232,7 @@ def test_an_upload_is_synced_while_it_arrives_and_a_disk_that_fails_refuses_it(
     assert _stored(coordinator) == DATA
 
 
-def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+def test_a_header_is_checked_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
     weights = save({"projector.weight": np.zeros((1000, 1000), np.float32)})
     with onlooker.nothing_changes() as events:
         location = tus.begun(len(weights), digest(weights))
@@ -243,7 +249,9 @@ def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, on
     assert {event.kind for event in events} == {"artifact.refused"}
 
 
-def test_no_more_than_was_announced(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+def test_more_bytes_than_allowed_or_announced_are_refused(
+    coordinator: Coordinator, onlooker: Onlooker, tus: Tus
+) -> None:
     with onlooker.nothing_changes() as events:
         answer = tus.announce(21 * 10**9, DIGEST)
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
@@ -256,7 +264,9 @@ def test_no_more_than_was_announced(coordinator: Coordinator, onlooker: Onlooker
     assert [event.kind for event in events] == ["artifact.refused"] * 3
 
 
-def test_an_update_is_its_workers_alone(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_only_the_worker_of_an_assignment_can_upload_its_update(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     wide = {"encoder": {"widths": [64, 256]}, "projector": {"hidden_dims": [512], "out_dim": 256}}
     cast = Cast(coordinator, tables, tmp_path, "ab", model=wide)
     item, other = cast.claim("a"), cast.claim("b")
@@ -274,20 +284,20 @@ def test_an_update_is_its_workers_alone(coordinator: Coordinator, tables: Tables
         assert own.announce(len(data), name).status_code == 422
         assert foreign.announce(len(data), name, other.assignment_id).headers["upload-offset"] == "0"
         assert own.announce(10**9, name, item.assignment_id).status_code == 413
-        with Tus(coordinator, coordinator.worker_token("a")) as renewed:  # the client's next token goes on
+        with Tus(coordinator, coordinator.worker_token("a")) as renewed:  # the client's next token continues
             assert renewed.announce(len(data), name, item.assignment_id).headers["upload-offset"] == "500000"
-        # An assignment has one upload: another file takes its place.
+        # An assignment has one upload: another file replaces it.
         spoilt = file_of(tensors_for(item.plan.update, float("inf")))
         second = own.begun(len(data), digest(spoilt), item.assignment_id)
         assert own.request("HEAD", location).status_code == 404
         answer = own.send(second, spoilt, 0)
         assert (answer.status_code, "NaN or infinity" in answer.json()["detail"]) == (422, True)
     assert _partials(coordinator) == []
-    cast.deliver("a")  # the client's own way
+    cast.deliver("a")  # as the client itself sends it
     assert [a.state.value for a in cast.round.assignments if a.client_id == "a"] == ["accepted"]
 
 
-def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_an_upload_ends_with_its_lease(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = Cast(coordinator, tables, tmp_path, "a")
     item = cast.claim("a")
     data = serialised(tensors_for(item.plan.update, 1.0))
@@ -299,7 +309,7 @@ def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_pa
     assert _partials(coordinator) == []
 
 
-def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
+def test_an_upload_that_stalls_expires_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
     from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
     def expire(hours: float) -> list[int]:
@@ -311,7 +321,7 @@ def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, ta
     assert timedelta(hours=23) < day - datetime.now(UTC) <= timedelta(hours=24)
     (coordinator.store / "partial" / "of-nobody").write_bytes(b"left over")
     tables.execute("UPDATE partial_uploads SET created_at = now() - interval '30 hours'")
-    assert expire(0) == [len(b"left over")]  # the other moved a moment ago
+    assert expire(0) == [len(b"left over")]  # the other upload received bytes a moment ago
     assert [path.stat().st_size for path in _partials(coordinator)] == [5000]
     assert tus.offset(location) == 5000
     assert expire(25) == [5000]
@@ -320,7 +330,7 @@ def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, ta
     assert tus.begun(len(DATA), DIGEST) != location
 
 
-def test_what_the_store_does_not_let_go_keeps_nothing_else(
+def test_an_upload_that_the_store_cannot_remove_does_not_keep_the_others(
     coordinator: Coordinator, tables: Tables, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.storage.uploads.expiry import expire_uploads
@@ -342,14 +352,14 @@ def test_what_the_store_does_not_let_go_keeps_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "discard", away)
         assert sorted(expire_uploads(later)) == [9, 5000]
-        assert tus.request("DELETE", first).status_code == 204  # and its bytes stay for a later collection
+        assert tus.request("DELETE", first).status_code == 204  # its bytes stay until a later collection
     assert [path.name for path in _partials(coordinator)] == [stuck]
     assert tables.one("SELECT count(*) FROM partial_uploads") == 0
     assert expire_uploads(later) == [5000]
     assert _partials(coordinator) == []
 
 
-def test_ended_by_its_owner(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+def test_an_owner_can_delete_an_unfinished_upload(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
     with onlooker.nothing_changes():
         location = tus.begun(len(DATA), DIGEST)
         tus.send(location, DATA[:5000], 0)
@@ -357,7 +367,9 @@ def test_ended_by_its_owner(coordinator: Coordinator, onlooker: Onlooker, tus: T
         assert tus.request("DELETE", location).status_code == 404
 
 
-def test_ended_by_its_owner_while_it_is_checked(tus: Tus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_is_notified_if_its_upload_is_deleted_while_it_is_checked(
+    tus: Tus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     location, check = tus.begun(len(DATA), DIGEST), uploads.service.check_file
 
     def check_late(*arguments: Any) -> None:
@@ -370,7 +382,9 @@ def test_ended_by_its_owner_while_it_is_checked(tus: Tus, monkeypatch: pytest.Mo
     assert "another request has just deleted or finished this upload" in answer.text
 
 
-def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+def test_requests_that_violate_the_tus_protocol_are_refused(
+    coordinator: Coordinator, onlooker: Onlooker, tus: Tus
+) -> None:
     with onlooker.nothing_changes():
         location = tus.begun(len(DATA), DIGEST)
         other = tus.send(location, DATA, 0, Tus_Resumable="0.2.2")
@@ -384,7 +398,7 @@ def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus:
         tus.request("DELETE", location)
 
 
-def test_a_database_in_another_time_zone(servers: Servers, tmp_path: Path) -> None:
+def test_upload_expires_does_not_depend_on_the_time_zone_of_the_database(servers: Servers, tmp_path: Path) -> None:
     with (
         servers.database() as url,
         Coordinator(url, servers.redis_url, tmp_path / "store", PGTZ="Asia/Tokyo") as running,
@@ -397,8 +411,10 @@ def test_a_database_in_another_time_zone(servers: Servers, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["digest", "assignment", "name"])
-def test_metadata_that_name_a_value_twice_are_refused(coordinator: Coordinator, onlooker: Onlooker, name: str) -> None:
-    """Which of the two would be the file's: the first, or the last?"""
+def test_upload_metadata_that_names_a_value_twice_is_refused(
+    coordinator: Coordinator, onlooker: Onlooker, name: str
+) -> None:
+    """It would be unclear which of the two values counts."""
     first, other = (base64.b64encode(value.encode()).decode() for value in (DIGEST, "0" * 64))
     pairs = {"digest": [f"digest {first}"], "assignment": [], "name": []}
     pairs[name] += [f"{name} {other}", f"{name} {other}"][len(pairs[name]) :]

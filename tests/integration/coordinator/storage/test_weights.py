@@ -1,4 +1,4 @@
-"""Weights that are registered under a name: sent once, shown, removed, and of one project."""
+"""Weights that are registered under a name: sent once, shown, removed, and restricted to one project."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_registered_weights_are_listed_shown_and_removed(
     assert kinds == [("weights.registered",), ("weights.removed",)]
 
 
-def test_the_weights_of_a_name_never_change(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_name_always_refers_to_the_same_weights(coordinator: Coordinator, tmp_path: Path) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     with pytest.raises(Conflict, match="already names other weights"):
         coordinator.client.add_weights("start", encoder_file(tmp_path, seed=10))
@@ -62,7 +62,7 @@ def test_weights_that_were_not_sent_cannot_be_registered(coordinator: Coordinato
         (save({"encoder.conv1.weight": torch.zeros(2)}, {"format": "pt"}), "__metadata__"),
     ],
 )
-def test_what_is_not_in_the_registered_form_is_not_stored(
+def test_weights_that_are_not_in_the_registered_form_are_refused(
     coordinator: Coordinator, tmp_path: Path, data: bytes, reason: str
 ) -> None:
     path = tmp_path / "sent.safetensors"
@@ -93,7 +93,7 @@ def test_a_data_set_cannot_be_registered_as_weights(coordinator: Coordinator, tm
     assert "registered weights have names that begin with encoder." in answer.json()["detail"]
 
 
-def test_the_longest_header_of_weights_is_permitted() -> None:
+def test_the_longest_header_of_weights_is_allowed() -> None:
     tensors = [TensorSpec(name=f"encoder.{'x' * 240}.{n:04}", dtype="F32", shape=(1, 1, 1, 1)) for n in range(8000)]
     assert len(header_bytes(tensors)) < OperatorPermit(1).max_header_bytes
 

@@ -1,4 +1,4 @@
-"""`fedssl compare`, in this process."""
+"""The command `fedssl compare`, run in this process."""
 
 import csv
 import io
@@ -47,7 +47,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_table_has_every_method_and_the_files_are_there(spec: Path, tmp_path: Path) -> None:
+def test_the_table_lists_every_method_and_the_files_are_written(spec: Path, tmp_path: Path) -> None:
     result = fedssl(
         "compare", spec, "--methods", "fedsimclr,fedbyol,flesd", "--variant", "cold=fedsimclr:temperature=0.05",
         "--seeds", "0,1", "--set", "fedbyol:training.local_epochs=2", "--out", tmp_path,
@@ -76,7 +76,7 @@ def test_the_table_has_every_method_and_the_files_are_there(spec: Path, tmp_path
     }
 
 
-def test_json_and_csv_are_all_of_standard_output(spec: Path, tmp_path: Path) -> None:
+def test_standard_output_has_only_the_json_or_csv(spec: Path, tmp_path: Path) -> None:
     asked = ("compare", spec, "--methods", "fedsimclr,fedsimclr+proximal", "--out", tmp_path)
 
     document = json.loads(fedssl(*asked, "--format", "json").stdout)
@@ -89,14 +89,14 @@ def test_json_and_csv_are_all_of_standard_output(spec: Path, tmp_path: Path) -> 
     assert [row["variant"] for row in rows] == ["fedsimclr", "fedsimclr+proximal"]
 
 
-def test_without_methods_it_compares_the_spec_s_own(spec: Path) -> None:
+def test_without_methods_the_specs_own_method_is_used(spec: Path) -> None:
     base, variants = read_variants(str(spec), None, [], ["num_rounds=3"])
 
     assert base["num_rounds"] == 3
     assert [(variant.name, variant.method) for variant in variants] == [("fedsimclr", "fedsimclr")]
 
 
-def test_variants_and_changes_are_read(spec: Path) -> None:
+def test_variants_and_changes_are_parsed(spec: Path) -> None:
     _, variants = read_variants(
         str(spec),
         "fedmoco+fedx, ssd",
@@ -132,7 +132,9 @@ def test_variants_and_changes_are_read(spec: Path) -> None:
         (["--device", "cuda:99"], 2, "--device cuda:99 cannot be used here"),
     ],
 )
-def test_wrong_usage_is_one_line(spec: Path, tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
+def test_wrong_usage_is_reported_in_one_line(
+    spec: Path, tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
     result = fedssl("compare", spec, "--out", tmp_path, *arguments)
 
     assert result.exit_code == code, result.output
@@ -140,7 +142,7 @@ def test_wrong_usage_is_one_line(spec: Path, tmp_path: Path, arguments: list[str
     assert "Traceback" not in result.output
 
 
-def test_another_comparison_s_folder_is_refused_unless_restart_is_given(spec: Path, tmp_path: Path) -> None:
+def test_another_comparisons_folder_is_refused_unless_restart_is_given(spec: Path, tmp_path: Path) -> None:
     assert fedssl("compare", spec, "--out", tmp_path, "--set", "num_rounds=1").exit_code == 0
 
     refused = fedssl("compare", spec, "--out", tmp_path)
@@ -151,7 +153,7 @@ def test_another_comparison_s_folder_is_refused_unless_restart_is_given(spec: Pa
     assert anew.exit_code == 0, anew.output
 
 
-def test_when_every_run_fails_the_command_does_too(spec: Path, tmp_path: Path) -> None:
+def test_if_every_run_fails_the_command_fails(spec: Path, tmp_path: Path) -> None:
     result = fedssl("compare", spec, "--out", tmp_path, "--set", "partition.dataset=nowhere")
 
     assert result.exit_code == 1
@@ -162,7 +164,7 @@ def test_when_every_run_fails_the_command_does_too(spec: Path, tmp_path: Path) -
     assert "comparison.png" not in result.stdout, "there is no picture"
 
 
-def test_the_table_has_the_baselines(spec: Path, tmp_path: Path) -> None:
+def test_the_table_includes_the_baselines(spec: Path, tmp_path: Path) -> None:
     result = fedssl("compare", spec, "--baselines", "--out", tmp_path, "--set", 'evaluation.measures=["knn"]')
 
     assert result.exit_code == 0, result.output
@@ -188,7 +190,7 @@ def test_a_dry_run_as_csv_has_a_line_per_run(spec: Path) -> None:
     assert [(row["variant"], row["problem"]) for row in rows] == [("fedsimclr", ""), ("fedbyol", "")]
 
 
-def test_a_ladder_brings_its_setting_rungs_baselines_and_seeds(tmp_path: Path) -> None:
+def test_a_ladder_sets_its_setting_rungs_baselines_and_seeds(tmp_path: Path) -> None:
     changes = [f"--set={section}.dataset=digits" for section in ("partition", "evaluation")]
 
     result = fedssl(
@@ -234,9 +236,7 @@ def test_an_unknown_ladder_or_setting_is_refused(tmp_path: Path, arguments: list
         ),
     ],
 )
-def test_a_value_in_place_of_a_table_is_refused_and_not_replaced(
-    spec: Path, arguments: tuple[str, ...], reason: str
-) -> None:
+def test_a_value_in_place_of_a_table_is_refused(spec: Path, arguments: tuple[str, ...], reason: str) -> None:
     result = fedssl("compare", spec, *arguments, "--dry-run")
 
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""The choice of the coordinator, the token and the run."""
+"""How the coordinator, the token and the run are chosen."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fedssl.client import Client
 from fedssl.client.environment import Target
 
 URL, OTHER = "http://127.0.0.1:8123", "http://elsewhere:9000"
-NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # else the connections of the user who runs the tests would count
+NOTHING = {"XDG_CONFIG_HOME": "/nonexistent"}  # so that the connections of the user who runs the tests do not count
 RUNS = [UUID("aaaa1111-0000-4000-8000-000000000000"), UUID("aaaa2222-0000-4000-8000-000000000000")]
 
 
@@ -40,7 +40,9 @@ def test_the_local_federation_is_found(folder: Path) -> None:
     assert find_target(None, None, environment=NOTHING, folder=folder) == Target(URL, "local-secret")
 
 
-def test_options_come_before_the_environment_and_that_before_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_options_override_the_environment_and_the_environment_overrides_the_folder(
+    folder: Path, tmp_path: Path
+) -> None:
     one, two = secret(tmp_path / "one", "one"), secret(tmp_path / "two", "two")
     environment = {"FEDSSL_URL": OTHER, "FEDSSL_TOKEN": "from-environment", "FEDSSL_TOKEN_FILE": str(two)}
 
@@ -52,34 +54,36 @@ def test_options_come_before_the_environment_and_that_before_the_folder(folder: 
     assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "two"), "empty is not set"
 
 
-def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
+def test_the_local_token_is_sent_only_to_its_own_coordinator(folder: Path) -> None:
     assert find_target(f"{URL}/", None, environment=NOTHING, folder=folder).token == "local-secret"
     with pytest.raises(NoToken, match="no token for http://elsewhere") as caught:
         find_target(OTHER, None, environment=NOTHING, folder=folder)
     assert exit_code(caught.value) == NOT_ALLOWED
 
 
-def test_a_federation_that_is_still_starting_is_named(folder: Path) -> None:
+def test_a_federation_that_is_still_starting_is_reported(folder: Path) -> None:
     (folder / "tokens" / "operator").unlink()
     with pytest.raises(UsageError, match=r"has no token yet: wait until `fedssl up` reports"):
         find_target(None, None, environment=NOTHING, folder=folder)
     assert find_target(None, None, environment={"FEDSSL_TOKEN": "own"}, folder=folder).token == "own"
 
 
-def test_if_nothing_names_a_coordinator_the_error_lists_the_ways(tmp_path: Path) -> None:
+def test_if_nothing_names_a_coordinator_the_error_lists_the_options(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--url.*FEDSSL_URL.*fedssl up"):
         find_target(None, None, environment=NOTHING, folder=tmp_path / ".fedssl")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"port": null}', "{}"])
-def test_a_damaged_record_is_not_a_federation(folder: Path, text: str) -> None:
+def test_a_damaged_record_is_not_used_as_a_federation(folder: Path, text: str) -> None:
     (folder / "federation.json").write_text(text)
 
     with pytest.raises(UsageError, match="no coordinator"):
         find_target(None, None, environment=NOTHING, folder=folder)
 
 
-def test_token_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_token_files_are_refused_and_public_ones_cause_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UsageError, match="No such file"):
         find_target(URL, tmp_path / "missing", environment=NOTHING, folder=tmp_path)
     with pytest.raises(UsageError, match="is empty"):
@@ -90,7 +94,7 @@ def test_token_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureF
     assert f"chmod 600 '{open_to_all}'" in capsys.readouterr().err
 
 
-def test_a_target_hides_its_token() -> None:
+def test_a_targets_repr_hides_its_token() -> None:
     assert "secret" not in repr(Target(URL, "secret"))
 
 

@@ -1,4 +1,4 @@
-"""Which data sets are here, which are fetched, and what happens when that is impossible."""
+"""Which data sets are available, which are downloaded, and what happens if that is impossible."""
 
 import json
 import logging
@@ -50,7 +50,9 @@ def _listed() -> dict[str, dict[str, object]]:
     return {entry["name"]: entry for entry in json.loads(result.stdout)}
 
 
-def test_list_shows_what_is_here_and_how_to_get_the_rest(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_shows_available_data_sets_and_how_to_get_the_others(
+    nothing_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert tuple(_listed()) == DATASETS
     assert [name for name, entry in _listed().items() if entry["here"]] == ["digits"]
     folder = nothing_here / "mine"
@@ -65,7 +67,7 @@ def test_list_shows_what_is_here_and_how_to_get_the_rest(nothing_here: Path, mon
     assert "imagenet100.txt" in result.stderr
 
 
-def test_fetching_a_data_set_that_is_here_does_nothing(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetching_an_available_data_set_does_nothing(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("downloaded"))
     (nothing_here / "fedssl" / "svhn").mkdir(parents=True)
     for split in ("train", "test"):
@@ -84,7 +86,7 @@ def test_fetching_a_data_set_that_is_here_does_nothing(nothing_here: Path, monke
         ("svhn", "To get it by hand: "),
     ],
 )
-def test_a_data_set_that_cannot_be_downloaded_says_how_to_get_it(
+def test_a_data_set_that_cannot_be_downloaded_is_reported_with_how_to_get_it(
     nothing_here: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
     def nobody_answers(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""`fedssl data check` and `fedssl data views`: what a folder holds, and what a network sees of it."""
+"""The commands `fedssl data check` and `fedssl data views`: what a folder contains, and what a network sees of it."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def _draw(*arguments: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two classes of 20 images of 8 bits, one of them twice, one of one value, and 10 of 12 bits."""
+    """Return a folder of two classes: 20 images of 8 bits, a copy of one, one of a single value, and 10 of 12 bits."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for number in range(20):
@@ -86,7 +86,7 @@ def test_the_report_has_every_number(folder: Path) -> None:
         assert words in terminal
 
 
-def test_a_spec_decides_about_memory_cache_and_what_may_be_unreadable(folder: Path) -> None:
+def test_the_spec_sets_memory_cache_and_max_unreadable(folder: Path) -> None:
     (folder / "b" / "broken.png").write_bytes(b"no image")
     options = ("--set", "data.max_unreadable=0.1", "--set", "data.window.values=[0,255]")
     found = done("data", "check", folder, "--spec", "run.toml", *options)
@@ -101,7 +101,7 @@ def test_a_spec_decides_about_memory_cache_and_what_may_be_unreadable(folder: Pa
 
 
 def test_an_image_with_values_that_are_not_numbers_is_unreadable(tmp_path: Path) -> None:
-    """As for a worker, which would not start."""
+    """A worker would not start with it either."""
     for number, value in enumerate((1e300, np.nan)):
         np.save(tmp_path / f"{number}.npy", np.array([[0, value]] * 8).repeat(4, axis=1))
     result = fedssl("data", "check", str(tmp_path), "--format", "json")
@@ -110,7 +110,7 @@ def test_an_image_with_values_that_are_not_numbers_is_unreadable(tmp_path: Path)
     assert unreadable == {"name": "1.npy", "reason": "it has values that are not finite numbers; replace them"}
 
 
-def test_patients_are_counted_and_not_named(tmp_path: Path) -> None:
+def test_patients_are_counted_but_not_named(tmp_path: Path) -> None:
     for number in range(6):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
         write_dicom(tmp_path / "images" / f"{number}.dcm", pixels, PatientID=f"Secret-{number % 2}")
@@ -128,7 +128,7 @@ def test_patients_are_counted_and_not_named(tmp_path: Path) -> None:
     assert Image.open(sheet).size[1] == 2 + 6 * 18
 
 
-def test_a_change_needs_the_spec_that_it_changes(folder: Path) -> None:
+def test_changes_need_a_spec(folder: Path) -> None:
     assert "give the spec with --spec" in refused("data", "check", folder, "--set", "data.image_size=32")
 
 
@@ -165,7 +165,7 @@ def test_views_show_the_prepared_image_and_then_random_views(folder: Path, cache
         assert np.array_equal(prepared, view)
 
 
-def test_views_of_arrays_and_what_cannot_be_drawn(folder: Path) -> None:
+def test_views_of_arrays_are_drawn_and_impossible_views_are_refused(folder: Path) -> None:
     images = load_conformed(str(folder / "b"), "train", DataConfig(channels=1, image_size=16))
     save_npz(Path("images.npz"), images)
     _draw("images.npz", "--spec", "run.toml", "--out", "new/views.png", "--images", "2")

@@ -1,4 +1,4 @@
-"""`fedssl partition`: the table, the document and the picture agree with the partition."""
+"""The command `fedssl partition`: the table, the document and the picture agree with the partition."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_the_document_is_what_a_simulation_would_train_on(spec: str, tmp_path: Path) -> None:
+def test_the_document_describes_what_a_simulation_would_train_on(spec: str, tmp_path: Path) -> None:
     out = tmp_path / "pictures" / "who.png"
     arguments = ["partition", spec, "--set", "partition.share=0.5", "--out", str(out), "--format", "json"]
     result = CliRunner().invoke(app, arguments)
@@ -57,7 +57,7 @@ def test_the_document_is_what_a_simulation_would_train_on(spec: str, tmp_path: P
         assert image.format == "PNG"
 
 
-def test_the_table(spec: str) -> None:
+def test_the_table_lists_clients_and_their_classes(spec: str) -> None:
     result = CliRunner().invoke(app, ["partition", spec])
     assert result.exit_code == 0, result.output
     assert "digits: 1,437 images at 3 clients" in result.stdout
@@ -72,13 +72,13 @@ def test_the_table(spec: str) -> None:
     assert re.search(r"all +1,437 +10\.0", result.stdout)
 
 
-def test_everything_but_the_result_goes_to_standard_error(spec: str) -> None:
+def test_only_the_result_is_written_to_standard_output(spec: str) -> None:
     result = CliRunner().invoke(app, ["partition", spec])
     assert "one class per cell" in result.stderr
     assert "one class per cell" not in result.stdout
 
 
-def test_no_partition_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_spec_without_a_partition_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("num_rounds = 1\n")
     result = CliRunner().invoke(app, ["partition", str(tmp_path / "run.toml")])
     assert result.exit_code == 2
@@ -99,7 +99,7 @@ def test_an_impossible_partition_is_wrong_usage(spec: str, change: str, words: s
     assert words in result.stderr
 
 
-def test_classes_without_names_and_more_than_fit(tmp_path: Path, spec: str) -> None:
+def test_unnamed_classes_are_numbered_and_many_share_a_cell(tmp_path: Path, spec: str) -> None:
     data = ImageData(np.zeros((240, 1, 8, 8), np.uint8), np.repeat(np.arange(120), 2))
     save_npz(tmp_path / "many.npz", data)
     changes = [f"partition.dataset={tmp_path / 'many.npz'}", "partition.scheme=classes", "partition.num_clients=2"]
@@ -110,14 +110,14 @@ def test_classes_without_names_and_more_than_fit(tmp_path: Path, spec: str) -> N
     assert "█" * 20 + "·" * 20 in result.stdout
 
 
-def test_cells() -> None:
+def test_cells_are_drawn_relative_to_the_largest_count() -> None:
     table = np.array([[0, 1, 8, 4], [0, 0, 0, 0]])
     assert cells(table[0], table) == "·▁█▄"
     assert cells(table[1], table) == "····"
     assert len(cells(np.ones(101, np.int64), np.ones((1, 101), np.int64))) == 34
 
 
-def test_descriptions() -> None:
+def test_descriptions_name_the_scheme_and_its_settings() -> None:
     assert describe(PartitionConfig(scheme="classes", alpha=None)) == "whole classes, seed 0"
     assert (
         describe(PartitionConfig(pooled=True, max_images=5000)) == "pooled at one client, seed 0, at most 5,000 images"
@@ -125,7 +125,7 @@ def test_descriptions() -> None:
     assert describe(PartitionConfig(scheme="iid", share=0.25)) == "iid, seed 0, 25% of each client's images kept"
 
 
-def test_shards_are_what_a_worker_can_load(spec: str, tmp_path: Path) -> None:
+def test_a_worker_can_load_the_written_shards(spec: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["partition", spec, "--shards", str(tmp_path / "shards")])
     assert result.exit_code == 0, result.output
     dealt = partition_dataset(
@@ -141,7 +141,7 @@ def test_shards_are_what_a_worker_can_load(spec: str, tmp_path: Path) -> None:
         assert np.array_equal(read.labels, images.labels)
 
 
-def test_a_partition_s_file_is_shown_with_the_names_of_its_clients(spec: str, tmp_path: Path) -> None:
+def test_a_partition_files_client_names_are_shown(spec: str, tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text('{"site-b": [3, 1, 2], "site-a": [7]}')
     changes = ["partition.scheme=file", f"partition.file={path}", "partition.num_clients=2"]

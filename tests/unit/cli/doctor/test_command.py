@@ -1,4 +1,4 @@
-"""The problems that `fedssl doctor` reports."""
+"""Tests of the problems that `fedssl doctor` reports."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(*arguments: object, code: int = 1) -> dict[str, Any]:
-    """Run `fedssl doctor`, and return what its failed checks found, by their names."""
+    """Run `fedssl doctor`, and return a dictionary from the name of each failed check to what it found."""
     result = CliRunner().invoke(app, ["doctor", "--format", "json", *map(str, arguments)])
     assert result.exit_code == code, result.output
     checks = json.loads(result.stdout)["checks"]
@@ -57,7 +57,7 @@ def test_a_coordinator_with_a_late_clock_and_missing_servers_is_reported() -> No
     assert "fedbyol" in wrong["token and methods"]
 
 
-def test_no_coordinator_at_the_address() -> None:
+def test_a_missing_coordinator_is_reported() -> None:
     with answering({}) as server:
         url = server.url
     assert doctor("--url", url).keys() == {"coordinator"}
@@ -85,7 +85,7 @@ def _checked(path: Path, code: int = 0) -> dict[str, str]:
     return next(check for check in json.loads(result.stdout)["checks"] if check["name"] == "data")
 
 
-def test_the_images_that_a_worker_would_use_are_counted_and_a_sample_is_decoded(home: Path) -> None:
+def test_the_images_for_a_worker_are_counted_and_a_sample_is_decoded(home: Path) -> None:
     for name, size in (("a/1.png", 20), ("a/deep/2.png", 20), ("b/3.tif", 24)):
         path = home / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def test_the_images_that_a_worker_would_use_are_counted_and_a_sample_is_decoded(
 
 
 @pytest.mark.parametrize("suffix", ["mha", "nii", "dcm", "tif", "png"])
-def test_images_that_cannot_be_read_are_a_problem(home: Path, suffix: str) -> None:
+def test_unreadable_images_are_a_problem(home: Path, suffix: str) -> None:
     (home / "images").mkdir()
     for number in range(3):
         (home / "images" / f"{number}.{suffix}").write_bytes(b"damaged")
@@ -117,7 +117,7 @@ def test_a_folder_that_can_be_read_only_in_part_is_a_problem(home: Path) -> None
     assert "a worker would train without these" in found["todo"]
 
 
-def test_12_bits_stored_in_16_need_a_window(home: Path) -> None:
+def test_values_of_12_bits_stored_in_16_need_a_window(home: Path) -> None:
     (home / "images").mkdir()
     Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(home / "images" / "1.png")
     found = _checked(home / "images")
@@ -139,7 +139,7 @@ def test_images_of_more_than_8_bits_lead_to_advice_about_windows(home: Path) -> 
     assert "2.npy: it has values that are not finite numbers" in _checked(home / "images", code=1)["what"]
 
 
-def test_an_npz_file_and_a_known_set_are_checked(home: Path) -> None:
+def test_an_npz_file_and_a_known_data_set_are_checked(home: Path) -> None:
     np.savez(home / "set.npz", images=np.zeros((4, 9, 9), np.uint8))
     assert "4 images for a worker" in _checked(home / "set.npz")["what"]
     np.savez(home / "set.npz", images=np.zeros((4, 9, 9), np.float32))

@@ -1,4 +1,4 @@
-"""`fedssl classify` and `fedssl export --head`, in this process, on an encoder of a few weights."""
+"""The commands `fedssl classify` and `fedssl export --head`, run in this process on a small encoder."""
 
 import ast
 import csv
@@ -65,7 +65,7 @@ def test_a_folder_is_classified_by_its_own_labels(here: Path) -> None:
     assert found["classifier"]["per_class"][0] == {"name": "a, b", "num_images": 12, "num_held_out": 2, "num_right": 2}
 
 
-def test_a_kept_classifier_gives_the_same_bytes(here: Path) -> None:
+def test_a_saved_classifier_gives_the_same_bytes(here: Path) -> None:
     result = fedssl(*FIT, "--save-head", "head.safetensors")
     assert result.exit_code == 0, result.output
     assert "left out path/broken.png" in result.stderr
@@ -95,7 +95,7 @@ def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
         assert line["predicted"] == ";".join(name for name in ("red", "odd") if float(line[f"p_{name}"]) >= 0.5)
 
 
-def test_the_onnx_graph_is_encoder_and_classifier_in_one_file(here: Path) -> None:
+def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(here: Path) -> None:
     done(*FIT, "--save-head", "head.safetensors")
     shown = done("export", "run", "--to", "onnx", "--head", "head.safetensors")
     assert (shown["file"], shown["classes"]) == ("run/classifier.onnx", ["a, b", "path"])
@@ -118,7 +118,7 @@ def test_the_onnx_graph_is_encoder_and_classifier_in_one_file(here: Path) -> Non
     assert found[0] == pytest.approx([float(line["p_a, b"]), float(line["p_path"])], abs=1e-5)
 
 
-def test_the_script_in_the_documents_gives_the_same_probabilities(
+def test_the_script_in_the_documentation_gives_the_same_probabilities(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -154,7 +154,7 @@ def test_the_script_in_the_documents_gives_the_same_probabilities(
         (("export", "run", "--to", "timm", "--head", "head.safetensors"), "--to onnx"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_what_to_do(here: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_impossible_requests_are_refused_with_advice(here: Path, arguments: tuple[str, ...], words: str) -> None:
     Path("labels.csv").write_text("path,label\nelsewhere.png,a\n")
     np.savez("set.npz", images=np.zeros((4, 12, 12, 3), np.uint8))
     assert words in refused(*arguments)
@@ -170,7 +170,7 @@ def test_a_classifier_of_another_encoder_is_refused(here: Path) -> None:
     assert not Path("predictions.csv").exists()
 
 
-def test_an_earlier_file_stays_if_nothing_can_be_classified(here: Path) -> None:
+def test_an_earlier_file_stays_if_no_image_can_be_classified(here: Path) -> None:
     done(*FIT, "--save-head", "head.safetensors")
     before = Path("predictions.csv").read_bytes()
     Path("broken").mkdir()

@@ -1,4 +1,4 @@
-"""`fedssl embed`, `search`, `duplicates` and `outliers`, in this process, on an encoder of a few weights."""
+"""The commands `fedssl embed`, `search`, `duplicates` and `outliers`, run in this process on a small encoder."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ DATA = {"channels": 3, "image_size": 12}
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder with an encoder, images and a volume. Two images are equal, one cannot be decoded."""
+    """Return a working folder with an encoder, images and a volume. Two images are equal, and one cannot be decoded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
     Path("run").mkdir()
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(12):
         path = Path("photos", "ab"[number % 2], f"{number}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
-        colours = rng.integers(0, 20 * (number + 1), (2, 1, 3))  # no two images are almost equal to the encoder
+        colours = rng.integers(0, 20 * (number + 1), (2, 1, 3))  # the encoder can distinguish all images
         Image.fromarray(colours.repeat(6, 0).repeat(12, 1).astype(np.uint8)).save(path)
     shutil.copy("photos/a/4.png", "photos/b/copy.png")
     Path("photos/b/broken.png").write_bytes(b"no image")
@@ -40,7 +40,7 @@ def index(here: Path) -> Path:
     return Path("photos.npz")
 
 
-def test_embed_names_and_counts_what_it_leaves_out(here: Path) -> None:
+def test_embed_names_and_counts_the_images_it_leaves_out(here: Path) -> None:
     result = fedssl("embed", "photos", "--model", "run", "--out", "out/photos.parquet")
     assert result.exit_code == 0, result.output
     assert "left out b/broken.png: " in result.stderr
@@ -75,12 +75,12 @@ def test_an_index_of_another_encoder_is_refused(here: Path, index: Path) -> None
     said = refused("search", "photos/a/0.png", "--index", index, "--model", "other")
     assert "another encoder" in said
     assert "--model" in said
-    pulled(Path("run"), tiny_spec(data=DATA))  # the folder has another encoder now
+    pulled(Path("run"), tiny_spec(data=DATA))  # the folder now has another encoder
     assert "another encoder" in refused("search", "photos/a/0.png", "--index", index)
     assert not Path("neighbours.html").exists()
 
 
-def test_an_encoder_that_has_moved_is_named_by_model(here: Path, index: Path) -> None:
+def test_a_moved_encoder_is_named_with_the_option_model(here: Path, index: Path) -> None:
     Path("run").rename("moved")
     assert "--model" in refused("search", "photos/a/0.png", "--index", index)
     assert done("search", "photos/a/0.png", "--index", index, "--model", "moved")["neighbours"]
@@ -104,12 +104,12 @@ def test_an_encoder_that_has_moved_is_named_by_model(here: Path, index: Path) ->
     ],
 )
 @pytest.mark.usefixtures("index")
-def test_what_cannot_be_done_is_refused_with_what_to_do(arguments: tuple[str, ...], words: str) -> None:
+def test_impossible_requests_are_refused_with_advice(arguments: tuple[str, ...], words: str) -> None:
     Path("encoder.onnx").write_bytes(b"graph")
     assert words in refused(*arguments)
 
 
-def test_a_run_at_a_coordinator_that_does_not_answer(here: Path) -> None:
+def test_a_run_at_an_unreachable_coordinator_is_an_error(here: Path) -> None:
     Path("token").write_text("secret")
     where = ("--url", "http://127.0.0.1:1", "--token-file", "token")
     result = fedssl("embed", "photos", "--model", "1a2b3c4d", "--out", "a.npz", *where)
@@ -135,7 +135,7 @@ def test_outliers_are_ranked(here: Path, index: Path) -> None:
     assert done("outliers", "--index", index, "--neighbours", 99)["neighbours"] == 12, "there are no more others"
 
 
-def test_images_that_have_moved_are_found_by_images(here: Path, index: Path) -> None:
+def test_moved_images_are_found_with_the_option_images(here: Path, index: Path) -> None:
     Path("photos").rename("moved")
     result = fedssl("outliers", "--index", index, "--num", 2)
     assert result.exit_code == 0
@@ -154,7 +154,7 @@ def test_arrays_have_thumbnails_too(here: Path) -> None:
     assert Path("outliers.html").read_text().count("data:image/jpeg;base64,") == 2
 
 
-def test_an_index_cannot_show_files_outside_of_its_folder(here: Path, index: Path) -> None:
+def test_an_index_cannot_show_files_outside_its_folder(here: Path, index: Path) -> None:
     Image.new("RGB", (12, 12)).save("secret.png")
     found = read_index(index)
     names = ["../secret.png", str(here / "secret.png"), "a/../../secret.png", *found.paths[3:]]

@@ -1,4 +1,4 @@
-"""`fedssl evaluate`, in this process, on models of a few weights."""
+"""The command `fedssl evaluate`, run in this process on small models."""
 
 import json
 import math
@@ -66,12 +66,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_its_choices_are_those_of_the_library() -> None:
+def test_the_choices_are_those_of_the_library() -> None:
     assert set(get_args(Settings)) <= PROBES.keys()
     assert set(get_args(TuningName)) == FINE_TUNINGS.keys()
 
 
-def test_the_numbers_are_those_of_judge(folder: Path) -> None:
+def test_the_scores_equal_those_of_evaluate_encoder(folder: Path) -> None:
     found = document(folder / ENCODER)
     spec: RunSpec = read_spec(str(folder / SPEC))
     labelled = load_labelled("digits", spec.data, max_train=10_000, max_test=None, seed=0)
@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_judge(folder: Path) -> None:
     assert (found["data"], found["settings"], found["num_labels"], found["num_test"]) == ("digits", "fast", 1437, 360)
 
 
-def test_no_more_neighbours_vote_than_there_are_labels(folder: Path) -> None:
+def test_knn_uses_no_more_neighbours_than_there_are_labels(folder: Path) -> None:
     result = fedssl("evaluate", folder, "--measures", "knn", "--num-labels", 30, "--num-test", 20)
     assert " 30 neighbours" in result.stdout
 
@@ -96,14 +96,14 @@ def test_one_test_image_has_no_uniformity(folder: Path, tmp_path: Path) -> None:
     assert found["uniformity"] is None, "which is of pairs"
 
 
-def test_a_run_s_folder_stands_for_its_model(folder: Path) -> None:
+def test_a_run_folder_can_be_given_instead_of_its_model(folder: Path) -> None:
     arguments = ("--measures", "none", "--num-test", 20, "--angles")
     found = document(folder, *arguments, folder)
     assert found["angles"] == document(folder / MODEL, *arguments, folder / MODEL)["angles"]
 
 
-def test_the_start_of_another_run_is_not_a_baseline(folder: Path, tmp_path: Path) -> None:
-    """It remains in the folder if a second run is pulled into it."""
+def test_the_initial_model_of_another_run_is_not_used_as_a_baseline(folder: Path, tmp_path: Path) -> None:
+    """It remains in the folder if a second run is pulled into the same folder."""
     for name in (MODEL, SPEC):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     other = initialised(lambda: build_encoder(EncoderConfig(widths=(4, 8)), 1, 16), 7)
@@ -114,7 +114,7 @@ def test_the_start_of_another_run_is_not_a_baseline(folder: Path, tmp_path: Path
     assert document(tmp_path / MODEL, *arguments)["baselines"] == document(folder / MODEL, *arguments)["baselines"]
 
 
-def test_a_paper_s_settings_report_last_and_best_and_how_it_was_chosen(folder: Path) -> None:
+def test_a_papers_settings_report_last_and_best_and_how_the_best_was_chosen(folder: Path) -> None:
     arguments = (folder / MODEL, "--settings", "fedrlc", "--num-labels", 100, "--num-test", 50, "--measures", "probe")
     found = document(*arguments)
     full = found["linear_probe_in_full"]
@@ -128,7 +128,7 @@ def test_a_paper_s_settings_report_last_and_best_and_how_it_was_chosen(folder: P
         assert "chosen on the test set" in table
 
 
-def test_fine_tuning_on_shares_of_all_labels(folder: Path) -> None:
+def test_fine_tuning_uses_shares_of_all_labels(folder: Path) -> None:
     found = document(folder / MODEL, "--measures", "none", "--num-labels", 50, "--semi", "5,10")
     labels = load_dataset("digits", "train").labels
     assert labels is not None
@@ -140,7 +140,7 @@ def test_fine_tuning_on_shares_of_all_labels(folder: Path) -> None:
     assert "linear_probe" not in found
 
 
-def test_transfer_to_images_of_another_shape(folder: Path, tmp_path: Path) -> None:
+def test_transfer_to_images_of_another_shape_is_scored(folder: Path, tmp_path: Path) -> None:
     sides = []
     for split in ("train", "test"):
         digits = load_dataset("digits", "train" if split == "train" else "test").subset(np.arange(150))
@@ -154,7 +154,7 @@ def test_transfer_to_images_of_another_shape(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_a_map(folder: Path, tmp_path: Path, method: str) -> None:
+def test_a_map_is_written_as_a_png(folder: Path, tmp_path: Path, method: str) -> None:
     path = tmp_path / "new folder" / "map.png"
     arguments = ("--measures", "none", "--map", path, "--map-method", method, "--map-images", 40)
     assert document(folder / MODEL, *arguments)["map"] == str(path)
@@ -162,7 +162,7 @@ def test_a_map(folder: Path, tmp_path: Path, method: str) -> None:
         assert image.format == "PNG"
 
 
-def test_angles_between_a_client_s_model_and_the_global_one(folder: Path) -> None:
+def test_angles_between_a_clients_model_and_the_global_model_are_reported(folder: Path) -> None:
     same = document(folder / MODEL, "--measures", "none", "--angles", folder / MODEL)["angles"]
     assert same["local_global"] == pytest.approx(0, abs=1e-3)
     assert same["inter_class_local"] == same["inter_class_global"]
@@ -174,8 +174,8 @@ def test_angles_between_a_client_s_model_and_the_global_one(folder: Path) -> Non
 
 
 @pytest.mark.full
-def test_torchvision_s_network_without_a_spec(tmp_path: Path) -> None:
-    """Under torchvision's names, with a classifier that is left out; stem and channels follow from its first layer."""
+def test_a_torchvision_network_is_evaluated_without_a_spec(tmp_path: Path) -> None:
+    """The file has torchvision's names and a classifier, which is left out. Stem and channels come from its tensors."""
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 1), 0)
     path = tmp_path / "plain.safetensors"
     save_tensors({**encoder.state_dict(), "fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}, path)
@@ -188,7 +188,7 @@ def test_torchvision_s_network_without_a_spec(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["knn"] > 0.1
 
 
-def test_a_diverged_model_is_distinguished_from_a_bad_one(folder: Path, tmp_path: Path) -> None:
+def test_a_diverged_model_is_reported_as_such(folder: Path, tmp_path: Path) -> None:
     tensors = load_tensors(folder / MODEL)
     name = next(name for name in tensors if name.startswith("encoder.") and name.endswith("weight"))
     save_tensors({**tensors, name: torch.full_like(tensors[name], math.nan)}, tmp_path / MODEL)
@@ -215,7 +215,7 @@ def test_a_diverged_model_is_distinguished_from_a_bad_one(folder: Path, tmp_path
         (["--encoder", "resnet18"], "is not torchvision's resnet18"),
     ],
 )
-def test_wrong_usage_is_one_line_and_2(folder: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(folder: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
     images = load_dataset("digits", "test").images
     save_npz(tmp_path / "bare.npz", ImageData(images), ImageData(images))
     filled = [text.format(folder=folder, bare=tmp_path / "bare.npz") for text in arguments]
@@ -225,7 +225,7 @@ def test_wrong_usage_is_one_line_and_2(folder: Path, tmp_path: Path, arguments: 
     assert "Traceback" not in result.output
 
 
-def test_a_spec_without_data_needs_the_option(folder: Path, tmp_path: Path) -> None:
+def test_a_spec_without_data_needs_the_data_option(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bare.toml").write_text(SPEC_TEXT.partition("[partition]")[0])
     result = fedssl("evaluate", folder / MODEL, "--spec", tmp_path / "bare.toml")
     assert result.exit_code == 2
@@ -238,7 +238,7 @@ def test_a_missing_model_is_reported_before_its_missing_spec(tmp_path: Path) -> 
     assert f"there is no file {tmp_path / 'encoder.safetensors'}" in result.stderr.replace("\n", "")
 
 
-def test_the_untrained_encoder_and_chance_are_next_to_the_scores(folder: Path, tmp_path: Path) -> None:
+def test_the_untrained_encoder_and_chance_are_shown_next_to_the_scores(folder: Path, tmp_path: Path) -> None:
     few = ("--measures", "knn", "--num-labels", "200")
     with_initial = document(folder / MODEL, *few)["baselines"]
     (tmp_path / MODEL).write_bytes((folder / MODEL).read_bytes())
@@ -254,7 +254,7 @@ def test_the_untrained_encoder_and_chance_are_next_to_the_scores(folder: Path, t
     assert document(folder / MODEL, *few, "--no-baselines")["baselines"]["untrained"] is None
 
 
-def test_an_encoder_that_had_a_start_is_not_compared_with_random_weights(folder: Path, tmp_path: Path) -> None:
+def test_an_encoder_with_a_start_is_not_compared_with_random_weights(folder: Path, tmp_path: Path) -> None:
     few = ("--measures", "knn", "--num-labels", "200")
     spec = read_spec(str(folder / SPEC), ["model.initial.weights=start"])
     write_spec(spec, tmp_path / SPEC)

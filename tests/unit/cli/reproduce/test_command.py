@@ -1,4 +1,4 @@
-"""`fedssl reproduce`, in this process."""
+"""The command `fedssl reproduce`, run in this process."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from support.commands import fedssl
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of data sets that has digits in place of CIFAR-10."""
+    """Return a folder of data sets in which the digits replace CIFAR-10."""
     folder = tmp_path_factory.mktemp("data")
     splits = [load_dataset("digits", split) for split in ("train", "test")]  # type: ignore[arg-type]
     save_npz(folder / "cifar10.npz", *(ImageData(np.repeat(s.images, 3, axis=1), s.labels) for s in splits))
@@ -25,13 +25,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fix the measured speed of this machine, so that the scale does not depend on what else runs on it."""
+    """Fix the measured speed of this machine, so that the scale does not depend on its load."""
     speeds = {"resnet18": 10.0, "convnet": 10_000.0}
     monkeypatch.setattr(budget.calibration, "training_speed", lambda spec, device: speeds[spec.model.encoder.name])
     monkeypatch.setattr(budget.calibration, "judging_seconds", lambda spec, labelled, device: 0.5)
 
 
-def test_the_list_shows_every_table_and_what_its_rows_cost() -> None:
+def test_the_list_shows_every_table_and_the_cost_of_its_rows() -> None:
     document = json.loads(fedssl("reproduce", "--list", "--format", "json").stdout)
     shown = fedssl("reproduce", "--list").stdout
     cells = fedssl("reproduce", "fedx-1:simclr", "--list").stdout
@@ -44,7 +44,7 @@ def test_the_list_shows_every_table_and_what_its_rows_cost() -> None:
     assert cells.count("fedx-1") == 3
 
 
-def test_a_spec_is_shown_as_it_would_be_run() -> None:
+def test_the_shown_spec_is_the_one_that_would_run() -> None:
     result = fedssl("reproduce", "fedx-3a:FedSimCLR@10%", "--spec", "--set", "seed=5")
 
     spec = RunSpec.model_validate(yaml.safe_load(result.stdout))
@@ -59,7 +59,7 @@ SMALLER = [
 
 
 @pytest.mark.full
-def test_a_budget_scales_a_row_down_and_shows_what_differs(root: Path, tmp_path: Path, fast: None) -> None:
+def test_a_budget_scales_a_row_down_and_lists_the_differences(root: Path, tmp_path: Path, fast: None) -> None:
     asked = ("reproduce", "fedx-1:SimCLR+FedX@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
     result = fedssl(*asked, *SMALLER)
 
@@ -77,7 +77,7 @@ def test_a_budget_scales_a_row_down_and_shows_what_differs(root: Path, tmp_path:
     assert json.loads(fedssl("reproduce", "--report", "--out", tmp_path, "--format", "json").stdout) == document
 
 
-def test_a_plan_is_not_used_for_other_settings(root: Path, tmp_path: Path, fast: None) -> None:
+def test_a_plan_is_not_reused_for_other_settings(root: Path, tmp_path: Path, fast: None) -> None:
     asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
     asked += ("--dry-run", *SMALLER, "--set", "partition.max_images=200", "--set", 'evaluation.measures=["knn"]')
     said = [fedssl(*asked, "--set", f"seed={seed}").stderr for seed in (1, 1, 2)]
@@ -110,7 +110,7 @@ def test_results_of_other_seeds_are_not_replaced(root: Path, tmp_path: Path, fas
     assert {name: values[:2] for name, values in both["measured"].items()} == first["measured"]
 
 
-def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> None:
+def test_a_run_longer_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> None:
     result = fedssl("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path)
 
     assert result.exit_code == 2
@@ -141,5 +141,5 @@ def test_wrong_usage_is_one_error(
     assert "Traceback" not in result.output
 
 
-def test_times_are_read() -> None:
+def test_durations_are_parsed() -> None:
     assert [seconds_of(text) for text in ("90s", "5m", "1.5h", "30")] == [90.0, 300.0, 5400.0, 30.0]

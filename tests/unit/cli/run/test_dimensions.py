@@ -1,4 +1,4 @@
-"""How a client's dimensions are written."""
+"""The notation of a client's dimensions."""
 
 import pytest
 
@@ -9,5 +9,5 @@ from fedssl.cli.run.dimensions import ranges
     ("numbers", "text"),
     [((), ""), ((4,), "4"), ((0, 1), "0-1"), ((0, 2, 4), "0, 2, 4"), ((0, 1, 2, 7, 8, 11), "0-2, 7-8, 11")],
 )
-def test_neighbours_are_written_together(numbers: tuple[int, ...], text: str) -> None:
+def test_consecutive_dimensions_are_written_as_ranges(numbers: tuple[int, ...], text: str) -> None:
     assert ranges(numbers) == text

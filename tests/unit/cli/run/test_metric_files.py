@@ -1,4 +1,4 @@
-"""A run's numbers in MLflow, read back from its own store."""
+"""A run's metrics in MLflow, read back from its own store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +29,9 @@ def run() -> RunView:
 
 @pytest.fixture
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Use a store of its own, and send no usage statistics."""
+    """Use a separate store, and send no usage statistics."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")  # which it sets for itself: put back like the others
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")  # MLflow sets this variable itself: restore it like the others
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
     monkeypatch.chdir(tmp_path)
     import mlflow
@@ -42,7 +42,7 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
 
 
 @pytest.mark.full
-def test_mlflow_stores_what_it_is_sent(
+def test_mlflow_stores_the_run_and_its_metrics(
     mlflow: ModuleType, run: RunView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_files, "_MLFLOW_BATCH", 2)

@@ -1,4 +1,4 @@
-"""The display of a run in progress, from made-up states of one."""
+"""The display of a run in progress, drawn from constructed views."""
 
 import io
 from datetime import UTC, datetime
@@ -58,7 +58,7 @@ def drawn(snapshot: Snapshot) -> str:
     return screen.file.getvalue()
 
 
-def test_the_newest_attempt_of_each_client_counts() -> None:
+def test_only_the_newest_attempt_of_each_client_counts() -> None:
     parts = [part("a", "expired", reason="no heartbeat"), part("a", step=5, attempt=2), part("b", "accepted")]
 
     assert [view.attempt for view in shot(run(0, parts)).assignments] == [2, 1]
@@ -74,7 +74,7 @@ def test_the_newest_attempt_of_each_client_counts() -> None:
         ([part("a", "expired", step=9), part("b", "accepted")], 0.375),
     ],
 )
-def test_the_share_done_counts_the_round_in_progress(parts: list[AssignmentView] | None, share: float) -> None:
+def test_the_share_done_includes_the_round_in_progress(parts: list[AssignmentView] | None, share: float) -> None:
     assert shot(run(1, parts)).share_done == pytest.approx(share)
 
 
@@ -91,7 +91,7 @@ def test_only_training_clients_count_towards_the_speed() -> None:
 def test_the_remaining_time_is_estimated_from_observed_progress() -> None:
     clock = RemainingTime(now=0)
 
-    assert clock.seconds_left(0.5, now=100) is None  # half was done before we looked
+    assert clock.seconds_left(0.5, now=100) is None  # half was done before the first observation
     assert clock.seconds_left(0.505, now=110) is None  # too little to estimate
     assert clock.seconds_left(0.6, now=110) == pytest.approx(40)
 
@@ -108,7 +108,7 @@ def test_plain_output_shows_every_round_once() -> None:
     assert display.lines(shot(run(4, state="finished"), {1: -1, 3: -2, 4: -3}, left=9))[-1].endswith("images/s")
 
 
-def test_plain_output_of_a_run_in_progress_begins_with_its_last_round() -> None:
+def test_plain_output_of_a_run_in_progress_starts_with_its_last_round() -> None:
     display = PlainDisplay(Console(file=io.StringIO()))
 
     assert display.lines(shot(run(3), {1: -1, 2: -2, 3: -3})) == ["round 3 of 4: loss -3.0000"]
@@ -143,7 +143,7 @@ def test_the_picture_of_many_clients_keeps_those_with_problems() -> None:
 
 
 def distilling(epoch: int | None, *, number: int = 1, reason: str | None = None, closed: int = 0) -> RunView:
-    """Return a run of FLESD whose clients are done with the round. If `epoch` is None, distillation has not begun."""
+    """Return a run of FLESD whose clients have finished the round. If `epoch` is None, distillation has not started."""
     parts = [part("a", "accepted"), part("b", "accepted")]
     begun = epoch is not None
     job = DistillationJobView(
@@ -156,7 +156,7 @@ def distilling(epoch: int | None, *, number: int = 1, reason: str | None = None,
     return view.model_copy(update={"distillation": job, "spec": method_spec("flesd" if number else "fedca")})
 
 
-def test_the_picture_of_a_run_that_distils() -> None:
+def test_the_picture_shows_the_progress_of_a_distillation() -> None:
     text = drawn(shot(distilling(12)))
     for word in ("distilling epoch 12 of 40", "distillation loss 0.1250", "1:05 of distillation left"):
         assert word in text
@@ -166,7 +166,7 @@ def test_the_picture_of_a_run_that_distils() -> None:
     assert "distilling epoch 3 of 40" in drawn(shot(distilling(3, number=0)))
 
 
-def test_the_coordinator_s_epochs_are_half_of_a_round() -> None:
+def test_the_coordinators_epochs_count_as_half_of_a_round() -> None:
     assert shot(distilling(None)).share_done == pytest.approx(0.5 / 4)
     assert shot(distilling(20)).share_done == pytest.approx(0.75 / 4)
     trains = run(1, [part("a", step=5), part("b", "accepted")]).model_copy(update={"spec": method_spec("flesd")})
@@ -186,11 +186,11 @@ def test_plain_output_shows_a_distillation_and_its_failure_once() -> None:
     ]
 
 
-def test_the_picture_of_a_run_that_has_not_started() -> None:
+def test_the_picture_of_a_run_that_has_not_started_shows_what_it_waits_for() -> None:
     assert "waiting for clients" in drawn(shot(run(0, reason="waiting for clients: 0 of 4")))
 
 
-def test_the_live_display_leaves_nothing_behind() -> None:
+def test_the_live_display_draws_the_round() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
     with LiveDisplay(screen) as display:
         display.show(shot(run(1, [part("a", step=5)]), {1: -1.25}))
@@ -207,4 +207,4 @@ def test_a_round_of_many_clients_is_shown_as_counts() -> None:
     assert num_clients(view) == 1250
     assert shot(view).share_done == (1 + 0.92) / 4
     assert "1,250 clients: 100 offered, 50 submitted, 1,100 accepted" in drawn(shot(view))
-    assert num_clients(run(1, [part("a", "leased")])) == 0  # of an older coordinator
+    assert num_clients(run(1, [part("a", "leased")])) == 0  # the answer of an older coordinator has no counts

@@ -1,4 +1,4 @@
-"""`fedssl run show` of a run with secure aggregation."""
+"""The output of `fedssl run show` for a run with secure aggregation."""
 
 from datetime import UTC, datetime
 
@@ -9,7 +9,7 @@ from fedssl.protocol.states import RoundState
 from fedssl.protocol.views import RoundView, SecureRoundView
 
 
-def test_the_phase_the_missing_and_the_revealed_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_phase_the_missing_clients_and_the_reveals_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     secure = SecureRoundView(
         phase="reveals",
         cohort=["a", "b", "c", "d"],

@@ -1,4 +1,4 @@
-"""Log lines: in which form, and about what."""
+"""The format and the subject of log lines."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ def subject() -> dict[str, object]:
     return dict(add_subject(None, "info", {}))
 
 
-def test_threads_of_one_request_share_what_it_is_about() -> None:
+def test_threads_of_one_request_share_its_subject() -> None:
     say_about(run="nobody's")
     with about(run="a"):
         thread = threading.Thread(target=copy_context().run, args=(lambda: say_about(round=3, client=None),))
@@ -34,12 +34,12 @@ def test_threads_of_one_request_share_what_it_is_about() -> None:
 
 
 @pytest.mark.parametrize(("form", "for_people"), [("json", False), ("console", True), ("", False)])
-def test_the_form_is_chosen(monkeypatch: pytest.MonkeyPatch, form: str, for_people: bool) -> None:  # noqa: FBT001
+def test_the_format_is_set_by_the_environment(monkeypatch: pytest.MonkeyPatch, form: str, for_people: bool) -> None:  # noqa: FBT001
     monkeypatch.setenv("FEDSSL_LOG_FORMAT", form)
     assert is_for_people() is for_people
 
 
-def test_a_form_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSSL_LOG_FORMAT", "xml")
     with pytest.raises(ValueError, match="json or console"):
         is_for_people()
@@ -48,7 +48,7 @@ def test_a_form_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("set_up", [configure_logging, lambda: set_up_logging("info")], ids=["coordinator", "worker"])
-def test_a_text_from_outside_is_one_line_on_a_terminal(
+def test_text_from_outside_stays_on_one_line_in_a_terminal(
     set_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FEDSSL_LOG_FORMAT", "console")
@@ -70,7 +70,7 @@ def test_a_text_from_outside_is_one_line_on_a_terminal(
 
 
 @pytest.mark.parametrize("served", [metrics, worker_metrics], ids=["coordinator", "worker"])
-def test_prometheus_is_answered_only_where_that_is_asked_for(served: object) -> None:
+def test_prometheus_is_served_only_if_a_port_is_given(served: object) -> None:
     port = choose_port()
     served.serve("127.0.0.1", None)  # type: ignore[attr-defined]
     with pytest.raises(httpx.ConnectError):

@@ -1,4 +1,4 @@
-"""The OpenAPI document's errors: their media type, their schema, and which statuses an operation lists."""
+"""Errors in the OpenAPI document: their media type, their schema, and which statuses each operation lists."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def _resolved(response: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
-def test_every_error_is_a_problem_under_its_media_type(operation: Operation) -> None:
+def test_every_error_is_a_problem_with_its_media_type(operation: Operation) -> None:
     responses = operation.document["responses"]
     assert "default" in responses
     for status, response in responses.items():
@@ -34,7 +34,7 @@ def test_every_error_is_a_problem_under_its_media_type(operation: Operation) -> 
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
-def test_an_operation_lists_the_errors_that_follow_from_its_form(operation: Operation) -> None:
+def test_an_operation_lists_the_errors_that_follow_from_its_definition(operation: Operation) -> None:
     statuses = set(operation.document["responses"])
     assert ({"401", "403"} <= statuses) == bool(operation.roles)
     assert ({"429"} <= statuses) == (operation.template not in ("/healthz", "/readyz"))
@@ -43,12 +43,12 @@ def test_an_operation_lists_the_errors_that_follow_from_its_form(operation: Oper
         assert {"408", "413", "422"} <= statuses
 
 
-def test_the_schema_is_that_of_the_client() -> None:
+def test_the_problem_schema_is_that_of_the_client() -> None:
     assert DOCUMENT["components"]["schemas"]["Problem"] == Problem.model_json_schema()
     assert "HTTPValidationError" not in DOCUMENT["components"]["schemas"]
 
 
-def test_each_response_names_the_types_of_its_status() -> None:
+def test_each_response_lists_the_problem_types_of_its_status() -> None:
     for name, response in DOCUMENT["components"]["responses"].items():
         for slug, (status, _) in PROBLEMS.items():
             assert (f"`{PREFIX}{slug}`" in response["description"]) == (name == f"Problem{status}")

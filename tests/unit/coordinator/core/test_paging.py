@@ -1,4 +1,4 @@
-"""Cursors: ours come back as they were, anything else is refused and nothing else happens."""
+"""Cursors: our own are decoded unchanged, and all others are refused."""
 
 import base64
 import json
@@ -25,18 +25,18 @@ def _cursor(value: object) -> str:
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_rows_id_comes_back(row_id: int) -> None:
+def test_a_row_id_is_decoded_unchanged(row_id: int) -> None:
     assert decode_cursor(encode_cursor(row_id), database_id) == (row_id,)
 
 
 @given(st.datetimes(timezones=st.just(UTC)), st.uuids())
-def test_a_time_and_an_id_come_back(at: datetime, run_id: UUID) -> None:
+def test_a_time_and_an_id_are_decoded_unchanged(at: datetime, run_id: UUID) -> None:
     cursor = encode_cursor(at.isoformat(), str(run_id))
     assert decode_cursor(cursor, datetime.fromisoformat, UUID) == (at, run_id)
     assert len(cursor) <= 500
 
 
-def test_a_clients_name_comes_back() -> None:
+def test_a_client_name_is_decoded_unchanged() -> None:
     name = "a" * 63
     assert decode_cursor(encode_cursor(name), client_id) == (name,)
 
@@ -52,14 +52,14 @@ NONE = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cursor", NONE)
-def test_what_we_did_not_make(cursor: str, kind: str) -> None:
+def test_foreign_cursors_are_refused(cursor: str, kind: str) -> None:
     with pytest.raises(ProblemError, match="use a page's next_cursor as it is, or leave it out") as caught:
         decode_cursor(cursor, *KINDS[kind])
     assert caught.value.status == 422
 
 
 @given(st.text(max_size=60) | st.binary(max_size=40).map(lambda data: base64.urlsafe_b64encode(data).decode()))
-def test_anything_at_all(cursor: str) -> None:
+def test_any_text_is_decoded_or_refused(cursor: str) -> None:
     for kinds in KINDS.values():
         try:
             decode_cursor(cursor, *kinds)
@@ -68,7 +68,7 @@ def test_anything_at_all(cursor: str) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "shown", "more"), [(0, 0, False), (1, 1, False), (3, 3, False), (4, 3, True)])
-def test_pages(num_rows: int, shown: int, more: bool) -> None:  # noqa: FBT001
+def test_a_page_has_a_next_cursor_only_if_more_rows_follow(num_rows: int, shown: int, more: bool) -> None:  # noqa: FBT001
     page = page_of(list(range(num_rows)), 3, str, lambda row: (row,))
     assert page.items == [str(row) for row in range(shown)]
     assert page.next_cursor == (encode_cursor(2) if more else None)

@@ -1,4 +1,4 @@
-"""Problem details: complete, stable and fit to be sent and stored, whatever a stranger wrote into them."""
+"""Problem details are complete, stable, and safe to send and store, even with text from untrusted callers."""
 
 import json
 
@@ -22,17 +22,17 @@ def test_every_problem_is_complete(slug: str) -> None:
     assert isinstance(api_error(problem), ServerError) == (error.status >= 500)
 
 
-def test_a_slug_that_nobody_documented() -> None:
+def test_an_unknown_slug_raises_a_key_error() -> None:
     with pytest.raises(KeyError):
         ProblemError("whatever", "").body()
 
 
-def test_ordinary_text_stays_as_it_is() -> None:
+def test_ordinary_text_is_unchanged() -> None:
     for text in ("", "a b", "größe 数 🙂", "line\nbreak", "x" * 2000):
         assert printable(text) == text
 
 
-def test_odd_text_is_shown() -> None:
+def test_unprintable_text_is_escaped_and_long_text_is_shortened() -> None:
     assert printable("a\x00b") == "a\\x00b"
     assert printable("a\ud800b") == "a\\ud800b"
     assert printable("x" * 2001) == "x" * 2000 + " ..."

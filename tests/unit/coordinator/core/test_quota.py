@@ -1,4 +1,4 @@
-"""The quota of one caller in a window."""
+"""The quota that each caller has per time window."""
 
 from fedssl_coordinator.core.quota import Quota
 

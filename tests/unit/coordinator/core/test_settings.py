@@ -1,4 +1,4 @@
-"""Settings come from the environment, and secrets from files too."""
+"""Settings are read from the environment, and secrets also from files."""
 
 import re
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
     monkeypatch.setenv("FEDSSL_SECRETS_DIR", str(tmp_path))
     assert settings().database_url.get_secret_value() == "postgresql+psycopg://a:b@host/fedssl"
-    assert settings().redis_url.get_secret_value() == "redis://:d@elsewhere:6379/0"  # the environment wins
+    assert settings().redis_url.get_secret_value() == "redis://:d@elsewhere:6379/0"  # the environment takes precedence
 
 
 def test_empty_variables_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose passes on what its own environment lacks as empty."""
+    """Compose passes variables that its own environment lacks as empty strings."""
     _set_addresses(monkeypatch)
     monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
     for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES", "ROLES_CLAIM", "SCOPES"):
@@ -54,7 +54,9 @@ def test_empty_variables_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"STORE_PATH": "/a", "STORE_DIRECT": "1"}, "FEDSSL_STORE_DIRECT needs FEDSSL_STORE_URL"),
     ],
 )
-def test_a_store_that_is_half_described(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incompletely_configured_store_is_refused(
+    changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _set_addresses(monkeypatch)
     monkeypatch.delenv("FEDSSL_STORE_PATH", raising=False)
     for name, value in changes.items():
@@ -77,7 +79,7 @@ def test_a_store_that_is_half_described(changes: dict[str, str], message: str, m
         ("REDIS_URL", "redis://:hidden@host:port/0", "cannot be read: it is redis://USER"),
     ],
 )
-def test_an_address_that_would_be_taken_apart_wrongly_is_refused_without_its_password(
+def test_an_address_that_would_be_parsed_wrongly_is_refused_without_its_password(
     name: str, address: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _set_addresses(monkeypatch)
@@ -97,14 +99,14 @@ def test_an_address_that_would_be_taken_apart_wrongly_is_refused_without_its_pas
         "postgresql+psycopg://a:b:c@host/fedssl",
     ],
 )
-def test_addresses_of_postgres(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_postgres_addresses_are_accepted(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _set_addresses(monkeypatch)
     monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
     monkeypatch.setenv("FEDSSL_DATABASE_URL", address)
     assert settings().database_url.get_secret_value() == address
 
 
-def test_authorities_of_redis_need_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_certificate_authorities_need_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authorities = tmp_path / "ca and more.crt"
     monkeypatch.setenv("FEDSSL_DATABASE_URL", "postgresql+psycopg://a:b@host/fedssl")
     monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))

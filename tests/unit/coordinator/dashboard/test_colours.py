@@ -26,7 +26,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("fill", ["fill", "quiet", "warn-fill", "bad-fill"])
-def test_a_bar_has_three_to_one_against_its_track_and_its_ground(fill: str) -> None:
+def test_a_bar_has_a_contrast_of_three_to_one_against_its_track_and_its_background(fill: str) -> None:
     assert len(PALETTES) == 3
     for palette in PALETTES:
         for ground in ("line", "surface", "bg"):

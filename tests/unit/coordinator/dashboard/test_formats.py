@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers and names, formatted for people."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -34,20 +34,20 @@ from fedssl_coordinator.dashboard.run.view import stretches
         (formats.ago(None), "never"),
     ],
 )
-def test_numbers_and_times(shown: str, expected: str) -> None:
+def test_numbers_and_times_are_formatted(shown: str, expected: str) -> None:
     assert shown == expected
 
 
 @pytest.mark.parametrize("write", [formats.number, formats.percent, formats.points, formats.short, formats.in_bytes])
-def test_what_is_missing_is_a_dash(write: object) -> None:
+def test_missing_values_are_shown_as_a_dash(write: object) -> None:
     assert write(None) == formats.NOTHING  # type: ignore[operator]
 
 
-def test_times_past_are_rough() -> None:
+def test_times_in_the_past_are_rounded() -> None:
     assert formats.ago(datetime.now(UTC) - timedelta(minutes=40, seconds=12)) == "40 min ago"
 
 
-def test_codes_are_short_and_never_shared() -> None:
+def test_codes_are_short_and_unique() -> None:
     ids = [
         "st-odile",
         "st-olaf",
@@ -68,17 +68,17 @@ def test_codes_are_short_and_never_shared() -> None:
     assert [client.slot for client in named(ids)] == list(range(SLOTS))
 
 
-def test_past_twelve_nobody_has_a_colour() -> None:
+def test_with_more_than_twelve_clients_none_has_a_colour() -> None:
     clients = named([f"site-{n:03}" for n in range(1000)])
     assert {client.slot for client in clients} == {SLOTS}
     assert len({client.code for client in clients}) == 1000
 
 
-def test_owned_dimensions_are_joined_where_they_touch() -> None:
+def test_adjacent_dimensions_of_one_owner_are_joined() -> None:
     assert stretches([(0, "a"), (1, "a"), (2, "b"), (4, "b")]) == [("a", 0, 2), ("b", 2, 1), ("b", 4, 1)]
 
 
-def test_settings_have_the_keys_that_set_takes() -> None:
+def test_settings_have_the_keys_that_the_set_option_accepts() -> None:
     spec = {"seed": 1, "method": {"name": "ssd", "add_ons": [{"name": "dsr", "gamma": 1.0, "none": None}]}}
     assert flat(spec) == {"seed": 1, "method.name": "ssd", "method.add_ons": spec["method"]["add_ons"]}  # type: ignore[index]
     assert shown(spec["method"]["add_ons"]) == "dsr (gamma 1.0)"  # type: ignore[index]
@@ -91,7 +91,7 @@ def test_charts_keep_the_newest_round_and_at_most_a_thousand(num_closed: int) ->
     assert not num_closed or xs[-1] == num_closed
 
 
-def test_a_sparkline_stays_inside() -> None:
+def test_a_sparkline_stays_inside_its_box() -> None:
     assert svg.spark([1.0]) == ""
     assert svg.spark([3.0, 3.0]).startswith("M2.0 20.0")
     ends = [float(step.split(" ")[0]) for step in svg.spark([0.1, 0.9, 0.4])[1:].split("L")]

@@ -1,4 +1,4 @@
-"""A browser gets a page for each problem that a middleware or an endpoint of the API reports as JSON."""
+"""For each problem that a middleware or an API endpoint reports as JSON, a browser gets a page."""
 
 import asyncio
 
@@ -47,14 +47,14 @@ def test_a_browser_gets_a_page_with_the_status_and_the_headers(method: str) -> N
     assert "try again in 7 s" in answer.text
 
 
-def test_a_request_that_the_shutdown_cancels_is_a_page() -> None:
+def test_a_request_cancelled_by_the_shutdown_gets_a_page() -> None:
     answer = _answer(GracefulShutdown(_cancelled), "POST", "/runs/new", BROWSER)
     assert (answer.status_code, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
     assert "the coordinator is stopping" in answer.text
     assert answer.text.startswith("<!doctype html>")
 
 
-def test_a_problem_outside_of_the_page_is_not_a_redirect_to_the_sign_in() -> None:
+def test_a_problem_outside_the_web_page_does_not_redirect_to_the_sign_in() -> None:
     assert _answer(_without_token, "GET", "/metrics", BROWSER).status_code == 401
 
 

@@ -1,4 +1,4 @@
-"""The status of a run: how much time is left, and which word stands for what it does."""
+"""The status of a run: the word for its state, and the remaining time."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +11,7 @@ from fedssl_coordinator.dashboard.runs.run_status import run_status
 
 
 def _running(open_for_seconds: float) -> tuple[Run, list[Round]]:
-    """Return a run of five rounds with two closed ones, which took ten seconds each, and an open one."""
+    """Return a run of five rounds: two closed ones, which took ten seconds each, and an open one."""
     run = Run(state=RunState.RUNNING, num_rounds=5, rounds_closed=2, spec=RunSpec(num_rounds=5).model_dump(mode="json"))
     opened = datetime.now(UTC) - timedelta(seconds=open_for_seconds)
     rounds = [
@@ -36,7 +36,7 @@ def test_the_time_left_counts_down_within_a_round(open_for_seconds: float, left:
     assert (status.word, status.reason) == ("running", f"{left} left")
 
 
-def test_declines_are_the_reason_before_the_time_left() -> None:
+def test_declines_are_given_as_the_reason_instead_of_the_time_left() -> None:
     run, rounds = _running(4)
     declined = "1 of 2 clients declined: b: no images"
     status = run_status(run, rounds, {AssignmentState.DECLINED: 1}, [], None, 2, declined)
@@ -44,8 +44,8 @@ def test_declines_are_the_reason_before_the_time_left() -> None:
     assert status.needs_attention
 
 
-@pytest.mark.parametrize("num_rounds", [2, 3])  # between two rounds, and in one
-def test_a_cohort_setting_of_a_newer_version_keeps_no_run_from_the_list(num_rounds: int) -> None:
+@pytest.mark.parametrize("num_rounds", [2, 3])  # between two rounds, and during a round
+def test_a_run_with_a_newer_versions_cohort_setting_stays_in_the_list(num_rounds: int) -> None:
     run, rounds = _running(4)
     run.spec["cohort"] |= {"from_later": 1}
     status = run_status(run, rounds[:num_rounds], {AssignmentState.LEASED: 2}, [], None, 2)

@@ -1,4 +1,4 @@
-"""The list of methods, whose schemas are made once per process."""
+"""The list of methods. Its schemas are built once per process."""
 
 import pytest
 from pydantic import BaseModel
@@ -7,8 +7,8 @@ from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl_coordinator.federation import methods_endpoints
 
 
-def test_a_second_list_makes_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them take seconds: a viewer could keep the process busy."""
+def test_a_second_request_builds_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building all schemas takes seconds, so a viewer could keep the process busy."""
     caller = object()
     first = methods_endpoints.list_methods(caller)  # type: ignore[arg-type]
     assert [view.name for view in first.items] == sorted(METHOD_CONFIGS)

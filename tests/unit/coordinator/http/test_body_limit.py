@@ -1,4 +1,4 @@
-"""The limit on JSON bodies, one ASGI message at a time."""
+"""The size limit on JSON bodies, with one ASGI message at a time."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def small_limit(change_settings: Callable[..., None]) -> None:
 
 
 def _exchange(messages: list[Message], *, method: str = "POST", path: str = "/v1/runs", **headers: str) -> Any:
-    """Return the body that an application behind the limit receives, or the status of the refusal."""
+    """Return the body that an application behind the limit receives, or the status and type of the refusal."""
     sent: list[Message] = []
     got: list[bytes] = []
     queue = [*messages]
@@ -40,7 +40,7 @@ def _exchange(messages: list[Message], *, method: str = "POST", path: str = "/v1
             got.append(message["body"])
             if not message.get("more_body"):
                 break
-        assert (await receive())["type"] == "http.disconnect"  # and never the body again
+        assert (await receive())["type"] == "http.disconnect"  # and the body is not sent again
         await send({"type": "done"})
 
     scope = {
@@ -65,29 +65,29 @@ def _body(*parts: bytes) -> list[Message]:
 TOO_LARGE = (413, "urn:fedssl:problem:body-too-large")
 
 
-def test_a_body_within_the_limit() -> None:
+def test_a_body_within_the_limit_is_accepted() -> None:
     assert _exchange(_body(b"x" * LIMIT), content_length=str(LIMIT)) == b"x" * LIMIT
     assert _exchange(_body(b"x" * 40, b"", b"y" * 60)) == b"x" * 40 + b"y" * 60
     assert _exchange(_body(b"")) == b""
 
 
 @pytest.mark.parametrize("length", [str(LIMIT + 1), "9" * 30, "9" * 5000, "-1", "1e3", "x", ""])
-def test_an_announced_length_beyond_it_is_not_even_read(length: str) -> None:
+def test_an_announced_length_above_the_limit_is_refused_without_reading(length: str) -> None:
     assert _exchange([], content_length=length) == TOO_LARGE
 
 
-def test_a_body_that_grows_beyond_it() -> None:
+def test_a_body_that_grows_above_the_limit_is_refused() -> None:
     assert _exchange(_body(b"x" * LIMIT, b"y")) == TOO_LARGE
     assert _exchange(_body(*[b"x"] * (LIMIT + 1)), content_length="10") == TOO_LARGE
 
 
-def test_half_a_body_is_no_request() -> None:
-    """A truncated body could be valid JSON: what was not sent whole was not asked for."""
+def test_a_truncated_body_is_not_passed_on() -> None:
+    """A truncated body could be valid JSON, but the caller did not send the request completely."""
     messages = [{"type": "http.request", "body": b"1", "more_body": True}, {"type": "http.disconnect"}]
     assert _exchange(messages, content_length="2") is None
 
 
-def test_artifacts_have_a_limit_of_their_own() -> None:
+def test_artifacts_have_their_own_limit() -> None:
     large = b"x" * (3 * LIMIT)
     assert _exchange(_body(large), method="PUT", path="/v1/artifacts/abc") == large
     assert _exchange(_body(large), method="POST", path="/v1/artifacts/abc") == TOO_LARGE
@@ -115,14 +115,14 @@ def larger(change_settings: Callable[..., None]) -> None:
         ("/v1/work/register", TOKEN, 1 << 17),
     ],
 )
-def test_workers_and_strangers_send_less(path: str, shown: dict[str, str], most: int) -> None:
+def test_workers_and_callers_without_a_token_have_smaller_limits(path: str, shown: dict[str, str], most: int) -> None:
     assert _exchange(_body(b"x" * most), path=path, **shown) == b"x" * most
     assert _exchange(_body(b"x" * most, b"y"), path=path, **shown) == TOO_LARGE
     assert _exchange([], path=path, content_length=str(most + 1), **shown) == TOO_LARGE
 
 
 class _Unfinished:
-    """Requests with bodies that do not end, over one BodyLimit."""
+    """Sends requests with bodies that do not end, through one BodyLimit."""
 
     def __init__(self, limit: BodyLimit) -> None:
         self._limit = limit
@@ -130,7 +130,7 @@ class _Unfinished:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def send(self, num_bytes: int, *, is_known: bool = False) -> list[Message]:
-        """Return the answer that is sent at once."""
+        """Return the messages that are sent immediately."""
         sent: list[Message] = []
         parts = [{"type": "http.request", "body": b"x" * num_bytes, "more_body": True}]
 
@@ -156,7 +156,9 @@ class _Unfinished:
         self._tasks.clear()
 
 
-def test_a_process_holds_so_much_and_strangers_get_half_of_it(change_settings: Callable[..., None]) -> None:
+def test_bodies_in_memory_are_limited_and_unknown_callers_get_half_of_the_limit(
+    change_settings: Callable[..., None],
+) -> None:
     change_settings(
         DATABASE_URL="postgresql+psycopg://x",
         REDIS_URL="redis://x",
@@ -170,7 +172,7 @@ def test_a_process_holds_so_much_and_strangers_get_half_of_it(change_settings: C
             raise AssertionError("no body is whole")
 
         unfinished = _Unfinished(BodyLimit(application))
-        for _ in range(2):  # what was given up is given back
+        for _ in range(2):  # the memory of cancelled requests is released
             assert [await unfinished.send(100) for _ in range(2)] == [[], []]
             refused = await unfinished.send(1)
             assert refused[0]["status"] == 503
@@ -181,7 +183,7 @@ def test_a_process_holds_so_much_and_strangers_get_half_of_it(change_settings: C
     asyncio.run(exchange())
 
 
-def test_a_process_that_could_not_hold_one_body_does_not_start(change_settings: Callable[..., None]) -> None:
+def test_a_process_that_could_not_hold_two_bodies_does_not_start(change_settings: Callable[..., None]) -> None:
     change_settings(
         DATABASE_URL="postgresql+psycopg://x",
         REDIS_URL="redis://x",

@@ -1,4 +1,4 @@
-"""The protocol gives the application each body as it was sent, however its bytes arrive."""
+"""The protocol passes each body to the application as it was sent, however its bytes arrive."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ CONTENT = os.urandom(300_000)
 
 @pytest.mark.parametrize("pause_seconds", [0, 0.01])
 @pytest.mark.parametrize("num_chunk_bytes", [1, 1000, 65_536, len(CONTENT)])
-def test_bodies_arrive_as_they_were_sent(
+def test_bodies_are_received_as_they_were_sent(
     num_chunk_bytes: int, pause_seconds: float, change_settings: Callable[..., None]
 ) -> None:
     change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x")
@@ -47,7 +47,7 @@ def test_bodies_arrive_as_they_were_sent(
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             received = []
-            for _ in range(2):  # the second on the same connection
+            for _ in range(2):  # the second request uses the same connection
                 writer.write(head + body)
                 await reader.readuntil(b"\r\n\r\n")  # 100 Continue
                 await reader.readuntil(b"\r\n\r\n")
@@ -60,7 +60,7 @@ def test_bodies_arrive_as_they_were_sent(
 
 
 async def _chunked(reader: asyncio.StreamReader) -> bytes:
-    """Return a response's body, which is sent in chunks."""
+    """Return the body of a chunked response."""
     whole = b""
     while size := int(await reader.readline(), 16):
         whole += (await reader.readexactly(size + 2))[:-2]

@@ -1,4 +1,4 @@
-"""How the API's process keeps its memory, and how many connections may wait for it."""
+"""How the API process keeps its memory, and how many connections may wait in its backlog."""
 
 import subprocess
 import sys
@@ -26,19 +26,19 @@ print(num_faults())
 """
 
 
-def test_the_next_bodies_get_the_memory_of_the_last_ones() -> None:
-    """In a process of its own, because what it sets stays. 20 bodies have 1,953 pages of 4 KiB."""
+def test_later_bodies_reuse_the_memory_of_earlier_ones() -> None:
+    """Runs in a separate process, because the setting cannot be undone. 20 bodies have 1,953 pages of 4 KiB."""
     done = subprocess.run([sys.executable, "-c", _BODIES], check=True, capture_output=True, text=True)
     assert int(done.stdout) < 200
 
 
 @pytest.mark.parametrize(("most", "waiting"), [(100, 2048), (20_000, 20_000)])
-def test_all_connections_that_there_may_be_may_come_at_once(
+def test_the_backlog_has_room_for_all_permitted_connections(
     most: int, waiting: int, change_settings: Callable[..., None]
 ) -> None:
     change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH="x", MAX_CONNECTIONS=most)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Is never called."""
+        """Never called."""
 
     assert server_config(app, ListenOptions(host="127.0.0.1", port=0)).backlog == waiting

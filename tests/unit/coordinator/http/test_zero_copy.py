@@ -1,4 +1,4 @@
-"""Files that the kernel sends: whole, in part, to callers who read slowly, not at all, or leave."""
+"""Files sent by the kernel: whole or in part, to callers that read slowly, stop reading, or disconnect."""
 
 import asyncio
 import os
@@ -18,12 +18,12 @@ from fedssl_coordinator.http.zero_copy import ZERO_COPY
 from support.certificates import Authority
 
 CONTENT = os.urandom(9_000_001)
-OFFSET, COUNT = 4097, 8_500_000  # more than the kernel keeps for a caller who does not read
+OFFSET, COUNT = 4097, 8_500_000  # more than the kernel buffers for a caller that does not read
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Sender:
-    """An application that responds with a part of a file. `ended` is set when it has, with its error if it has one."""
+    """An application that responds with a part of a file. It sets `ended` when it is done, and `error` if it failed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,7 +67,7 @@ def path(tmp_path: Path, change_settings: Callable[..., None]) -> Path:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of bytes that the kernel takes from files from now on."""
+    """Return a list that receives the number of bytes of each `os.sendfile` call."""
     numbers: list[int] = []
     original = os.sendfile
 
@@ -113,12 +113,12 @@ def test_callers_receive_the_part_of_the_file_and_the_connection_stays_open(
     with asyncio.Runner(loop_factory=new_loop) as runner:
         received = runner.run(exchange())
     assert received == [CONTENT[OFFSET : OFFSET + COUNT]] * 2
-    assert (sum(sent) > COUNT) is is_cached  # half of the two responses, and the rest is copied
+    assert (sum(sent) > COUNT) is is_cached  # at least half of the two responses; the rest is copied
     assert is_cached or not sent
 
 
 @pytest.mark.parametrize("is_cached", [True, False], ids=["cached", "on the disk"])
-def test_a_file_that_ends_too_early_breaks_the_connection_off(
+def test_a_file_that_ends_too_early_breaks_the_connection(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cached: bool
 ) -> None:
     monkeypatch.setattr(zero_copy, "_is_cached", lambda *_: is_cached)
@@ -142,7 +142,7 @@ def test_a_file_that_ends_too_early_breaks_the_connection_off(
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "stalls"])
-def test_a_caller_that_leaves_or_stalls_ends_the_response_without_an_error(
+def test_a_caller_that_disconnects_or_stalls_ends_the_response_without_an_error(
     path: Path, *, leaves: bool, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def exchange() -> BaseException | None:
@@ -178,16 +178,16 @@ def test_encrypted_connections_do_not_have_the_extension(path: Path, tmp_path: P
     assert ZERO_COPY not in asyncio.run(exchange())[0]
 
 
-def test_the_page_cache_is_asked(tmp_path: Path) -> None:
+def test_cached_files_are_recognised_and_short_ones_are_not(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+b") as file:
         file.write(CONTENT)
         file.flush()
         assert zero_copy._is_cached(file.fileno(), 0, len(CONTENT)) is _has_probes(file.fileno())
-        assert not zero_copy._is_cached(file.fileno(), 1, len(CONTENT))  # it ends before
+        assert not zero_copy._is_cached(file.fileno(), 1, len(CONTENT))  # the file ends earlier
 
 
 def _has_probes(file: int) -> bool:
-    """Return whether this system has probes of the page cache for the file."""
+    """Return whether this system can report whether the file is in the page cache."""
     try:
         return os.preadv(file, [bytearray(1)], 0, getattr(os, "RWF_NOWAIT", 0)) == 1 and hasattr(os, "RWF_NOWAIT")
     except OSError:

@@ -1,4 +1,4 @@
-"""Artifacts that are kept in memory: only bytes that have their digest, and at most so many."""
+"""Artifacts kept in memory: only bytes with the right digest, up to a limit."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from fedssl_coordinator.storage.artifacts.memory import MemoryResponse, RecentAr
 
 
 class _Counting(FileStore):
-    """Counts the artifacts that are read."""
+    """A store that counts the artifacts it reads."""
 
     num_reads = 0
 
@@ -40,13 +40,13 @@ def _get(recent: RecentArtifacts, store: FileStore, digest: str) -> bytes | None
     return recent.get(digest, *store.version(digest))
 
 
-def test_an_artifact_is_read_once(store: _Counting) -> None:
+def test_an_artifact_is_read_only_once(store: _Counting) -> None:
     recent, digest = RecentArtifacts(), _put(store, b"weights")
     assert [_get(recent, store, digest) for _ in range(3)] == [b"weights"] * 3
     assert store.num_reads == 1
 
 
-def test_of_many_threads_one_reads(store: _Counting) -> None:
+def test_only_one_of_many_threads_reads_an_artifact(store: _Counting) -> None:
     recent, digest = RecentArtifacts(), _put(store, b"weights")
     found: list[bytes | None] = []
     threads = [threading.Thread(target=lambda: found.append(_get(recent, store, digest))) for _ in range(20)]
@@ -58,10 +58,10 @@ def test_of_many_threads_one_reads(store: _Counting) -> None:
     assert store.num_reads == 1
 
 
-def test_the_oldest_are_dropped_above_the_limit(store: _Counting) -> None:
+def test_the_least_recently_used_artifacts_are_dropped_above_the_limit(store: _Counting) -> None:
     recent = RecentArtifacts(most_bytes=10, largest_bytes=5)
     first, second, third = (_put(store, content) for content in (b"11111", b"22222", b"33333"))
-    for digest in (first, second, first, third):  # the second is the one that was not asked for lately
+    for digest in (first, second, first, third):  # the second is the least recently used
         _get(recent, store, digest)
     assert store.num_reads == 3
     _get(recent, store, first)
@@ -76,7 +76,7 @@ def test_a_large_artifact_is_not_read(store: _Counting) -> None:
     assert store.num_reads == 0
 
 
-def test_a_file_that_was_written_again_is_read_and_checked_again(store: _Counting) -> None:
+def test_a_file_that_was_rewritten_is_read_and_checked_again(store: _Counting) -> None:
     recent, digest = RecentArtifacts(), _put(store, b"weights")
     assert _get(recent, store, digest) == b"weights"
     store.path(digest).write_bytes(b"damages")
@@ -86,7 +86,7 @@ def test_a_file_that_was_written_again_is_read_and_checked_again(store: _Countin
     assert store.num_reads == 3
 
 
-def test_a_file_that_is_removed_before_it_is_read_is_an_error(store: _Counting) -> None:
+def test_a_file_deleted_before_it_is_read_is_reported_as_missing(store: _Counting) -> None:
     recent, digest = RecentArtifacts(), _put(store, b"weights")
     version = store.version(digest)
     store.delete(digest)
@@ -94,7 +94,7 @@ def test_a_file_that_is_removed_before_it_is_read_is_an_error(store: _Counting) 
         recent.get(digest, *version)
 
 
-def test_a_response_from_memory_has_at_most_a_mebibyte_per_message() -> None:
+def test_a_response_from_memory_sends_at_most_one_mebibyte_per_message() -> None:
     content, sent = bytes(range(256)) * 5000, list[Any]()
 
     async def send(message: Any) -> None:

@@ -42,18 +42,18 @@ def _run(*, num_calls: int, fails_at: int = -1, own_error: bool = False) -> list
 _last: list[int] = []
 
 
-def test_calls_are_done_one_after_another_and_have_ended_with_the_block() -> None:
+def test_calls_run_one_after_another_and_have_ended_when_the_block_ends() -> None:
     assert _run(num_calls=5) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("fails_at", "done"), [(1, [0]), (4, [0, 1, 2, 3])], ids=["before the last", "the last"])
-def test_a_call_that_fails_is_the_last_one(fails_at: int, done: list[int]) -> None:
+def test_no_call_follows_one_that_failed(fails_at: int, done: list[int]) -> None:
     with pytest.raises(OSError, match="full"):
         _run(num_calls=5, fails_at=fails_at)
     assert _last == done
 
 
-def test_the_blocks_own_error_counts_and_waits_for_the_call() -> None:
+def test_the_blocks_own_error_is_raised_after_the_last_call_has_ended() -> None:
     with pytest.raises(LookupError):
         _run(num_calls=2, fails_at=1, own_error=True)
     assert _last == [0]
@@ -62,7 +62,7 @@ def test_the_blocks_own_error_counts_and_waits_for_the_call() -> None:
     assert _last == [0, 1]
 
 
-def test_parts_are_read_ahead_in_their_order_and_an_error_ends_them() -> None:
+def test_parts_are_read_ahead_in_order_until_an_error() -> None:
     def parts() -> Iterator[bytes]:
         yield b"a"
         yield b"b"
@@ -79,12 +79,12 @@ def test_parts_are_read_ahead_in_their_order_and_an_error_ends_them() -> None:
     assert found == [b"a", b"b"]
 
 
-def test_one_download_per_minute_and_version_is_compared_with_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_download_per_minute_and_version_is_checked_against_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(streaming, "_checked_at", {})
     monkeypatch.setattr(streaming.time, "monotonic", lambda: now[0])
     assert [streaming._is_check_due("a", "1") for _ in range(3)] == [True, False, False]
-    assert streaming._is_check_due("a", "2")  # it was written again
+    assert streaming._is_check_due("a", "2")  # it was rewritten
     assert streaming._is_check_due("b", "1")
     now[0] += 61
     assert [streaming._is_check_due("a", "1") for _ in range(2)] == [True, False]
@@ -105,7 +105,7 @@ def test_only_small_chunks_are_joined(sizes: list[int], kept: int) -> None:
 
 
 class _Removing(FileStore):
-    """Removes an artifact once its status was read, as the collector may at that moment."""
+    """A store that deletes an artifact after its status was read, as garbage collection could."""
 
     is_removing = False
 
@@ -117,7 +117,7 @@ class _Removing(FileStore):
 
 
 @pytest.mark.parametrize("num_bytes", [100, memory.LARGEST_BYTES + 1], ids=["kept in memory", "sent from its file"])
-def test_an_artifact_that_is_removed_during_the_request_is_missing(
+def test_an_artifact_deleted_during_the_request_is_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
     store = _Removing(tmp_path)
@@ -126,7 +126,7 @@ def test_an_artifact_that_is_removed_during_the_request_is_missing(
     with store.writer() as writer:
         writer.write(bytes(num_bytes))
         digest = writer.commit()
-    streaming._is_check_due(digest, store.version(digest)[1])  # the next download is not checked again
+    streaming._is_check_due(digest, store.version(digest)[1])  # so that the download below is not checked
     store.is_removing = True
     with pytest.raises(ProblemError) as refusal:
         streaming.artifact_response(digest, Headers({}))

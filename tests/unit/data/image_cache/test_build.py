@@ -1,4 +1,4 @@
-"""Images of a folder are decoded once, to the same bits whatever happens in between."""
+"""The images of a folder are decoded once, to the same bits, even with interruptions."""
 
 import json
 import logging
@@ -59,8 +59,10 @@ def _pixels(data: CachedData) -> list[torch.Tensor]:
     return [data.images.batch(torch.tensor([number])).pixels for number in range(len(data))]
 
 
-def test_what_an_earlier_version_decoded_is_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JPEG files whose end was replaced by zeros were read with a grey part, and stay in the caches of that version."""
+def test_images_decoded_by_an_earlier_version_are_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier version decoded JPEG files that ended in zeros, with a grey part, and cached them."""
     path = tmp_path / "images" / "0.jpg"
     _write(path, 0, 64, 64)
     _write(path.with_name("1.jpg"), 1)
@@ -96,7 +98,7 @@ def test_the_shorter_side_is_scaled_and_the_aspect_kept(folder: Path) -> None:
                 np.testing.assert_array_equal(shown, np.asarray(resized))
 
 
-def test_a_long_image_loses_its_ends(tmp_path: Path) -> None:
+def test_the_ends_of_a_long_image_are_cut_off(tmp_path: Path) -> None:
     pixels = np.zeros((20, 100, 3), np.uint8)
     pixels[:, 30:70] = 200
     (tmp_path / "a").mkdir()
@@ -106,7 +108,7 @@ def test_a_long_image_loses_its_ends(tmp_path: Path) -> None:
     assert found.unique().tolist() == [200]
 
 
-def test_four_processes_write_the_bytes_of_one(folder: Path, tmp_path: Path) -> None:
+def test_four_processes_write_the_same_bytes_as_one(folder: Path, tmp_path: Path) -> None:
     one = load_cached(str(folder), _DATA, processes=1)
     content = one.images.path.read_bytes(), (one.images.path.parent / records.INDEX).read_bytes()
     shutil.rmtree(tmp_path / "cache")
@@ -136,7 +138,7 @@ def test_only_changed_and_new_files_are_decoded_again(folder: Path, decoded_name
     assert kept > fresh.images.path.stat().st_size
 
 
-def test_only_what_a_package_reads_is_decoded_again_by_its_next_version(
+def test_a_new_version_of_a_package_decodes_again_only_the_files_that_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded_names: list[str]
 ) -> None:
     images = tmp_path / "images"
@@ -155,7 +157,7 @@ def test_only_what_a_package_reads_is_decoded_again_by_its_next_version(
     ]
 
 
-def test_an_equal_file_of_another_name_takes_no_room(folder: Path) -> None:
+def test_a_file_with_the_same_content_under_another_name_takes_no_space(folder: Path) -> None:
     size = load_cached(str(folder), _DATA, processes=1).images.path.stat().st_size
     shutil.copy(folder / "a" / "00.png", folder / "a" / "copy.png")
     found = load_cached(str(folder), _DATA, processes=1)
@@ -173,7 +175,7 @@ def test_changed_files_do_not_fill_the_disk(folder: Path, monkeypatch: pytest.Mo
         assert load_cached(str(folder), _DATA, processes=1).images.path.stat().st_size <= 2 * size
 
 
-def test_a_cache_that_was_cut_short_is_completed(folder: Path) -> None:
+def test_a_truncated_cache_is_completed(folder: Path) -> None:
     whole = load_cached(str(folder), _DATA, processes=1)
     pixels, path = _pixels(whole), whole.images.path
     os.truncate(path, path.stat().st_size // 2)
@@ -193,7 +195,7 @@ def test_a_damaged_index_line_is_decoded_again(folder: Path, decoded_names: list
 
 
 @pytest.mark.parametrize("damage", ["line", "missing", "cut"])
-def test_images_in_use_stay_as_they_are_if_the_index_is_damaged(
+def test_images_in_use_do_not_change_if_the_index_is_damaged(
     folder: Path, decoded_names: list[str], damage: str
 ) -> None:
     whole = load_cached(str(folder), _DATA, processes=1)
@@ -203,7 +205,7 @@ def test_images_in_use_stay_as_they_are_if_the_index_is_damaged(
     index.write_bytes(lines[0][:20] if damage == "cut" else b"".join(lines))
     if damage == "missing":
         index.unlink()
-    _write(folder / "a" / sorted(os.listdir(folder / "a"))[0], 99)  # the first file has other pixels
+    _write(folder / "a" / sorted(os.listdir(folder / "a"))[0], 99)  # the first file now has other pixels
     decoded_names.clear()
     load_cached(str(folder), _DATA, processes=1)
     assert len(decoded_names) == _NUM
@@ -220,12 +222,12 @@ load_cached(sys.argv[1], DataConfig(channels=3, image_size=16, cache_size=20), p
 
 
 @pytest.mark.full
-def test_a_kill_in_the_middle_changes_no_bit(folder: Path, tmp_path: Path, decoded_names: list[str]) -> None:
+def test_a_kill_during_decoding_changes_no_bit(folder: Path, tmp_path: Path, decoded_names: list[str]) -> None:
     whole = load_cached(str(folder), _DATA, processes=1)
     path, content = whole.images.path, whole.images.path.read_bytes()
     shutil.rmtree(tmp_path / "cache")
     decoded_names.clear()
-    for number in range(_NUM, 400):  # enough that it is killed before it ends
+    for number in range(_NUM, 400):  # enough images that it is killed before it ends
         _write(folder / "c" / f"{number}.png", number)
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(folder)], env=os.environ)
     index, deadline = path.parent / records.INDEX, time.monotonic() + 300
@@ -242,7 +244,7 @@ def test_a_kill_in_the_middle_changes_no_bit(folder: Path, tmp_path: Path, decod
 
 
 def whole_of(found: CachedData, content: bytes) -> CachedData:
-    """Return the same data, but read at the same places from `content`, which was written without interruption."""
+    """Return the same data, but read from the same positions of `content`, which was written without interruption."""
     path = found.images.path.with_name("whole.bin")
     path.write_bytes(content)
     own = found.images
@@ -256,7 +258,7 @@ def _children() -> set[int]:
 
 
 @pytest.mark.full
-def test_a_decoder_that_is_killed_is_an_error_and_keeps_what_is_done(
+def test_a_killed_decoder_is_an_error_and_finished_images_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add, killed, others = records.Records.add, [], _children()  # `others` may be servers of other tests
@@ -278,7 +280,7 @@ def test_a_decoder_that_is_killed_is_an_error_and_keeps_what_is_done(
     assert index.read_bytes().count(b"\n") > 0
 
 
-def test_two_processes_share_one_cache(folder: Path, decoded_names: list[str]) -> None:
+def test_two_threads_share_one_cache(folder: Path, decoded_names: list[str]) -> None:
     found: list[CachedData] = []
     threads = [
         threading.Thread(target=lambda: found.append(load_cached(str(folder), _DATA, processes=1))) for _ in range(2)
@@ -291,12 +293,12 @@ def test_two_processes_share_one_cache(folder: Path, decoded_names: list[str]) -
     assert len(decoded_names) == _NUM
 
 
-def test_caches_of_other_settings_are_removed_except_the_last(folder: Path) -> None:
+def test_caches_of_other_settings_are_deleted_except_the_last_one(folder: Path) -> None:
     places = []
     for size in (20, 21, 22):
         found = load_cached(str(folder), _DATA.model_copy(update={"cache_size": size}), processes=1)
         places.append(found.images.path.parent)
-        (places[0].parent / ".DS_Store").touch()  # a file manager's
+        (places[0].parent / ".DS_Store").touch()  # written by a file manager
     assert [place.exists() for place in places] == [False, True, True]
 
 
@@ -305,7 +307,7 @@ def test_the_cache_is_private(folder: Path) -> None:
     assert [each.stat().st_mode & 0o77 for each in (path.parent.parent, path, path.parent / records.INDEX)] == [0] * 3
 
 
-def test_a_disk_with_too_little_room_is_refused_before_decoding(
+def test_a_disk_with_too_little_space_is_refused_before_decoding(
     folder: Path, monkeypatch: pytest.MonkeyPatch, decoded_names: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=records.RESERVE_BYTES + 100))
@@ -318,7 +320,9 @@ def test_a_disk_with_too_little_room_is_refused_before_decoding(
     assert "caching 40 images" in caplog.text
 
 
-def test_a_disk_that_fills_up_is_an_error_and_keeps_what_is_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_is_an_error_and_finished_images_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(records, "_FLUSH_BYTES", 1)
     free = iter([1 << 40] * 10 + [1000])
     monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=next(free)))
@@ -328,7 +332,7 @@ def test_a_disk_that_fills_up_is_an_error_and_keeps_what_is_done(folder: Path, m
     assert index.read_bytes().count(b"\n") == 10
 
 
-def test_the_estimate_is_near_the_cache(folder: Path) -> None:
+def test_the_estimated_size_is_close_to_that_of_the_cache(folder: Path) -> None:
     files = build.list_files(str(folder), "train")
     assert files is not None
     expected = build.expected_bytes(files, files.names, _DATA)
@@ -336,7 +340,9 @@ def test_the_estimate_is_near_the_cache(folder: Path) -> None:
     assert expected == pytest.approx(size, rel=0.05)
 
 
-def test_unreadable_files_are_left_out_up_to_a_share(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_files_are_left_out_up_to_the_permitted_share(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "a" / "00.png").write_bytes(b"")
     (folder / "b" / "01.png").write_bytes((folder / "b" / "01.png").read_bytes()[:60])
     with pytest.raises(DataError, match=r"cannot decode 2 of 40 .*a/00\.png: .*b/01\.png"):
@@ -349,13 +355,13 @@ def test_unreadable_files_are_left_out_up_to_a_share(folder: Path, caplog: pytes
     assert "left out 2 of 40 images" in caplog.text
 
 
-def test_a_file_that_could_not_be_decoded_is_tried_again(tmp_path: Path) -> None:
+def test_decoding_is_retried_for_a_file_that_could_not_be_decoded(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (20, 20), np.uint8)
     write_compressed(tmp_path / "images" / "1.dcm", [pixels], "JPEG 2000")
     write_dicom(tmp_path / "images" / "2.dcm", pixels)
     data = DataConfig(channels=1, image_size=16, cache_size=20, max_unreadable=0.5)
     plugins = JPEG2000LosslessDecoder._available.copy()
-    JPEG2000LosslessDecoder._available.clear()  # as if the package that decodes it were not installed
+    JPEG2000LosslessDecoder._available.clear()  # as if the package that decodes these files were not installed
     try:
         assert load_cached(str(tmp_path / "images"), data, processes=1).unreadable == (0,)
     finally:
@@ -388,7 +394,7 @@ def test_equal_and_constant_images_are_named(folder: Path, caplog: pytest.LogCap
     assert "images that equal an earlier one: 1 (a/copy.png = a/00.png)" in caplog.text
 
 
-def test_names_that_are_not_utf_8_are_read(folder: Path) -> None:
+def test_file_names_that_are_not_utf_8_are_read(folder: Path) -> None:
     shutil.copy(folder / "a" / "00.png", os.fsencode(folder / "a") + b"/\xff.png")
     found = load_cached(str(folder), _DATA, processes=2)
     assert len(found) == _NUM + 1
@@ -415,6 +421,6 @@ def test_a_cache_size_that_does_not_fit_the_crops_is_refused(size: int) -> None:
         DataConfig(image_size=16, cache_size=size)
 
 
-def test_a_spec_without_a_cache_keeps_its_text() -> None:
+def test_a_spec_without_a_cache_has_no_cache_size_key() -> None:
     assert "cache_size" not in DataConfig().model_dump()
     assert _DATA.model_dump()["cache_size"] == 20

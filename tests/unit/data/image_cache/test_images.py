@@ -1,4 +1,4 @@
-"""Reading from a cache gives the same bits streamed or from a device's memory, whole or as squares."""
+"""Reading from a cache gives the same bits, whether streamed or from device memory, whole or as squares."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _CPU = torch.device("cpu")
 
 @pytest.fixture(params=[8, 16])
 def cached(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[CachedData, DataConfig]:
-    """Images of 8 bits in three channels, or of 16 bits in one."""
+    """Return cached images of 8 bits in three channels, or of 16 bits in one."""
     rng = np.random.default_rng(0)
     for number in range(30):
         height, width = rng.integers(20, 60, 2)
@@ -48,7 +48,7 @@ def test_streamed_and_resident_images_have_the_same_bits(cached: tuple[CachedDat
         assert views[0].std() > 0.05
 
 
-def test_batches_read_ahead_are_those_taken_one_by_one(cached: tuple[CachedData, DataConfig]) -> None:
+def test_batches_read_ahead_equal_those_read_one_by_one(cached: tuple[CachedData, DataConfig]) -> None:
     images = cached[0].images
     batches = [torch.tensor([3, 1]), torch.tensor([0]), torch.tensor([7, 8, 9])]
     for ahead, indices in zip(take_each(images, batches), batches, strict=True):
@@ -60,7 +60,7 @@ def test_batches_read_ahead_are_those_taken_one_by_one(cached: tuple[CachedData,
     assert list(take_each(images, [])) == []
 
 
-def test_reading_stops_when_the_batches_are_given_up(cached: tuple[CachedData, DataConfig]) -> None:
+def test_reading_stops_when_the_batches_are_closed(cached: tuple[CachedData, DataConfig]) -> None:
     batches = cached[0].images.batches([torch.tensor([0])] * 100)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def test_reading_stops_when_the_batches_are_given_up(cached: tuple[CachedData, D
         next(batches)
 
 
-def test_squares_are_those_of_conform(cached: tuple[CachedData, DataConfig]) -> None:
+def test_squares_equal_those_of_conform(cached: tuple[CachedData, DataConfig]) -> None:
     data, config = cached
     plain = config.model_copy(update={"cache_size": None})
     for number in range(5):
@@ -89,7 +89,7 @@ def test_a_subset_has_its_images_labels_and_digests(cached: tuple[CachedData, Da
 
 
 @pytest.mark.parametrize("through_parts", [False, True])
-def test_pixels_that_changed_on_the_disk_are_an_error(
+def test_pixels_that_changed_on_disk_are_an_error(
     cached: tuple[CachedData, DataConfig], *, through_parts: bool
 ) -> None:
     images = cached[0].subset(np.array([9, 2, 4])).images
@@ -110,7 +110,7 @@ def test_pixels_that_changed_on_the_disk_are_an_error(
             read()
 
 
-def test_parts_give_the_same_images_to_another_process(cached: tuple[CachedData, DataConfig]) -> None:
+def test_parts_give_the_same_images_and_a_replaced_cache_is_refused(cached: tuple[CachedData, DataConfig]) -> None:
     images = cached[0].subset(np.array([9, 2, 4])).images
     values, rows = images.parts()
     assert torch.equal(CachedImages.from_parts(values, rows)[:], images[:])
