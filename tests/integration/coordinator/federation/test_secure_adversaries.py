@@ -70,6 +70,8 @@ def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = No
 
 
 def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: Path) -> None:
+    from fedssl_coordinator.storage.retention import collection
+
     members = SecureMembers(coordinator, tmp_path, _spec())
     first, second, third, last = names = sorted(members.items)
     with pytest.raises(Rejected, match="the X25519 public key has low order"):
@@ -106,7 +108,12 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
     for name in names:
         members.send(name, answers[name])
     assert members.needs_attention()
+    # A client that gives its work back now is in the sum, and a collection leaves its vector in the store.
+    members.workers.clients[last].decline(members.items[last].assignment_id, "its machine fails")
+    collection.collect()
     members.advance()
+    [aggregating] = members.workers.events("round.aggregating")
+    assert aggregating.message == f"aggregating 3 of 4 updates; the sum also has that of {last}"
     plain = _spec(secure=False)
     expected, run = simulate(plain, shards(plain)).model, coordinator.client.run(members.workers.id)
     assert run.model is not None

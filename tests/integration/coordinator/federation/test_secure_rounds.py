@@ -286,6 +286,11 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
         members.workers.clients[first].submit(Submit(assignment_id=item.assignment_id, update="0" * 64, num_examples=1))
     for name in (second, third):
         members.send(name, members.keys(name))
+    coordinator.client.pause(members.workers.id)
+    tables.execute("UPDATE secure_rounds SET deadline = now()")
+    coordinator.client.resume(members.workers.id)  # no client could claim meanwhile: the phase begins again
+    coordinator.advance(members.workers.id)
+    assert members.shown().phase == "keys"
     tables.execute("UPDATE secure_rounds SET deadline = now()")
     coordinator.advance(members.workers.id)
     with pytest.raises(Gone, match="came too late"):  # the roster is frozen
