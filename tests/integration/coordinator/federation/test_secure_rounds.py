@@ -386,8 +386,9 @@ def test_of_two_clients_that_announce_one_key_at_the_same_time_one_is_refused(co
         assert list(threads.map(announce, [f"site-{number}" for number in range(6)])).count(True) == 1
 
 
+@pytest.mark.changes_states
 def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_client(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(2))
     coordinator.advance(workers.id)
@@ -398,6 +399,17 @@ def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_clien
     closed = next(iter(coordinator.client.rounds(workers.id)))
     assert closed.verdict == "skipped"
     assert closed.reason == f"{VICTIM}: out of range: encoder.x: a value does not fit into its word"
+    # A failed round of a run that was resumed gives no weights either: no client's state advances in it.
+    tables.execute("UPDATE rounds SET verdict = 'failed' WHERE number = 1")
+    tables.execute(
+        "UPDATE assignments SET state = 'accepted', update_digest = (SELECT max(digest) FROM artifacts), "
+        "num_examples = 1 WHERE client_id = %s AND round_number = 1",
+        VICTIM,
+    )
+    for _ in range(2):  # claimed, and then resumed
+        item = workers.clients[VICTIM].claim(0)
+        assert item is not None
+        assert (item.round_number, item.last_accepted) == (2, None)
 
 
 def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
