@@ -135,6 +135,16 @@ def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cas
     assert "the coordinator has it, undamaged" in refuted[0].message
 
 
+def test_a_second_false_claim_is_refuted_while_another_client_still_trains(make_cast: MakeCast) -> None:
+    cast = make_cast(num_rounds=1)
+    cast.claim("a")
+    for _ in range(2):
+        _decline(cast, "b", Cause.COORDINATOR)
+        cast.advance()
+    assert _causes(cast) == [("a", 1, None), ("b", 1, Cause.COORDINATOR), ("b", 2, Cause.CLIENT_MACHINE)]
+    assert [event.client_id for event in cast.events("decline.refuted")] == ["b"]
+
+
 def test_causes_are_kept_and_shown(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
     _decline(cast, "a", Cause.CLIENT_DATA, "no images")
