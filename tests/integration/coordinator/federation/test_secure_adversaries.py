@@ -83,6 +83,8 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
         members.send(name, vectors[name])
         members.send(name, vectors[name])  # again
     assert members.needs_attention()
+    shown = members.shown()
+    assert (shown.own_masks, shown.mask_keys) == ([], [])  # nothing is revealed before the last phase
     sent = words[first].words64
     second_vector = members.uploaded(first, np.append(sent, sent[:1]), bytes.fromhex(vectors[first].signature))
     with pytest.raises(Conflict, match="another message of this client for this phase was already accepted"):

@@ -339,7 +339,6 @@ def test_a_finished_run_is_deleted_with_its_artifacts(
 
 def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends(coordinator: Coordinator) -> None:
     """Artifacts of a new table are kept by default. Revise this list when a table is added."""
-    from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.core.models import Base
     from fedssl_coordinator.storage.retention import repository
 

@@ -156,12 +156,22 @@ def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
     assert tus.announce(len(DATA), DIGEST).headers["upload-offset"] == str(len(DATA))
 
 
-def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(coordinator: Coordinator, tus: Tus) -> None:
-    location = tus.begun(len(DATA), DIGEST)
+def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(
+    coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, locked = tus.begun(len(DATA), DIGEST), PartialFile.locked
     partial = coordinator.store / "partial" / location.rpartition("/")[2].replace("-", "")
     partial.parent.mkdir(exist_ok=True)
     partial.write_bytes(DATA)
-    assert tus.offset(location) == len(DATA)
+
+    def finish_before(self: PartialFile) -> Any:
+        monkeypatch.undo()
+        with Tus(coordinator) as other:
+            assert other.offset(location) == len(DATA)
+        return locked(self)
+
+    monkeypatch.setattr(PartialFile, "locked", finish_before)
+    assert tus.offset(location) == len(DATA)  # although another request has finished it in between
     assert _stored(coordinator) == DATA
     assert not partial.exists()
 
@@ -227,6 +237,10 @@ def test_an_upload_is_synced_while_it_arrives_and_a_disk_that_fails_refuses_it(
 
 
 def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+    def broken() -> Iterator[bytes]:
+        yield DATA[: HEADER - 1]
+        raise ConnectionError
+
     weights = save({"projector.weight": np.zeros((1000, 1000), np.float32)})
     with onlooker.nothing_changes() as events:
         location = tus.begun(len(weights), digest(weights))
@@ -239,6 +253,9 @@ def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, on
         answer = tus.send(location, put_together(*taken_apart(DATA), length=2**40), 0)
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
         location = tus.begun(len(DATA), DIGEST)
+        with pytest.raises(ConnectionError):
+            tus.send(location, broken(), 0)
+        assert tus.offset(location) == 0
         assert "within the safetensors header" in tus.send(location, DATA[: HEADER - 1], 0).json()["detail"]
     assert {event.kind for event in events} == {"artifact.refused"}
 
