@@ -246,15 +246,17 @@ def test_a_claim_takes_the_oldest_offer_but_its_own_lease_first(
 
 
 def test_a_claim_carries_what_was_accepted_last(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
-    two = Cast(coordinator, cast.tables, tmp_path, "c", num_rounds=2)
-    assert two.claim("c").last_accepted is None
-    two.deliver("c")
+    two = Cast(coordinator, cast.tables, tmp_path, "cd", num_rounds=2)
+    first = two.claim("c")
+    assert (first.last_accepted, first.frozen) == (None, None)
+    two.deliver("c", 1.0)
+    two.work("d", value=2.0)
     two.advance()
-    item = two.claim("c")
-    assert item.last_accepted is not None
-    assert item.last_accepted.round_number == 1
-    assert item.last_accepted.update == two.rounds[0].assignments[0].update
-    assert item.broadcast == two.run.model
+    for assignment in two.rounds[0].assignments:
+        item = two.claim(assignment.client_id)
+        assert item.last_accepted is not None
+        assert (item.last_accepted.round_number, item.last_accepted.update) == (1, assignment.update)
+        assert item.broadcast == two.run.model
 
 
 def test_a_pause_keeps_leases_and_offers(cast: Cast) -> None:

@@ -79,6 +79,8 @@ def test_a_worker_killed_after_each_write_and_each_message_continues_with_the_sa
     assert [event.data["survivors"] for event in ended] == [sorted(shards(spec))] * len(points)
     # Nothing is left of shares and reveals, and each masked vector goes with the next collection.
     assert tables.query("SELECT client_id FROM secure_members") == []
+    words = tables.query("SELECT num_words FROM secure_rounds JOIN rounds ON id = round_id ORDER BY number")
+    assert words[0] > words[1] == words[-1]  # when earlier weights are known, most words have 32 bits
     from fedssl_coordinator.storage.retention import collection
 
     collection.collect()

@@ -21,6 +21,8 @@ from fedssl.protocol.states import RunState
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.main import app
 from fedssl_coordinator.storage.artifacts import repository as artifacts
+from fedssl_coordinator.storage.retention import repository as retention
+from fedssl_coordinator.storage.retention.service import retention_periods
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes, written
@@ -74,6 +76,8 @@ def test_updates_go_once_their_round_is_closed(cast: Cast, coordinator: Coordina
         assert collect() == {"update": 1}  # a row that another transaction has locked is left for the next time
         assert is_stored(coordinator, updates[0])
     assert collect() == {"update": 1}
+    with transaction() as session:  # `verify-store` reports nothing that was removed while it read
+        assert not retention.is_needed(session, updates[0], retention_periods())
     assert not any(is_stored(coordinator, update) for update in updates)
     assert [part.update for part in cast.rounds[0].assignments] == updates  # the record stays
     events = cast.events("artifact.collected")

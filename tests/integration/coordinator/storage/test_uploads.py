@@ -392,6 +392,13 @@ def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus:
         location = tus.begun(len(DATA), DIGEST)
         other = tus.send(location, DATA, 0, Tus_Resumable="0.2.2")
         assert (other.status_code, other.headers["tus-version"]) == (412, "1.0.0")
+        announced = {"Upload-Length": "5", "Upload-Metadata": f"digest {base64.b64encode(DIGEST.encode()).decode()}"}
+        for method, path, headers in (
+            ("POST", "/v1/uploads", announced),
+            ("HEAD", location, {}),
+            ("DELETE", location, {}),
+        ):
+            assert tus.request(method, path, **headers, **{"Tus-Resumable": "0.2.2"}).status_code == 412, method
         assert tus.send(location, DATA, 0, Content_Type="application/octet-stream").status_code == 415
         assert tus.send(location, DATA, -1).status_code == 422
         for metadata in ("", "digest", "digest !", "digest AA==,assignment", f"digest {'A' * 2000}", "name eA=="):
