@@ -180,7 +180,10 @@ def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
     events = cast.events("assignment.expired")
     assert [event.message for event in events] == ["a: no heartbeat within the lease; offered again"] * 3
     assert cast.round.attempt == 1  # the round's own attempt continues
-    cast.work("a", "b")
+    cast.work("a")
+    assert not cast.is_complete()
+    cast.work("b")
+    assert cast.is_complete()
     cast.advance()
     assert cast.round.verdict == Verdict.AGGREGATED
 
