@@ -69,20 +69,26 @@ def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = No
     assert not members.needs_attention()
 
 
-def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_wrong_messages_leave_the_sum_right(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.core import enqueue
     from fedssl_coordinator.storage.retention import collection
 
+    enqueued = list[Any]()  # by the last message of each phase
     members = SecureMembers(coordinator, tmp_path, _spec())
     first, second, third, last = names = sorted(members.items)
     with pytest.raises(Rejected, match="the X25519 public key has low order"):
         members.send(first, _with_low_order(members, first))
+    monkeypatch.setattr(enqueue, "advance", lambda session, run_id: enqueued.append(run_id))
     _until_vectors(members, unusable=(second, first))
+    assert len(enqueued) == 2
     words = {name: members.words(name) for name in names}
     vectors = {name: members.masked(name, words[name]) for name in names}
     for name in names:
         members.send(name, vectors[name])
         members.send(name, vectors[name])  # again
-    assert members.needs_attention()
+    assert (len(enqueued), members.needs_attention()) == (3, True)
     shown = members.shown()
     assert (shown.own_masks, shown.mask_keys) == ([], [])  # nothing is revealed before the last phase
     sent = words[first].words64
@@ -96,7 +102,7 @@ def test_wrong_messages_leave_the_sum_right(coordinator: Coordinator, tmp_path: 
         members.send(first, unsigned)
     for name in names:
         members.confirm(name)
-    assert members.needs_attention()
+    assert (len(enqueued), members.needs_attention()) == (4, True)
     members.advance()
     assert not members.needs_attention()
     answers = {name: members.reveals(name) for name in names}

@@ -325,6 +325,7 @@ def test_wrong_messages_are_refused_with_what_is_wrong(
     ]
     with pytest.raises(Gone):
         members.send(first, shares)
+    assert members.status(first).phase == "failed"  # no message is awaited any more
     assert tables.query("SELECT kind FROM events WHERE kind = 'secure_message.refused'") != []
 
 
