@@ -98,13 +98,15 @@ def test_a_deadline_that_passes_without_the_broadcast_costs_no_attempt(make_cast
     assert [state for *_, state in cast.states()] == ["expired", "offered", "expired", "offered"]
 
 
-def test_registered_public_images_that_are_missing_stall_the_run(make_cast: MakeCast) -> None:
+def test_missing_public_images_and_a_plan_of_another_version_stall_the_run(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
     public = '{"dataset": "scans", "num_images": 8, "digest": "' + "5" * 64 + '"}'
     cast.tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{public_data}', %s::jsonb)", public)
     for name in "ab":
         _decline(cast, name, Cause.COORDINATOR)
+    cast.tables.execute("UPDATE runs SET plan = jsonb_set(plan, '{update}', '[]')")
     cast.advance()
+    assert "the run's artifact plan was made by another version than this coordinator's" in (cast.run.reason or "")
     assert f"the public images {'5' * 64} is missing" in (cast.run.reason or "")
 
 
