@@ -260,6 +260,7 @@ def test_a_claim_carries_what_was_accepted_last(cast: Cast, coordinator: Coordin
         assert item.last_accepted is not None
         assert (item.last_accepted.round_number, item.last_accepted.update) == (1, assignment.update)
         assert item.broadcast == two.run.model
+    assert [each.client_id for each in coordinator.client.assignments(two.id, 1)] == ["c", "d"]
 
 
 def test_a_pause_keeps_leases_and_offers(cast: Cast) -> None:

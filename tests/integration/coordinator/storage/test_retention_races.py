@@ -115,6 +115,8 @@ def test_weights_that_vanish_before_they_are_noted_are_made_again(
         cast.advance()
     [stalled] = cast.events("run.stalled")
     assert "was removed while it was stored: store it again" in stalled.message
+    cast.advance()
+    assert cast.run.outcome is None  # its pause is not over
     tables.execute("UPDATE runs SET retry_at = NULL")
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED

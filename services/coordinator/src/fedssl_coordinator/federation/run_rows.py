@@ -228,7 +228,7 @@ def _set_weights(session: Session, run: Run, weights: WeightDigests) -> None:
 
 
 def newest_accepted(session: Session, run: Run, client_id: str, last_round: int | None = None) -> AcceptedUpdate | None:
-    """Return the client's newest accepted update in the run, but not of a skipped or failed round, or after `last_round`.
+    """Return the client's newest accepted update in the run, up to `last_round`, but not of a skipped or failed round.
 
     Such a round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted up
     to the round after which all clients start cold count.
