@@ -237,10 +237,6 @@ def test_an_upload_is_synced_while_it_arrives_and_a_disk_that_fails_refuses_it(
 
 
 def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
-    def broken() -> Iterator[bytes]:
-        yield DATA[: HEADER - 1]
-        raise ConnectionError
-
     weights = save({"projector.weight": np.zeros((1000, 1000), np.float32)})
     with onlooker.nothing_changes() as events:
         location = tus.begun(len(weights), digest(weights))
@@ -253,9 +249,6 @@ def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, on
         answer = tus.send(location, put_together(*taken_apart(DATA), length=2**40), 0)
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
         location = tus.begun(len(DATA), DIGEST)
-        with pytest.raises(ConnectionError):
-            tus.send(location, broken(), 0)
-        assert tus.offset(location) == 0
         assert "within the safetensors header" in tus.send(location, DATA[: HEADER - 1], 0).json()["detail"]
     assert {event.kind for event in events} == {"artifact.refused"}
 
