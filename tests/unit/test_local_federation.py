@@ -1,4 +1,4 @@
-"""What `fedssl up` starts, and with which tokens and settings. Nothing is started: integration/cli/test_up.py does."""
+"""What `fedssl up` starts, with which tokens and settings, and when again. integration/cli/test_up.py starts it all."""
 
 import signal
 import sys
@@ -16,7 +16,9 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl_local import LocalError, federation
 from fedssl_local.federation import Federation, Machine, _as_the_machine_says, _Starter
 from fedssl_local.folder import Folder, Record
-from fedssl_local.supervisor import STOP_SIGNALS, Supervisor
+from fedssl_local.service import Service
+from fedssl_local.supervisor import STOP_SIGNALS, RestartPolicy, Supervisor
+from support.waiting import wait_until
 
 RECORD = Record(channels=1, image_size=16, num_images={"a": 10, "b": 20}, port=8123)
 MACHINE = Machine()
@@ -151,3 +153,14 @@ def test_signals_are_the_supervisors_only_in_its_block(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         assert signal.getsignal(signal.SIGTERM) == supervisor._on_signal
     assert [signal.getsignal(signum) for signum in STOP_SIGNALS] == before
+
+
+def test_a_service_is_started_again_after_its_wait_and_not_while_everything_stops(tmp_path: Path) -> None:
+    events: list[str] = []
+    policy = RestartPolicy(first_seconds=60, max_seconds=60)
+    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), restart_policy=policy) as supervisor:
+        supervisor.start(Service(name="brief", command=["true"], log_path=tmp_path / "log"))
+        wait_until(lambda: "exited with status 0; starting again in 60 s" in events, 20)
+    assert [what.partition(" (")[0] for what in events] == [
+        "started", "exited with status 0; starting again in 60 s", "stopping", "stopped"
+    ]  # fmt: skip

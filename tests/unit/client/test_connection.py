@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from uuid import uuid4
 
 import httpx
@@ -36,6 +37,7 @@ from fedssl.client.connection import retry_after
 from fedssl.errors import FedSSLError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import Health
+from support.answers import answering
 from support.listening import Listener
 
 from .conftest import Answer, Received, ScriptedServer, json_answer, problem
@@ -284,6 +286,21 @@ def test_a_moment_in_retry_after_goes_by_the_clock_of_its_sender() -> None:
     headers = {"Date": "Sat, 01 Jan 2000 12:00:00 GMT", "Retry-After": "Sat, 01 Jan 2000 12:00:07 GMT"}
     assert retry_after(headers) == 7
     assert retry_after({**headers, "Date": "yesterday"}) is None
+
+
+def test_a_slow_answer_is_no_difference_of_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def difference(asked: float, answered: float) -> float:
+        moments = [asked, answered]
+        monkeypatch.setattr("fedssl.client.base.time", SimpleNamespace(time=lambda: moments.pop(0)))
+        with Client(server.url) as client:
+            return client.clock_difference_seconds()
+
+    with answering({("GET", "/healthz"): {}}) as server:
+        server.date = "Sat, 01 Jan 2000 12:00:00 GMT"
+        noon = 946728000.0
+        assert difference(noon - 20, noon + 20) == 0
+        assert difference(noon - 30, noon - 10) == 10.5, "the coordinator's clock is ahead"
+        assert difference(noon + 10, noon + 30) == -9.5, "it is behind"
 
 
 def test_nobody_there() -> None:

@@ -264,6 +264,11 @@ def test_a_project_has_a_name_that_fits_addresses(coordinator: Coordinator, hear
         hearts.admin.create_project("lungs")
     assert [view.name for view in hearts.admin.projects()] == ["hearts"]
     assert [view.name for view in coordinator.client.projects()] == ["default", "hearts"]
+    with coordinator.http() as http:
+        first = http.get("/v1/projects", params={"limit": 1}).json()
+        second = http.get("/v1/projects", params={"limit": 1, "cursor": first["next_cursor"]}).json()
+    assert [view["name"] for view in (*first["items"], *second["items"])] == ["default", "hearts"]
+    assert second["next_cursor"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Notifications: written with their events, signed, retried, bounded, and without what must not leave."""
 
+import contextlib
 import json
 import logging
 import smtplib
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from fedssl.client import ApiError, Conflict, InvalidRequest
-from fedssl.protocol.notifications import DeliveryState, Notification
+from fedssl.protocol.notifications import DeliveryState, Notification, NotificationData
 from fedssl.protocol.views import DeliveryView, DestinationCreated
 from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
@@ -628,8 +630,8 @@ def test_mail_goes_by_starttls_with_a_password(
     ("security", "steps"),
     [
         ("none", ["SMTP 25"]),
-        ("tls", ["SMTP_SSL 465 with certificates"]),
-        ("starttls", ["SMTP 587", "starttls with certificates"]),
+        ("tls", ["SMTP_SSL 465 with certificates", "login alice secret"]),
+        ("starttls", ["SMTP 587", "starttls with certificates", "login alice secret"]),
     ],
 )
 def test_mail_goes_by_the_security_that_is_set(
@@ -637,8 +639,9 @@ def test_mail_goes_by_the_security_that_is_set(
 ) -> None:
     taken: list[str] = []
 
-    class Server:
+    class Server(contextlib.ExitStack):
         def __init__(self, host: str, port: int, *, timeout: float, context: ssl.SSLContext | None = None) -> None:
+            super().__init__()
             assert (host, timeout) == ("mail.example.org", 10.0)
             taken.append(f"{type(self).__name__} {port}{_checked(context)}")
 
@@ -647,34 +650,42 @@ def test_mail_goes_by_the_security_that_is_set(
             if is_refusing:
                 raise smtplib.SMTPException("no")
 
+        def login(self, user: str, password: str) -> None:
+            taken.append(f"login {user} {password}")
+
+        def send_message(self, message: Any, sender: str, recipients: list[str]) -> None:
+            taken.append(f"from {sender} to {recipients[0]}")
+
         def close(self) -> None:
             taken.append("close")
 
     def _checked(context: ssl.SSLContext | None) -> str:
         return "" if context is None or context.verify_mode != ssl.CERT_REQUIRED else " with certificates"
 
+    def send() -> None:
+        data = NotificationData(kind="test", message="a test")
+        notification = Notification(type="test", timestamp=datetime.now(UTC), data=data)
+        emails.send("bob@example.org", UUID(int=1), notification, settings())
+
     is_refusing = False
     monkeypatch.setattr(smtplib, "SMTP", type("SMTP", (Server,), {}))
     monkeypatch.setattr(smtplib, "SMTP_SSL", type("SMTP_SSL", (Server,), {}))
-    change_settings(SMTP_HOST="mail.example.org", SMTP_FROM="fedssl@example.org", SMTP_SECURITY=security)
-    emails._connect("mail.example.org", settings())
-    assert taken == steps
+    user = {} if security == "none" else {"SMTP_USER": "alice", "SMTP_PASSWORD": "secret"}
+    change_settings(SMTP_HOST="mail.example.org", SMTP_FROM="fedssl@example.org", SMTP_SECURITY=security, **user)
+    send()
+    assert taken == [*steps, "from fedssl@example.org to bob@example.org", "close"]
     if security == "starttls":
+        taken.clear()
         is_refusing = True
-        with pytest.raises(smtplib.SMTPException):
-            emails._connect("mail.example.org", settings())
-        assert taken[2:] == [*steps, "close"]
+        with pytest.raises(webhooks.NotDelivered, match="SMTPException: no"):
+            send()
+        assert taken == ["SMTP 587", "starttls with certificates", "close"], "no password is sent in clear text"
 
 
 def test_a_message_cannot_change_the_headers_of_a_mail() -> None:
-    from datetime import UTC, datetime
-
-    from fedssl.protocol.notifications import NotificationData
-    from fedssl_coordinator.notifications.emails import _message
-
     data = NotificationData(event=1, kind="run.finished", run_name="x\r\nBcc: eve@example.org", message="a\nb")
     notification = Notification(type="failed", timestamp=datetime.now(UTC), data=data)
-    message = _message("fedssl@example.org", "alice@example.org", UUID(int=1), notification)
+    message = emails._message("fedssl@example.org", "alice@example.org", UUID(int=1), notification)
     assert "Bcc" not in message
     assert message["Subject"] == "[fedssl] failed: x  Bcc: eve@example.org"
 
