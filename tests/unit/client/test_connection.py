@@ -288,6 +288,12 @@ def test_a_moment_in_retry_after_goes_by_the_clock_of_its_sender() -> None:
     assert retry_after({**headers, "Date": "yesterday"}) is None
 
 
+def test_a_client_closes_its_connections() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        assert not client._connection._http.is_closed
+    assert client._connection._http.is_closed
+
+
 def test_a_slow_answer_is_no_difference_of_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def difference(asked: float, answered: float) -> float:
         moments = [asked, answered]
