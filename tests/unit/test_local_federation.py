@@ -1,4 +1,4 @@
-"""What `fedssl up` starts, with which tokens and settings, and when again. integration/cli/test_up.py starts it all."""
+"""The processes that `fedssl up` starts, with their tokens and settings. integration/cli/test_up.py starts them all."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""What a simulation shows on standard error while it runs."""
+"""The lines of a simulation on standard error while it runs."""
 
 import pytest
 
