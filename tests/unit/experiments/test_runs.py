@@ -46,7 +46,7 @@ def test_a_folder_is_free_or_all_in_it_is_of_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [{}, {"evaluations": None}, {"evaluations": {"x": {}}}])
-def test_a_result_that_lacks_something_is_an_error_that_says_so(document: dict[str, object]) -> None:
+def test_a_result_that_lacks_something_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ResultsError, match=r"result\.json is not a run's result .*: start again with --restart"):
         parse_result(document)
 
