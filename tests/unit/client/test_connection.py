@@ -294,7 +294,7 @@ def test_a_client_closes_its_connections() -> None:
     assert client._connection._http.is_closed
 
 
-def test_a_slow_answer_is_no_difference_of_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_does_not_count_as_a_difference_of_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def difference(asked: float, answered: float) -> float:
         moments = [asked, answered]
         monkeypatch.setattr("fedssl.client.base.time", SimpleNamespace(time=lambda: moments.pop(0)))

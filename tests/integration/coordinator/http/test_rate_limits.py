@@ -169,11 +169,14 @@ def test_what_is_remembered_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatc
 
     async def ask() -> None:
         limits = RateLimits(app, find_token)
-        secrets = ["valid 1", "valid 2", "valid 2", "wrong", "postgres is away", "valid 3", "valid 1", "valid 3"]
-        found = [await limits._look_up(Credential("valid_token", each.encode(), each)) for each in secrets]
-        assert found == [True, True, False, False, False, True, True, False], (
-            "the oldest was forgotten, and found again"
-        )
+        credentials = {
+            each: Credential("valid_token", each.encode(), each)
+            for each in ("valid 1", "valid 2", "valid 3", "wrong", "postgres is away")
+        }
+        found = {name: await limits._look_up(each) for name, each in credentials.items() if name != "valid 3"}
+        assert found == {"valid 1": True, "valid 2": True, "wrong": False, "postgres is away": False}
+        limits._remember(credentials["valid 1"], "its id")  # it was used again
+        assert [await limits._look_up(credentials[f"valid {number}"]) for number in (3, 1, 2)] == [True, False, True]
         counts = RequestCounts("redis://127.0.0.1:1/0")
         for who in "abac":
             await counts.hit_soon("token", who, 40)
