@@ -1,9 +1,11 @@
 """The processes that `fedssl up` starts, with their tokens and settings. integration/cli/test_up.py starts them all."""
 
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,17 @@ from typing import Any
 import pytest
 
 from fedssl.errors import SpecError
+from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.protocol.model import EncoderConfig
 from fedssl_local import LocalError, federation
-from fedssl_local.federation import Federation, Machine, _as_the_machine_says, _Starter
+from fedssl_local.federation import (
+    Dealing,
+    Federation,
+    Machine,
+    _as_the_machine_says,
+    _Starter,
+    running_federation,
+)
 from fedssl_local.folder import Folder, Record
 from fedssl_local.service import Service
 from fedssl_local.supervisor import STOP_SIGNALS, RestartPolicy, Supervisor
@@ -126,6 +136,30 @@ def test_workers_are_waited_for_unless_they_are_given_up_or_late(scene: Scene, m
     scene.given_up, scene.steps = ("a",), []
     scene.start()
     assert scene.steps[-1] == "starting the workers"
+
+
+def test_a_folder_is_partitioned_once_and_continued_if_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Record] = []
+    starter = lambda running, *_: SimpleNamespace(start=lambda: started.append(running.record))  # noqa: E731
+    monkeypatch.setattr(federation, "_Starter", starter)
+    folder, any_port = Folder(tmp_path / "federation"), Machine(port=0)
+    digits = PartitionConfig(dataset="digits", num_clients=2, scheme="iid", alpha=None, max_images=40)
+    dealing = Dealing(partition=digits, data=DataConfig(channels=1, image_size=16), required={"num_clients": 2})
+    with running_federation(folder, dealing, any_port) as running:
+        assert folder.read() == running.record
+        assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
+    shards = [folder.shard(name).read_bytes() for name in running.record.clients]
+    with running_federation(folder, replace(dealing, partition=PartitionConfig(), data=None), any_port) as again:
+        assert (again.record.num_images, again.record.image_size) == (running.record.num_images, 16)
+    assert [folder.shard(name).read_bytes() for name in running.record.clients] == shards
+    other = replace(dealing, required={"num_clients": 3})
+    with pytest.raises(SpecError, match="num_clients is 2, not 3"), running_federation(folder, other, any_port):
+        raise AssertionError
+    assert len(started) == 2
+    with pytest.raises(KeyboardInterrupt), running_federation(folder, dealing, any_port) as hurried:
+        hurried._supervisor._is_hurried = True  # by a second Ctrl-C, while everything is being stopped
 
 
 def test_only_known_clients_have_encoders_and_those_of_before_stay(tmp_path: Path) -> None:
