@@ -1,6 +1,5 @@
 """Notifications: written with their events, signed, retried, bounded, and without what must not leave."""
 
-import contextlib
 import json
 import logging
 import smtplib
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import httpcore
@@ -639,9 +638,8 @@ def test_mail_goes_by_the_security_that_is_set(
 ) -> None:
     taken: list[str] = []
 
-    class Server(contextlib.ExitStack):
+    class Server:
         def __init__(self, host: str, port: int, *, timeout: float, context: ssl.SSLContext | None = None) -> None:
-            super().__init__()
             assert (host, timeout) == ("mail.example.org", 10.0)
             taken.append(f"{type(self).__name__} {port}{_checked(context)}")
 
@@ -659,6 +657,12 @@ def test_mail_goes_by_the_security_that_is_set(
         def close(self) -> None:
             taken.append("close")
 
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
     def _checked(context: ssl.SSLContext | None) -> str:
         return "" if context is None or context.verify_mode != ssl.CERT_REQUIRED else " with certificates"
 
@@ -671,7 +675,10 @@ def test_mail_goes_by_the_security_that_is_set(
     monkeypatch.setattr(smtplib, "SMTP", type("SMTP", (Server,), {}))
     monkeypatch.setattr(smtplib, "SMTP_SSL", type("SMTP_SSL", (Server,), {}))
     user = {} if security == "none" else {"SMTP_USER": "alice", "SMTP_PASSWORD": "secret"}
-    change_settings(SMTP_HOST="mail.example.org", SMTP_FROM="fedssl@example.org", SMTP_SECURITY=security, **user)
+    change_settings(
+        DATABASE_URL="postgresql+psycopg://unused", REDIS_URL="redis://unused", STORE_PATH="unused",
+        SMTP_HOST="mail.example.org", SMTP_FROM="fedssl@example.org", SMTP_SECURITY=security, **user,
+    )  # fmt: skip
     send()
     assert taken == [*steps, "from fedssl@example.org to bob@example.org", "close"]
     if security == "starttls":
