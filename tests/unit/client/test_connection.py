@@ -34,6 +34,7 @@ from fedssl.client import (
     WorkerClient,
 )
 from fedssl.client.connection import retry_after
+from fedssl.client.retry import is_temporary
 from fedssl.errors import FedSSLError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import Health
@@ -325,6 +326,12 @@ def test_a_run_is_created_once_under_one_key(server: ScriptedServer) -> None:
         client.create_run(RunSpec())
     first, second = (request.headers["Idempotency-Key"] for request in server.requests)
     assert first == second
+
+
+def test_a_request_that_was_not_sent_may_be_repeated_whatever_it_does() -> None:
+    unsent, perhaps = (Unreachable("no answer", maybe_sent=each) for each in (False, True))
+    assert [is_temporary(error, idempotent=False) for error in (unsent, perhaps)] == [True, False]
+    assert is_temporary(perhaps)
 
 
 def test_a_token_is_not_made_twice(server: ScriptedServer) -> None:
