@@ -87,6 +87,16 @@ class Cast:
     def events(self, kind: str) -> list[EventView]:
         return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
 
+    def is_complete(self) -> bool:
+        """Return whether the newest round waits for no further update: the last one enqueues the aggregator."""
+        from fedssl_coordinator.core.db import transaction
+        from fedssl_coordinator.federation.rounds import repository
+
+        with transaction() as session:
+            current = repository.latest(session, self.id)
+            assert current is not None
+            return repository.has_all_or_enough(session, current.id)
+
     def awaits_attention(self) -> bool:
         """Return whether the sweep would examine the run."""
         from fedssl_coordinator.core.db import transaction

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +51,19 @@ def test_it_starts_again_at_its_url(tmp_path: Path, until: Callable[..., None]) 
             assert client.ping()
     with Valkey(tmp_path / "valkey") as server:
         assert server.url == url
+
+
+@pytest.mark.parametrize("answer", [b"", b"-ERR not yours\r\n", b"-ERR not yours\r\n+PONG\r\n"])
+def test_another_server_on_the_port_is_not_taken_for_it(tmp_path: Path, answer: bytes) -> None:
+    def refuse(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=refuse, args=(listener,), daemon=True).start()
+        server = Valkey(tmp_path / "valkey")
+        server.directory.mkdir()
+        server._port = listener.getsockname()[1]
+        assert not server._answers()

@@ -81,6 +81,13 @@ def test_a_run_that_could_only_fail_is_wrong_usage(spec: Path, method: str, sett
     assert (result.exit_code, "leave" in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize("command", [["simulate"], ["compare", "--methods", "fedsimclr"]])
+def test_missing_evaluation_images_are_reported_by_a_dry_run(spec: Path, command: list[str]) -> None:
+    arguments = [*command, str(spec), "--dry-run", "--set", 'evaluation.dataset="nowhere"']
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, "encoders are evaluated on labelled images" in result.stderr) == (2, True), result.output
+
+
 def test_frozen_tensors_are_shown_and_counted_once_per_client(spec: Path) -> None:
     """The first block has 9 * 4 weights, and its BatchNorm has 4 * 4 numbers and a counter."""
     whole = json.loads(fedssl("simulate", spec, "--dry-run", "--format", "json").stdout)

@@ -88,6 +88,16 @@ def test_every_command_explains_itself_and_can_write_json(command: list[str]) ->
     assert "--format" in result.stdout
 
 
+def test_the_parameters_of_parts_that_are_not_chosen_are_only_shown_on_request() -> None:
+    def shown(*more: str) -> set[str]:
+        lines = CliRunner().invoke(app, ["method", "show", "fedbyol", *more]).stdout.splitlines()
+        return {line.split()[0] for line in lines if line.startswith(" method.")}
+
+    short, whole = shown(), shown("--all")
+    assert whole - short >= {"method.reducer.num_anchors", "method.reducer.batch_size"}, "of FLESD's reducer"
+    assert "method.reducer" in short & whole
+
+
 @pytest.mark.parametrize("name", METHOD_CONFIGS)
 def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> None:
     result = CliRunner().invoke(app, ["method", "show", name])

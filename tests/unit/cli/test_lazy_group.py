@@ -53,6 +53,9 @@ def test_help_lists_the_whole_first_sentence_of_each_command() -> None:
 
     assert "..." not in printed.partition("Commands:")[2]
     assert "Cancel a queued or running evaluation." in printed
+    root = " ".join(CliRunner().invoke(app, ["--help"]).stdout.partition("Commands:")[2].split())
+    for name, command in COMMANDS.items():
+        assert f"{name} {command.short_help}" in root
 
 
 def test_the_shell_completes_commands() -> None:

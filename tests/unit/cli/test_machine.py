@@ -31,6 +31,20 @@ def test_auto_starts_as_many_processes_as_there_are_cores_for_their_threads(
         torch.set_num_threads(before)
 
 
+def test_data_sets_are_fetched_before_anything_starts_unless_a_folder_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr("fedssl.cli.machine.ensure", lambda name, note: fetched.append(name))
+    threads = torch.get_num_threads()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # restored after the test
+    assert prepare("cpu", threads, tmp_path, {"a"}).data_root == tmp_path
+    assert fetched == []
+    prepare("cpu", threads, None, {"b", "a"})
+    assert fetched == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("folders", "message"),
     [

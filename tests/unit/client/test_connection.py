@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from uuid import uuid4
 
 import httpx
@@ -33,9 +34,11 @@ from fedssl.client import (
     WorkerClient,
 )
 from fedssl.client.connection import retry_after
+from fedssl.client.retry import is_temporary
 from fedssl.errors import FedSSLError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import Health
+from support.answers import answering
 from support.listening import Listener
 
 from .conftest import Answer, Received, ScriptedServer, json_answer, problem
@@ -286,6 +289,27 @@ def test_a_date_in_retry_after_is_compared_with_the_senders_clock() -> None:
     assert retry_after({**headers, "Date": "yesterday"}) is None
 
 
+def test_a_client_closes_its_connections() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        assert not client._connection._http.is_closed
+    assert client._connection._http.is_closed
+
+
+def test_a_slow_answer_does_not_count_as_a_difference_of_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def difference(asked: float, answered: float) -> float:
+        moments = [asked, answered]
+        monkeypatch.setattr("fedssl.client.base.time", SimpleNamespace(time=lambda: moments.pop(0)))
+        with Client(server.url) as client:
+            return client.clock_difference_seconds()
+
+    with answering({("GET", "/healthz"): {}}) as server:
+        server.date = "Sat, 01 Jan 2000 12:00:00 GMT"
+        noon = 946728000.0
+        assert difference(noon - 20, noon + 20) == 0
+        assert difference(noon - 30, noon - 10) == 10.5, "the coordinator's clock is ahead"
+        assert difference(noon + 10, noon + 30) == -9.5, "it is behind"
+
+
 def test_an_unreachable_address_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -302,6 +326,12 @@ def test_a_retried_run_creation_uses_the_same_idempotency_key(server: ScriptedSe
         client.create_run(RunSpec())
     first, second = (request.headers["Idempotency-Key"] for request in server.requests)
     assert first == second
+
+
+def test_a_request_that_was_not_sent_may_be_repeated_whatever_it_does() -> None:
+    unsent, perhaps = (Unreachable("no answer", maybe_sent=each) for each in (False, True))
+    assert [is_temporary(error, idempotent=False) for error in (unsent, perhaps)] == [True, False]
+    assert is_temporary(perhaps)
 
 
 def test_creating_a_token_is_not_retried(server: ScriptedServer) -> None:

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from fedssl.client import BadAnswer, Client, Retry, Unreachable
+from fedssl.client import BadAnswer, Client, NotFound, Retry, Unreachable
 from fedssl.client.sse import ServerSentEvent, lines, parse_events
 
 from .conftest import Answer, Received, ScriptedServer, json_answer, problem
@@ -65,6 +65,13 @@ def test_a_broken_stream_resumes_after_the_last_event(server: ScriptedServer) ->
     server.script = script
     with Client(server.url, "t", retry=QUICK) as client:
         assert [event.id for event in client.events(RUN)] == [1, 2, 3, 4]
+
+
+def test_a_refused_stream_is_not_asked_for_again(server: ScriptedServer) -> None:
+    server.script = lambda request: problem("not-found", 404)
+    with Client(server.url, "t", retry=QUICK) as client, pytest.raises(NotFound):
+        next(client.events(RUN))
+    assert len(server.requests) == 1
 
 
 def test_no_events_follow_the_end_of_a_finished_run(server: ScriptedServer) -> None:

@@ -28,6 +28,7 @@ def test_only_the_encoder_is_copied_bit_for_bit(tmp_path: Path) -> None:
     for exported in (load_file(tmp_path / "encoder"), load_tensors(tmp_path / "encoder")):
         assert exported.keys() == {"encoder.a", "encoder.steps", "encoder.half"}
         assert all(torch.equal(exported[name], TENSORS[name]) for name in exported)
+    assert int.from_bytes((tmp_path / "encoder").read_bytes()[:8], "little") % 8 == 0, "tensors begin aligned"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder", "model"]
 
 

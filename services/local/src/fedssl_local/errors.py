@@ -47,7 +47,6 @@ class PortTakenError(LocalError):
         super().__init__(
             f"{server}: port {port} on 127.0.0.1 is taken by another process: stop that, or choose another"
         )
-        self.port = port
 
 
 class _FailedError(LocalError):
@@ -57,7 +56,6 @@ class _FailedError(LocalError):
         log = f"The end of {log_path}:\n{last_lines}" if last_lines else f"{log_path} says nothing"
         super().__init__(f"{name} {what}. {log}")
         self.name = name
-        self.log_path = log_path
 
 
 class ServerFailedError(_FailedError):
@@ -78,4 +76,3 @@ class GivenUpError(LocalError):
     def __init__(self, failures: Sequence[CrashLoopError]) -> None:
         names = ", ".join(failure.name for failure in failures)
         super().__init__("\n".join([f"given up, and not started again: {names}", *map(str, failures)]))
-        self.names = tuple(failure.name for failure in failures)

@@ -71,9 +71,9 @@ class Valkey(Server):
                 answer = b""
                 while not answer.endswith(b"+PONG\r\n"):
                     part = connection.recv(256)
-                    if not part or answer.startswith(b"-"):
-                        return False
                     answer += part
+                    if not part or answer.startswith(b"-"):  # the answer to AUTH, of a server that is not ours
+                        return False
         except OSError:
             return False
         return True

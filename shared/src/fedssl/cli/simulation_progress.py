@@ -93,5 +93,5 @@ def _calls(display: _Display, spec: RunSpec) -> Calls:
         on_progress=display.on_progress,
         on_distillation=lambda number, p: display.on_step(number, f"distilling, epoch {p.epoch} of {p.num_epochs}"),
         on_judging=lambda number, what, share: display.on_step(number, f"evaluating, {what}"),
-        on_evaluation=lambda number, values: note(f"after round {number}: {accuracies_of(values)}"),
+        on_evaluation=lambda number, values: note(f"after round {number}: {accuracies_of(values) or 'evaluated'}"),
     )

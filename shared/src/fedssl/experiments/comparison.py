@@ -109,8 +109,8 @@ def run_all(
 ) -> dict[tuple[str, int], Outcome]:
     """Run all entries that are not finished. A run that fails does not end the others; the next call tries it again.
 
-    If `jobs` is above 1, that many processes are started, each with one CPU thread. Raises FolderInUseError if another
-    process works in one of the folders.
+    If `jobs` is above 1, that many processes are started, each with one CPU thread. A run in whose folder another
+    process works fails.
     """
     outcomes: dict[tuple[str, int], Outcome] = {}
 

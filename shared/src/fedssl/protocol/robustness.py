@@ -12,7 +12,7 @@ def _is_none(value: object) -> bool:
 
 
 def _limit(description: str, **bounds: Any) -> Any:
-    return Field(default=None, gt=0, allow_inf_nan=False, description=description, exclude_if=_is_none, **bounds)
+    return Field(default=None, gt=0, description=description, exclude_if=_is_none, **bounds)
 
 
 class RobustnessConfig(StrictModel):
@@ -26,7 +26,6 @@ class RobustnessConfig(StrictModel):
     max_update_norm: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
         description="Largest L2 norm of update minus broadcast, over all floating-point weights that both hold. Null: "
         "no limit.",
     )

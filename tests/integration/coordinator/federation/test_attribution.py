@@ -98,13 +98,15 @@ def test_a_deadline_that_passes_while_the_broadcast_is_missing_costs_no_attempt(
     assert [state for *_, state in cast.states()] == ["expired", "offered", "expired", "offered"]
 
 
-def test_missing_registered_public_images_stall_the_run(make_cast: MakeCast) -> None:
+def test_missing_public_images_and_a_plan_of_another_version_stall_the_run(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1}, num_rounds=1)
     public = '{"dataset": "scans", "num_images": 8, "digest": "' + "5" * 64 + '"}'
     cast.tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{public_data}', %s::jsonb)", public)
     for name in "ab":
         _decline(cast, name, Cause.COORDINATOR)
+    cast.tables.execute("UPDATE runs SET plan = jsonb_set(plan, '{update}', '[]')")
     cast.advance()
+    assert "the run's artifact plan was made by another version than this coordinator's" in (cast.run.reason or "")
     assert f"the public images {'5' * 64} is missing" in (cast.run.reason or "")
 
 
@@ -133,6 +135,16 @@ def test_a_client_that_falsely_blames_the_coordinator_uses_up_its_own_attempts(m
     refuted = cast.events("decline.refuted")
     assert [event.client_id for event in refuted] == ["c", "c"]
     assert "the coordinator has it, undamaged" in refuted[0].message
+
+
+def test_a_second_false_claim_is_refuted_while_another_client_still_trains(make_cast: MakeCast) -> None:
+    cast = make_cast(num_rounds=1)
+    cast.claim("a")
+    for _ in range(2):
+        _decline(cast, "b", Cause.COORDINATOR)
+        cast.advance()
+    assert _causes(cast) == [("a", 1, None), ("b", 1, Cause.COORDINATOR), ("b", 2, Cause.CLIENT_MACHINE)]
+    assert [event.client_id for event in cast.events("decline.refuted")] == ["b"]
 
 
 def test_causes_of_declines_are_stored_and_shown(make_cast: MakeCast) -> None:

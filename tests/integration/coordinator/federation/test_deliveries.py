@@ -19,6 +19,7 @@ from fedssl.artifacts.tensors import serialised
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import DELIVERY_BYTES, DELIVERY_HEADER, OFFER_HEADER, Submit, WorkItem
 from support.coordinator import Coordinator
+from support.data_sets import public_bytes
 from support.federation import tensors_for, tiny_spec
 from support.tables import Onlooker, Tables
 from support.uploads import digest, raw_request
@@ -282,14 +283,20 @@ def test_a_delivery_is_refused_if_its_token_is_revoked_while_the_bytes_arrive(
 ) -> None:
     from fedssl_coordinator.storage.artifacts import streaming
 
-    store = streaming._store
+    store, client = streaming._store, lane.coordinator.client
+    token = client.create_token("operator")
+    revocations = [functools.partial(client.revoke_token, token.id), functools.partial(client.revoke_client, "a")]
 
     def revoke(*arguments: Any) -> None:
         store(*arguments)
-        lane.coordinator.client.revoke_client("a")
+        revocations.pop()()
 
     monkeypatch.setattr(streaming, "_store", revoke)
     assert lane.deliver(lane.update()).status_code == 401
+    content = public_bytes()
+    with lane.coordinator.http(token.secret) as http:
+        assert http.put(f"/v1/artifacts/{digest(content)}", content=content).status_code == 401
+    assert revocations == []
 
 
 Step = Callable[[Lane, Callable[..., httpx.Response]], httpx.Response | None]

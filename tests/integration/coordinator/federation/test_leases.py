@@ -180,7 +180,10 @@ def test_an_expired_lease_is_offered_again_before_the_deadline(cast: Cast) -> No
     events = cast.events("assignment.expired")
     assert [event.message for event in events] == ["a: no heartbeat within the lease; offered again"] * 3
     assert cast.round.attempt == 1  # the round's own attempt continues
-    cast.work("a", "b")
+    cast.work("a")
+    assert not cast.is_complete()
+    cast.work("b")
+    assert cast.is_complete()
     cast.advance()
     assert cast.round.verdict == Verdict.AGGREGATED
 
@@ -246,15 +249,18 @@ def test_a_claim_returns_the_clients_own_lease_first_and_then_the_oldest_offer(
 
 
 def test_a_claim_names_the_last_accepted_update(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
-    two = Cast(coordinator, cast.tables, tmp_path, "c", num_rounds=2)
-    assert two.claim("c").last_accepted is None
-    two.deliver("c")
+    two = Cast(coordinator, cast.tables, tmp_path, "cd", num_rounds=2)
+    first = two.claim("c")
+    assert (first.last_accepted, first.frozen) == (None, None)
+    two.deliver("c", 1.0)
+    two.work("d", value=2.0)
     two.advance()
-    item = two.claim("c")
-    assert item.last_accepted is not None
-    assert item.last_accepted.round_number == 1
-    assert item.last_accepted.update == two.rounds[0].assignments[0].update
-    assert item.broadcast == two.run.model
+    for assignment in two.rounds[0].assignments:
+        item = two.claim(assignment.client_id)
+        assert item.last_accepted is not None
+        assert (item.last_accepted.round_number, item.last_accepted.update) == (1, assignment.update)
+        assert item.broadcast == two.run.model
+    assert [each.client_id for each in coordinator.client.assignments(two.id, 1)] == ["c", "d"]
 
 
 def test_a_pause_keeps_leases_and_offers(cast: Cast) -> None:

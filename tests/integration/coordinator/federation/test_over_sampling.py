@@ -44,8 +44,9 @@ def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
     late = cast.claim("a")
     cast.work("c", value=1.0)
     cast.advance()
-    assert not cast.awaits_attention()
+    assert (cast.is_complete(), cast.awaits_attention()) == (False, False)
     cast.work("b", value=3.0)
+    assert cast.is_complete()
     assert cast.awaits_attention()  # in case the message to the aggregator is lost
     cast.advance()
     assert (cast.round.verdict, cast.round.reason) == (Verdict.AGGREGATED, "2 of 3 updates")

@@ -69,18 +69,28 @@ def _until_vectors(members: SecureMembers, unusable: tuple[str, str] | None = No
     assert not members.needs_attention()
 
 
-def test_refused_messages_and_an_unusable_share_do_not_change_the_sum(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_refused_messages_and_an_unusable_share_do_not_change_the_sum(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.core import enqueue
+    from fedssl_coordinator.storage.retention import collection
+
+    enqueued = list[Any]()  # by the last message of each phase
     members = SecureMembers(coordinator, tmp_path, _spec())
     first, second, third, last = names = sorted(members.items)
     with pytest.raises(Rejected, match="the X25519 public key has low order"):
         members.send(first, _with_low_order(members, first))
+    monkeypatch.setattr(enqueue, "advance", lambda session, run_id: enqueued.append(run_id))
     _until_vectors(members, unusable=(second, first))
+    assert len(enqueued) == 2
     words = {name: members.words(name) for name in names}
     vectors = {name: members.masked(name, words[name]) for name in names}
     for name in names:
         members.send(name, vectors[name])
         members.send(name, vectors[name])  # a repeated message is accepted
-    assert members.needs_attention()
+    assert (len(enqueued), members.needs_attention()) == (3, True)
+    shown = members.shown()
+    assert (shown.own_masks, shown.mask_keys) == ([], [])  # nothing is revealed before the last phase
     sent = words[first]
     second_vector = members.uploaded(first, np.append(sent, sent[:1]), bytes.fromhex(vectors[first].signature))
     with pytest.raises(Conflict, match="another message of this client for this phase was already accepted"):
@@ -92,7 +102,7 @@ def test_refused_messages_and_an_unusable_share_do_not_change_the_sum(coordinato
         members.send(first, unsigned)
     for name in names:
         members.confirm(name)
-    assert members.needs_attention()
+    assert (len(enqueued), members.needs_attention()) == (4, True)
     members.advance()
     assert not members.needs_attention()
     answers = {name: members.reveals(name) for name in names}
@@ -106,7 +116,12 @@ def test_refused_messages_and_an_unusable_share_do_not_change_the_sum(coordinato
     for name in names:
         members.send(name, answers[name])
     assert members.needs_attention()
+    # A client that gives its work back now is in the sum, and a collection leaves its vector in the store.
+    members.workers.clients[last].decline(members.items[last].assignment_id, "its machine fails")
+    collection.collect()
     members.advance()
+    [aggregating] = members.workers.events("round.aggregating")
+    assert aggregating.message == f"aggregating 3 of 4 updates; the sum also has that of {last}"
     plain = _spec(secure=False)
     expected, run = simulate(plain, shards(plain)).model, coordinator.client.run(members.workers.id)
     assert run.model is not None

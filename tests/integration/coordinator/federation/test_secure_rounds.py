@@ -79,6 +79,8 @@ def test_a_worker_killed_after_any_write_or_message_continues_with_the_same_bits
     assert [event.data["survivors"] for event in ended] == [sorted(shards(spec))] * len(points)
     # No shares and reveals are left, and the next collection removes each masked vector.
     assert tables.query("SELECT client_id FROM secure_members") == []
+    words = tables.query("SELECT num_words FROM secure_rounds JOIN rounds ON id = round_id ORDER BY number")
+    assert words[0] > words[1] == words[-1]  # when earlier weights are known, most words have 32 bits
     from fedssl_coordinator.storage.retention import collection
 
     collection.collect()
@@ -274,8 +276,9 @@ def test_wrong_messages_are_refused_with_the_reason(coordinator: Coordinator, ta
     with pytest.raises(Rejected, match="did not sign these keys"):  # the keys of another client
         members.send(first, members.keys(second))
     assert not members.workers.clients[first].secure_status(item.assignment_id).received
-    assert members.send(first, members.keys(first)).received
-    assert members.send(first, members.keys(first)).received  # a repeated message
+    for _ in range(2):  # a repeated message is accepted
+        answer = members.send(first, members.keys(first))
+        assert (answer.phase, answer.received) == ("keys", True)
     shown = members.shown()
     assert (shown.phase, shown.awaited, shown.lost) == ("keys", [second, third, last], [])
     with pytest.raises(Conflict, match="another message"):
@@ -284,6 +287,11 @@ def test_wrong_messages_are_refused_with_the_reason(coordinator: Coordinator, ta
         members.workers.clients[first].submit(Submit(assignment_id=item.assignment_id, update="0" * 64, num_examples=1))
     for name in (second, third):
         members.send(name, members.keys(name))
+    coordinator.client.pause(members.workers.id)
+    tables.execute("UPDATE secure_rounds SET deadline = now()")
+    coordinator.client.resume(members.workers.id)  # no client could claim meanwhile: the phase begins again
+    coordinator.advance(members.workers.id)
+    assert members.shown().phase == "keys"
     tables.execute("UPDATE secure_rounds SET deadline = now()")
     coordinator.advance(members.workers.id)
     with pytest.raises(Gone, match="came too late"):  # the roster is frozen
@@ -316,6 +324,7 @@ def test_wrong_messages_are_refused_with_the_reason(coordinator: Coordinator, ta
     ]
     with pytest.raises(Gone):
         members.send(first, shares)
+    assert members.status(first).phase == "failed"  # no message is awaited any more
     assert tables.query("SELECT kind FROM events WHERE kind = 'secure_message.refused'") != []
 
 
@@ -379,8 +388,9 @@ def test_only_one_of_several_clients_that_announce_one_key_at_once_is_accepted(c
         assert list(threads.map(announce, [f"site-{number}" for number in range(6)])).count(True) == 1
 
 
+@pytest.mark.changes_states
 def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_client(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(2))
     coordinator.advance(workers.id)
@@ -391,6 +401,17 @@ def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_clien
     closed = next(iter(coordinator.client.rounds(workers.id)))
     assert closed.verdict == "skipped"
     assert closed.reason == f"{VICTIM}: out of range: encoder.x: a value does not fit into its word"
+    # A failed round of a run that was resumed gives no weights either: no client's state advances in it.
+    tables.execute("UPDATE rounds SET verdict = 'failed' WHERE number = 1")
+    tables.execute(
+        "UPDATE assignments SET state = 'accepted', update_digest = (SELECT max(digest) FROM artifacts), "
+        "num_examples = 1 WHERE client_id = %s AND round_number = 1",
+        VICTIM,
+    )
+    for _ in range(2):  # claimed, and then resumed
+        item = workers.clients[VICTIM].claim(0)
+        assert item is not None
+        assert (item.round_number, item.last_accepted) == (2, None)
 
 
 def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(

@@ -77,6 +77,10 @@ def test_each_client_is_asked_before_training_and_after_each_round(coordinator: 
     assert after.round_number == 1
     assert after.broadcast == coordinator.client.run(run_id).model != before["a"].broadcast
     workers["a"].download(after.broadcast, tmp_path / "weights")  # no round broadcasts the last weights
+    workers["a"].answer_site_evaluation(_answer(after))
+    for worker in (workers["a"], coordinator.worker("d")):  # it has answered; it is not asked
+        with pytest.raises(NotFound):
+            worker.download(after.broadcast, tmp_path / "again")
     views = list(coordinator.client.site_evaluations(run_id))
     assert [(view.round_number, [site.client_id for site in view.sites]) for view in views] == [
         (0, ["a", "b", "c"]),

@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import psycopg
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from fedssl.protocol.views import TokenCreate
 from fedssl_coordinator.core.db import UNREACHABLE, transaction
-from fedssl_coordinator.http.rate_limits import RequestCounts
+from fedssl_coordinator.http import rate_limits
+from fedssl_coordinator.http.rate_limits import Credential, RateLimits, RequestCounts
 from fedssl_coordinator.identity.concurrency_limit import _waiting as places
 from fedssl_coordinator.identity.tokens import service as tokens
 from support.cast import Cast
@@ -152,6 +154,35 @@ def test_requests_of_a_token_are_counted_exactly_over_two_processes(
     assert asyncio.run(allowed((0, 50))) == [40]
     assert asyncio.run(allowed((0, 30), (1, 30))) == [30, 10 if with_redis else 30]
     assert asyncio.run(allowed((0, 15), (1, 45))) == [15, 29 if with_redis else 40]  # four are not reported yet
+
+
+def test_what_is_remembered_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "_TOKENS_KNOWN", 2)
+
+    async def app(*_: Any) -> None:
+        raise AssertionError("no request is made")
+
+    def find_token(secret: str) -> UUID | None:
+        if secret == "postgres is away":
+            raise OperationalError("SELECT 1", {}, Exception())
+        return uuid4() if secret.startswith("valid") else None
+
+    async def ask() -> None:
+        limits = RateLimits(app, find_token)
+        credentials = {
+            each: Credential("valid_token", each.encode(), each)
+            for each in ("valid 1", "valid 2", "valid 3", "wrong", "postgres is away")
+        }
+        found = {name: await limits._look_up(each) for name, each in credentials.items() if name != "valid 3"}
+        assert found == {"valid 1": True, "valid 2": True, "wrong": False, "postgres is away": False}
+        limits._remember(credentials["valid 1"], "its id")  # it was used again
+        assert [await limits._look_up(credentials[f"valid {number}"]) for number in (3, 1, 2)] == [True, False, True]
+        counts = RequestCounts("redis://127.0.0.1:1/0")
+        for who in "abac":
+            await counts.hit_soon("token", who, 40)
+        assert list(counts._unreported) == ["a", "c"]
+
+    asyncio.run(ask())
 
 
 def test_the_spelling_of_the_authorization_header_does_not_change_the_count(make: Make) -> None:

@@ -267,7 +267,13 @@ def test_project_names_are_checked_and_only_global_admins_create_projects(
     with pytest.raises(ApiError, match="this needs a token for every project; yours is for hearts"):
         hearts.admin.create_project("lungs")
     assert [view.name for view in hearts.admin.projects()] == ["hearts"]
-    assert [view.name for view in coordinator.client.projects()] == ["default", "hearts"]
+    coordinator.client.create_project("aorta")
+    assert [view.name for view in coordinator.client.projects()] == ["aorta", "default", "hearts"]
+    with coordinator.http() as http:
+        first = http.get("/v1/projects", params={"limit": 2}).json()
+        second = http.get("/v1/projects", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [view["name"] for view in (*first["items"], *second["items"])] == ["aorta", "default", "hearts"]
+    assert second["next_cursor"] is None
 
 
 @pytest.mark.parametrize(

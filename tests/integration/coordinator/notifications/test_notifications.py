@@ -2,28 +2,35 @@
 
 import json
 import logging
+import smtplib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from ipaddress import ip_network
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
+import httpcore
 import pytest
 from standardwebhooks import Webhook
 
-from fedssl.client import ApiError, InvalidRequest
-from fedssl.protocol.notifications import DeliveryState, Notification
+from fedssl.client import ApiError, Conflict, InvalidRequest
+from fedssl.protocol.notifications import DeliveryState, Notification, NotificationData
 from fedssl.protocol.views import DeliveryView, DestinationCreated
 from fedssl.protocol.work import Submit
 from fedssl_coordinator.core import outbox
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import NotificationDestination
-from fedssl_coordinator.notifications import delivery, repository, service, webhooks
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.notifications import delivery, emails, repository, service, webhooks
+from fedssl_coordinator.notifications.public_network import ForbiddenAddress, PublicNetwork
 from support.cast import Cast
 from support.certificates import Authority
 from support.coordinator import Coordinator
@@ -396,6 +403,44 @@ def test_old_deliveries_are_removed(coordinator: Coordinator, hook: Hook, local:
     assert _deliveries(coordinator, created.id) == []
 
 
+def test_the_number_of_destinations_is_bounded(
+    coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MOST_DESTINATIONS", 2)
+    first, _ = _add(coordinator, hook), _add(coordinator, hook)
+    with pytest.raises(Conflict, match="there are 2 destinations: remove one first"):
+        _add(coordinator, hook)
+    coordinator.client.remove_notification_destination(first.id)
+    _add(coordinator, hook)
+
+
+def test_pages_of_destinations_and_deliveries_have_each_once_in_order(
+    coordinator: Coordinator, hook: Hook, local: None, tables: Tables
+) -> None:
+    destinations = [_add(coordinator, hook).id for _ in range(3)]
+    sent = [coordinator.client.test_notification_destination(destinations[0]).id for _ in range(3)]
+    assert _pages(coordinator, "") == destinations
+    assert _pages(coordinator, f"/{destinations[0]}/deliveries") == sent[::-1]
+    tables.execute("UPDATE notification_destinations SET created_at = now()")
+    tables.execute("UPDATE notification_deliveries SET created_at = now()")
+    assert _pages(coordinator, "") == sorted(destinations)
+    assert _pages(coordinator, f"/{destinations[0]}/deliveries") == sorted(sent, reverse=True)
+
+
+def _pages(coordinator: Coordinator, path: str) -> list[UUID]:
+    """Return the ids of all pages of a list, one item on each page."""
+    found: list[UUID] = []
+    params = {"limit": "1"}
+    with coordinator.http() as http:
+        while len(found) < 10:
+            page = http.get(f"/v1/notification-destinations{path}", params=params).json()
+            found += [UUID(item["id"]) for item in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            params["cursor"] = page["next_cursor"]
+    return found
+
+
 def test_a_removed_destination_gets_no_notification(coordinator: Coordinator, hook: Hook, local: None) -> None:
     created = _add(coordinator, hook)
     coordinator.client.test_notification_destination(created.id)
@@ -428,6 +473,8 @@ def test_an_uncommitted_removal_delays_and_refuses_no_event(
         ("https://[64:ff9b::7f00:1]/", "which is not public"),
         ("https://[64:ff9b:1::a00:1]/", "which is not public"),
         ("https://[fec0::1]/", "which is not public"),
+        ("https://[2002:7f00:1::1]/", "which is not public"),
+        ("https://[ff0e::1]/", "which is not public"),
         ("https://192.0.0.192/opc/v2", "which is not public"),
         ("http://hooks.example.org/", "http URLs are not allowed"),
         ("alice@example.org", "no SMTP server"),
@@ -469,6 +516,27 @@ def test_a_name_that_resolves_to_this_machine_is_not_connected_to(
     [delivery] = _deliveries(coordinator, created.id)
     assert "which is not public" in (delivery.error or "")
     assert hook.received == []
+
+
+def test_no_address_of_a_name_may_be_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a name with two addresses could lead to the second one, and a name that changes to another one."""
+
+    def resolve(host: str, port: int, **options: Any) -> list[Any]:
+        if host == "nowhere.example":
+            raise socket.gaierror("no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("93.184.215.14", "10.0.0.1")]
+
+    connected: list[str] = []
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", lambda self, host, *_: connected.append(host))
+    network = PublicNetwork([], seconds=5)
+    with pytest.raises(ForbiddenAddress, match=r"two\.example has the address 10\.0\.0\.1"):
+        network.connect_tcp("two.example", 443)
+    assert connected == []
+    PublicNetwork([ip_network("10.0.0.0/8")], seconds=5).connect_tcp("two.example", 443)
+    assert connected == ["93.184.215.14"]
+    with pytest.raises(httpcore.ConnectError, match=r"nowhere\.example cannot be resolved"):
+        network.connect_tcp("nowhere.example", 443)
 
 
 def test_a_name_that_resolves_too_slowly_delays_no_other_destination(
@@ -568,15 +636,74 @@ def test_mail_is_sent_with_starttls_and_a_password(
         assert "wrong-password" not in (newest.error or "")
 
 
+@pytest.mark.parametrize(
+    ("security", "steps"),
+    [
+        ("none", ["SMTP 25"]),
+        ("tls", ["SMTP_SSL 465 with certificates", "login alice secret"]),
+        ("starttls", ["SMTP 587", "starttls with certificates", "login alice secret"]),
+    ],
+)
+def test_mail_goes_by_the_security_that_is_set(
+    security: str, steps: list[str], monkeypatch: pytest.MonkeyPatch, change_settings: Change
+) -> None:
+    taken: list[str] = []
+
+    class Server:
+        def __init__(self, host: str, port: int, *, timeout: float, context: ssl.SSLContext | None = None) -> None:
+            assert (host, timeout) == ("mail.example.org", 10.0)
+            taken.append(f"{type(self).__name__} {port}{_checked(context)}")
+
+        def starttls(self, *, context: ssl.SSLContext) -> None:
+            taken.append(f"starttls{_checked(context)}")
+            if is_refusing:
+                raise smtplib.SMTPException("no")
+
+        def login(self, user: str, password: str) -> None:
+            taken.append(f"login {user} {password}")
+
+        def send_message(self, message: Any, sender: str, recipients: list[str]) -> None:
+            taken.append(f"from {sender} to {recipients[0]}")
+
+        def close(self) -> None:
+            taken.append("close")
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+    def _checked(context: ssl.SSLContext | None) -> str:
+        return "" if context is None or context.verify_mode != ssl.CERT_REQUIRED else " with certificates"
+
+    def send() -> None:
+        data = NotificationData(kind="test", message="a test")
+        notification = Notification(type="test", timestamp=datetime.now(UTC), data=data)
+        emails.send("bob@example.org", UUID(int=1), notification, settings())
+
+    is_refusing = False
+    monkeypatch.setattr(smtplib, "SMTP", type("SMTP", (Server,), {}))
+    monkeypatch.setattr(smtplib, "SMTP_SSL", type("SMTP_SSL", (Server,), {}))
+    user = {} if security == "none" else {"SMTP_USER": "alice", "SMTP_PASSWORD": "secret"}
+    change_settings(
+        DATABASE_URL="postgresql+psycopg://unused", REDIS_URL="redis://unused", STORE_PATH="unused",
+        SMTP_HOST="mail.example.org", SMTP_FROM="fedssl@example.org", SMTP_SECURITY=security, **user,
+    )  # fmt: skip
+    send()
+    assert taken == [*steps, "from fedssl@example.org to bob@example.org", "close"]
+    if security == "starttls":
+        taken.clear()
+        is_refusing = True
+        with pytest.raises(webhooks.NotDelivered, match="SMTPException: no"):
+            send()
+        assert taken == ["SMTP 587", "starttls with certificates", "close"], "no password is sent in clear text"
+
+
 def test_a_message_cannot_change_the_headers_of_a_mail() -> None:
-    from datetime import UTC, datetime
-
-    from fedssl.protocol.notifications import NotificationData
-    from fedssl_coordinator.notifications.emails import _message
-
     data = NotificationData(event=1, kind="run.finished", run_name="x\r\nBcc: eve@example.org", message="a\nb")
     notification = Notification(type="failed", timestamp=datetime.now(UTC), data=data)
-    message = _message("fedssl@example.org", "alice@example.org", UUID(int=1), notification)
+    message = emails._message("fedssl@example.org", "alice@example.org", UUID(int=1), notification)
     assert "Bcc" not in message
     assert message["Subject"] == "[fedssl] failed: x  Bcc: eve@example.org"
 

@@ -119,6 +119,8 @@ def test_weights_that_are_removed_before_they_are_recorded_are_computed_again(
         cast.advance()
     [stalled] = cast.events("run.stalled")
     assert "was removed while it was stored: store it again" in stalled.message
+    cast.advance()
+    assert cast.run.outcome is None  # its pause is not over
     tables.execute("UPDATE runs SET retry_at = NULL")
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED

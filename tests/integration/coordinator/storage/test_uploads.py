@@ -161,13 +161,21 @@ def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
 
 
 def test_a_file_that_was_complete_but_not_checked_before_a_kill_is_checked_on_request(
-    coordinator: Coordinator, tus: Tus
+    coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location = tus.begun(len(DATA), DIGEST)
+    location, locked = tus.begun(len(DATA), DIGEST), PartialFile.locked
     partial = coordinator.store / "partial" / location.rpartition("/")[2].replace("-", "")
     partial.parent.mkdir(exist_ok=True)
     partial.write_bytes(DATA)
-    assert tus.offset(location) == len(DATA)
+
+    def finish_before(self: PartialFile) -> Any:
+        monkeypatch.undo()
+        with Tus(coordinator) as other:
+            assert other.offset(location) == len(DATA)
+        return locked(self)
+
+    monkeypatch.setattr(PartialFile, "locked", finish_before)
+    assert tus.offset(location) == len(DATA)  # although another request has finished it in between
     assert _stored(coordinator) == DATA
     assert not partial.exists()
 
@@ -389,6 +397,13 @@ def test_requests_that_violate_the_tus_protocol_are_refused(
         location = tus.begun(len(DATA), DIGEST)
         other = tus.send(location, DATA, 0, Tus_Resumable="0.2.2")
         assert (other.status_code, other.headers["tus-version"]) == (412, "1.0.0")
+        announced = {"Upload-Length": "5", "Upload-Metadata": f"digest {base64.b64encode(DIGEST.encode()).decode()}"}
+        for method, path, headers in (
+            ("POST", "/v1/uploads", announced),
+            ("HEAD", location, {}),
+            ("DELETE", location, {}),
+        ):
+            assert tus.request(method, path, **headers, **{"Tus-Resumable": "0.2.2"}).status_code == 412, method
         assert tus.send(location, DATA, 0, Content_Type="application/octet-stream").status_code == 415
         assert tus.send(location, DATA, -1).status_code == 422
         for metadata in ("", "digest", "digest !", "digest AA==,assignment", f"digest {'A' * 2000}", "name eA=="):

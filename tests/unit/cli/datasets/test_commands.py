@@ -9,6 +9,8 @@ import scipy.io
 from typer.testing import CliRunner
 
 from fedssl.cli.datasets.fetching import data_folder, ensure
+from fedssl.cli.datasets.registration import check_channels
+from fedssl.cli.errors import UsageError
 from fedssl.cli.main import app
 from fedssl.data import DATASETS
 
@@ -108,3 +110,9 @@ def test_progress_of_reading_images_is_forwarded() -> None:
     log.warning("odd")
     assert first == ["decoding Tiny-ImageNet: 5,000 of 100,000 images"]
     assert second == ["odd"]
+
+
+def test_images_are_grey_or_rgb() -> None:
+    assert [check_channels(given) for given in (None, 1, 3)] == [None, 1, 3]
+    with pytest.raises(UsageError, match="--channels must be 1 or 3"):
+        check_channels(2)

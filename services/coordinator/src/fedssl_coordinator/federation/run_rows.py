@@ -228,10 +228,10 @@ def _set_weights(session: Session, run: Run, weights: WeightDigests) -> None:
 
 
 def newest_accepted(session: Session, run: Run, client_id: str, last_round: int | None = None) -> AcceptedUpdate | None:
-    """Return the client's newest accepted update in the run, but not of a skipped round, or after `last_round`.
+    """Return the client's newest accepted update in the run, up to `last_round`, but not of a skipped or failed round.
 
-    A skipped round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted
-    up to the round after which all clients start cold count.
+    Such a round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted up
+    to the round after which all clients start cold count.
     """
     statement = (
         select(Assignment.round_number, Assignment.update_digest)
@@ -242,6 +242,7 @@ def newest_accepted(session: Session, run: Run, client_id: str, last_round: int 
             Assignment.state == AssignmentState.ACCEPTED,
             Assignment.round_number > (run.restart_round or 0),
             Round.verdict.is_distinct_from(Verdict.SKIPPED),
+            Round.verdict.is_distinct_from(Verdict.FAILED),
         )
         .order_by(Assignment.round_number.desc())
         .limit(1)

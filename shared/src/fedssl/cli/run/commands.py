@@ -1,7 +1,7 @@
 """`fedssl run`: submit, list, show, control, follow and fetch runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,6 @@ from fedssl.cli.specs import read_spec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RoundView, RunView
 from fedssl.wording import in_one_line
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Submit runs, follow them and fetch their results.\n\n"

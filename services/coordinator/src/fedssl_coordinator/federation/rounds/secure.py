@@ -42,16 +42,19 @@ def check_secure_round(session: Session, run: Run, current: Round, config: Secur
         lost = f" ({shortened(reasons_of(ended))})" if ended else ""
         closing.skip_round(session, run, current, f"no secure sum: {found.why}{lost}")
         return Step.CHECK_AGAIN
-    _accept_survivors(session, current, found.survivors)
-    message = f"aggregating {len(found.survivors)} of {len(rows)} updates"
+    accepted = _accept_survivors(session, current, found.survivors)
+    message = f"aggregating {len(accepted)} of {len(rows)} updates"
+    if others := sorted(set(found.survivors).difference(accepted)):
+        message += f"; the sum also has that of {', '.join(others)}"
     transition(session, current, RoundState.AGGREGATING, message)
     enqueue.wake_watchers(session)
     return Step.CHECK_AGAIN
 
 
-def _accept_survivors(session: Session, current: Round, survivors: Sequence[str]) -> None:
-    """Accept the masked vectors that are in the sum, and end the other assignments."""
-    vectors = secure_rounds.vectors(session, current.id)
+def _accept_survivors(session: Session, current: Round, survivors: Sequence[str]) -> list[str]:
+    """Accept the masked vectors that are in the sum, and end the other assignments. Returns whose were accepted: a
+    client that has declined, or was revoked, since it sent its vector is in the sum, but its state does not advance."""
+    vectors, accepted = secure_rounds.vectors(session, current.id), []
     for row in repository.locked_live(session, round_id=current.id):
         if row.client_id in survivors and row.state == AssignmentState.LEASED:
             data = {"update_digest": vectors[row.client_id]}
@@ -59,5 +62,7 @@ def _accept_survivors(session: Session, current: Round, survivors: Sequence[str]
             message = f"{row.client_id}: masked vector accepted"
             values: dict[str, Any] = {"update_digest": vectors[row.client_id], "closed_at": func.now()}
             transition(session, row, AssignmentState.ACCEPTED, message, via=submitted, **values)
+            accepted.append(row.client_id)
         else:
             expire(session, row, "the sum is complete without this client")
+    return accepted

@@ -297,7 +297,9 @@ def _resume(session: Session, run: Run) -> None:
     distillation.resume(session, run)
     current = rounds.unclosed(session, run.id)
     if current is not None and current.state == RoundState.OPEN:  # the pause does not count against the round
-        seconds = spec_of(run).cohort.deadline_seconds
-        rounds.extend(session, current, seconds, next_attempt=False)
+        spec = spec_of(run)
+        rounds.extend(session, current, spec.cohort.deadline_seconds, next_attempt=False)
+        if spec.secure_aggregation is not None:
+            secure_rounds.extend(session, current, spec.secure_aggregation.phase_seconds)
     enqueue.advance(session, run.id)
     enqueue.wake_workers(session)

@@ -170,7 +170,7 @@ def is_overdue(session: Session, round_id: UUID) -> bool:
     return bool(session.scalar(statement))
 
 
-def begin_phase(session: Session, row: SecureRound, phase: SecurePhase, deadline: datetime | float) -> None:
+def begin_phase(session: Session, row: SecureRound, phase: str, deadline: datetime | float) -> None:
     """Begin a phase that lasts until a moment, or for a number of seconds. The caller holds the round's lock."""
     until = from_now(deadline) if isinstance(deadline, float) else deadline
     values: dict[str, Any] = {"phase": phase, "deadline": until}

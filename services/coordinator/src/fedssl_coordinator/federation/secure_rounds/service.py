@@ -258,9 +258,19 @@ def advance(session: Session, current: Round, seconds: float, *, is_overdue: boo
         if before in _LISTED:
             left_out |= dict.fromkeys(missing, f"the round continues without this client, whose {before} are missing")
         _record_phase(session, current, phase, server, missing)
-        deadline = current.deadline if phase == "vectors" else float(seconds)
-        repository.begin_phase(session, row, phase, deadline)
+        _begin_phase(session, current, row, phase, seconds)
         is_overdue = is_overdue and phase in _LISTED
+
+
+def extend(session: Session, current: Round, seconds: float) -> None:
+    """Give the phase of a round its whole time again, because no client could claim its work for a while."""
+    row = repository.locked(session, current.id)
+    _begin_phase(session, current, row, row.phase, seconds)
+
+
+def _begin_phase(session: Session, current: Round, row: SecureRound, phase: str, seconds: float) -> None:
+    deadline = current.deadline if phase == "vectors" else float(seconds)
+    repository.begin_phase(session, row, phase, deadline)
 
 
 def _freeze(server: SecureServer) -> SecurePhase:

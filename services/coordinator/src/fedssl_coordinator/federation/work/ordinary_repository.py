@@ -208,6 +208,7 @@ def _lease() -> Any:
             earlier.c.state == AssignmentState.ACCEPTED,
             earlier.c.round_number > found.c.restart_round,
             of.c.verdict.is_distinct_from(Verdict.SKIPPED),
+            of.c.verdict.is_distinct_from(Verdict.FAILED),
         )
         .order_by(earlier.c.round_number.desc())
         .limit(1)

@@ -169,13 +169,18 @@ def _conditions(keep: RetentionPeriods) -> dict[ColumnClause[Any], ColumnElement
         Round.broadcast: _is_recent(keep.broadcasts),
         Round.model: _is_recent(keep.broadcasts),
     }
-    delivering = select(Assignment.id).where(Assignment.id == Upload.assignment_id, Assignment.state.in_(_DELIVERING))
+    sent = select(Assignment.id).where(Assignment.id == Upload.assignment_id)
+    delivering = sent.where(Assignment.state.in_(_DELIVERING))
+    # A masked vector may be in the sum of its round even if its client has declined or was revoked since.
+    summed = sent.join(SecureRound, SecureRound.round_id == Assignment.round_id).join(
+        Round, (Round.id == Assignment.round_id) & (Round.state != RoundState.CLOSED)
+    )
     unfinished = Evaluation.state.in_((JobState.QUEUED, JobState.RUNNING))
     awaited = (SiteEvaluation.state == SiteEvaluationState.OFFERED) & (
         SiteEvaluation.created_at > _ago(keep.broadcasts)
     )
     others = {
-        Upload.digest: delivering.exists(),
+        Upload.digest: delivering.exists() | summed.exists(),
         Evaluation.model: unfinished | _is_best(),
         SiteEvaluation.model: awaited,
     }

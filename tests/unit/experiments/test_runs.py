@@ -1,0 +1,58 @@
+"""The folder of a run: whose it is, what a restart removes, and results that cannot be read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedssl.errors import FolderInUseError, ResultsError
+from fedssl.experiments.checkpoints import run_key
+from fedssl.experiments.reproduction import RESULTS, read_results
+from fedssl.experiments.runs import clear, encoders, is_of, parse_result
+from fedssl.locks import FolderLock
+from fedssl.run_files import CHECKPOINT, CLIENTS, ENCODER, LOCK, MODEL, RESULT
+from support.federation import tiny_spec
+
+
+def test_a_restart_removes_what_a_run_would_continue_from(tmp_path: Path) -> None:
+    clear(tmp_path / "nothing")
+    for folder in (CHECKPOINT, CLIENTS):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.safetensors").write_bytes(b"")
+    for name in (RESULT, MODEL, ENCODER, "encoder-a.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    assert [path.name for path in encoders(tmp_path)] == ["encoder-a.safetensors"]
+    lock = FolderLock(tmp_path, LOCK)
+    lock.acquire()
+    with pytest.raises(FolderInUseError):
+        clear(tmp_path)
+    assert (tmp_path / RESULT).exists()
+    lock.release()
+    clear(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {MODEL, ENCODER, LOCK}
+    assert [path.name for path in encoders(tmp_path)] == [ENCODER]
+
+
+def test_a_folder_is_free_or_all_in_it_is_of_one_run(tmp_path: Path) -> None:
+    spec, other = tiny_spec(), tiny_spec(seed=7)
+    assert is_of(spec, tmp_path)
+    (tmp_path / CHECKPOINT).mkdir()
+    manifest = tmp_path / CHECKPOINT / "manifest.json"
+    for path in (manifest, tmp_path / RESULT):
+        path.write_text(json.dumps({"key": run_key(spec)}))
+        assert [is_of(each, tmp_path) for each in (spec, other)] == [True, False]
+    manifest.write_text(json.dumps({"key": run_key(other)}))
+    assert [is_of(each, tmp_path) for each in (spec, other)] == [False, False]
+
+
+@pytest.mark.parametrize("document", [{}, {"evaluations": None}, {"evaluations": {"x": {}}}])
+def test_a_result_that_lacks_something_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(ResultsError, match=r"result\.json is not a run's result .*: start again with --restart"):
+        parse_result(document)
+
+
+def test_a_damaged_result_of_a_cell_is_named(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).mkdir()
+    (tmp_path / RESULTS / "cell.json").write_text('{"table": "fedx-1"}')
+    with pytest.raises(ResultsError, match=r"cell\.json is not a cell's result .*: remove it"):
+        read_results(tmp_path)
