@@ -185,7 +185,7 @@ def _described(head: "Head", fit: "Fit | None") -> dict[str, Any]:
 
 
 def _chance(head: "Head", fit: "Fit") -> Chance | None:
-    """Return chance on the held-out images."""
+    """Return the accuracy by chance on the held-out images."""
     if head.multi_label:
         return chance_of_labels([each.num_held_out for each in fit.classes], head.about["fit"]["num_held_out"])
     return chance_of(number for number, each in enumerate(fit.classes) for _ in range(each.num_held_out))
