@@ -243,7 +243,7 @@ class Connection:
 
     def _no_answer(self, error: httpx.TransportError) -> str:
         reason = str(error) or type(error).__name__
-        # A coordinator that requires certificates disconnects, without a response, a client that sends none it accepts.
+        # A coordinator that requires certificates disconnects without a response if it does not accept the client's.
         hint = MUTUAL_TLS_HINT if self._is_encrypted and not isinstance(error, _NOT_SENT) else ""
         return (
             f"No answer from {self.url} ({reason}): check that the coordinator runs and that this is its address{hint}."
@@ -356,7 +356,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
     if value.isascii() and value.isdecimal():
         return min(float(value[:20]), _MAX_RETRY_AFTER_SECONDS)
-    now = headers.get("Date") or format_datetime(datetime.now(UTC))  # by the clock that the moment belongs to
+    now = headers.get("Date") or format_datetime(datetime.now(UTC))  # by the server's clock, like the value
     try:
         seconds = (parsedate_to_datetime(value) - parsedate_to_datetime(now)).total_seconds()
     except MALFORMED:  # also raised for a time without a zone

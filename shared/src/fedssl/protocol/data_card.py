@@ -87,7 +87,7 @@ class ChannelMoments(StrictModel):
 
 
 def suppressed(counts: list[int], num_units: list[int], min_count: int) -> list[int | None]:
-    """Return the counts, with None for those that too few units (images, or patients) stand behind.
+    """Return the counts, with None for those that count too few units (images, or patients).
 
     If what is missing could be found from the total, the next smallest counts are suppressed too. Zeros are shown.
 

@@ -38,7 +38,7 @@ class SiteLabels(Protocol):
 
 
 def each_once(key: str, noun: str, value: tuple[T, ...]) -> tuple[T, ...]:
-    """Return names that are all different. Raises ValueError, which names the key."""
+    """Return the names if all are different. Raises ValueError, which names the key."""
     if len(set(value)) != len(value):
         raise ValueError(f"{key} names a {noun} twice")
     return value

@@ -178,7 +178,7 @@ class EncoderConfig(StrictModel):
 
     @property
     def has_batch_norm(self) -> bool:
-        """True if it has BatchNorm. A network of timm may have it: only a build shows whether it has."""
+        """True if it has BatchNorm. True for every network of timm, because only building it shows."""
         return self.name == "timm" or ("norm" in ENCODERS[self.name].settings and self.norm == "batch")
 
     def check_image_size(self, image_size: int) -> None:

@@ -84,7 +84,7 @@ class RunSpec(StrictModel):
     def continued(self, num_rounds: int) -> "RunSpec":
         """Return the spec of this run with more rounds in total.
 
-        Raises ValueError if there are not more, or if the run's own rounds would have been others in a longer run.
+        Raises ValueError if there are not more, or if the run's own rounds would have been different in a longer run.
         """
         if num_rounds <= self.num_rounds:
             raise ValueError(f"the run has {plural(self.num_rounds, 'round')} already: give more than that in total")

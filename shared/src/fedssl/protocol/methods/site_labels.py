@@ -13,7 +13,7 @@ _TEN_NUMBERS = tuple(map(str, range(10)))
 
 
 class SiteLabelsConfig(ComposedConfig):
-    """The classes that the sites agree on, and the share of their labelled images that judge rather than train."""
+    """The classes that the sites agree on, and the share of their labelled images that evaluate rather than train."""
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"labels"})
 

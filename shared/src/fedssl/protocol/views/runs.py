@@ -39,7 +39,7 @@ class RunCreate(BaseModel):
 
 
 class RunContinue(BaseModel):
-    """The wish to train a completed run further. The same request again changes nothing."""
+    """A request to train a completed run further. Repeating it changes nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +49,7 @@ class RunContinue(BaseModel):
 
 
 class RunEdit(BaseModel):
-    """New words about a run. What is null stays as it is."""
+    """A new name, tags or notes of a run. What is null stays as it is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
