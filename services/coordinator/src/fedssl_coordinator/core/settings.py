@@ -330,7 +330,7 @@ _SCHEMES = {"database_url": _POSTGRES, "database_direct_url": _POSTGRES, "redis_
 
 
 def _require_address(name: str, address: str, schemes: tuple[str, ...]) -> None:
-    """Raise ValueError, without any part of the address, if a client would take it apart otherwise than meant."""
+    """Raise ValueError, without any part of the address, if clients could parse it differently than it was meant."""
     scheme, _, rest = address.partition("://")
     if scheme not in schemes or not rest:
         raise ValueError(f"{name} must begin with {' or '.join(f'{each}://' for each in schemes)}")
