@@ -53,7 +53,7 @@ def embed(
         on_progress: called after each batch with the number of images that are done.
 
     Raises:
-        ResultsError: the file, or the folder of a half-made one, is of another encoder or of other images.
+        ResultsError: the file, or the folder of a partial one, is from another encoder or other images.
         DataError: no image can be decoded, or the representations are not finite.
         ExportError: the format is unknown, or needs pyarrow.
         FolderInUseError: another process writes the same file.
@@ -82,7 +82,7 @@ def embed(
 
 
 def _complete(destination: Path, about: dict[str, Any]) -> Embedded:
-    """Return a file that is complete already. Raises ResultsError if it is of something else."""
+    """Return a file that is complete already. Raises ResultsError if it is from another encoder or other images."""
     found = read_about(destination)
     if different := difference(found, about):
         raise ResultsError(f"{destination} is of {different}: remove it, or choose another --out")

@@ -62,7 +62,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def left_out(self) -> str:
-        """Return what is not read although it lies between the images, in one line, or an empty text."""
+        """Return what lies between the images and is not read, in one line, or an empty text."""
         ...
 
     def names(self, start: int, stop: int) -> list[str]:
@@ -120,7 +120,7 @@ def reopen_source(name_or_path: str, split: Split | None, root: Path | None) -> 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Image files. A name is the path below the folder, with bytes replaced that are not UTF-8."""
+    """Image files. A name is the path below the folder, in which bytes that are not UTF-8 are replaced."""
 
     files: ImageFiles
     title: str
