@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from fedssl.cores import num_usable_cores
 
 AES_BLOCK = 16
-CHUNK_BYTES = 128 << 10  # of words, zeros and stream: the three fit into a core's cache
+CHUNK_BYTES = 128 << 10  # bytes of words, zeros and stream each: the three fit into a core's cache
 
 _ZEROS = memoryview(bytes(CHUNK_BYTES))
 _OPEN_STREAMS = 256
-_PARTS_PER_THREAD = 4  # so that a core that does other work does not delay the others by much
+_PARTS_PER_THREAD = 4  # so that a core that is busy with other work does not delay the others by much
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class Words:
         return self.words64.size, self.words32.size
 
     def copy(self) -> "Words":
-        """Return a vector of its own memory."""
+        """Return a copy with its own memory."""
         return Words(self.words64.copy(), self.words32.copy())
 
     def is_equal(self, other: "Words") -> bool:
@@ -96,7 +96,7 @@ def _parts(words: NDArray[Any], first_byte: int, num_threads: int) -> Iterator[t
 
 
 def _apply(words: NDArray[Any], first_byte: int, masks: Sequence[Mask]) -> None:
-    stream = bytearray(CHUNK_BYTES + AES_BLOCK)  # update_into wants room for one block more
+    stream = bytearray(CHUNK_BYTES + AES_BLOCK)  # update_into needs space for one more block
     step = CHUNK_BYTES // words.itemsize
     mask = np.frombuffer(stream, words.dtype.newbyteorder("<"), step)
     counter = CTR((first_byte // AES_BLOCK).to_bytes(AES_BLOCK))

@@ -58,7 +58,7 @@ def images_digest(
     public: ImageData | None = None,
     data_root: Path | None = None,
 ) -> str:
-    """Return the `images` of a `Result` that a simulation would have now. Raises SpecError and DataError."""
+    """Return the digest `images` that the `Result` of a simulation would have now. Raises SpecError and DataError."""
     shards = clients if clients is not None else partition(spec, data_root)
     own = {name: shards[name] for name in participants(spec.cohort, shards)}
     return fingerprint(own, evaluation_images(spec, data_root), public_images(spec, public, data_root, "cpu"))
