@@ -374,7 +374,9 @@ def _missing(digest: str) -> str:
 def require_digest(digest: str, expected: str) -> None:
     """Raise DigestMismatch unless bytes that were received have the digest that was announced."""
     if digest != expected:
-        raise DigestMismatch(f"the bytes received have sha256 {digest}, announced was {expected}: send them again")
+        raise DigestMismatch(
+            f"the bytes received have sha256 {digest}, but the announced one is {expected}: send them again"
+        )
 
 
 def digest_of(path: Path) -> str:

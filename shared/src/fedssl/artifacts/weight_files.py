@@ -228,7 +228,7 @@ def _array(path: Path, file: BinaryIO, header: Header, entry: TensorEntry) -> ND
     found: NDArray[Any] = np.frombuffer(data, _NUMPY[entry.dtype])
     if entry.dtype != "I64" and not np.isfinite(found).all():
         raise NotFinite(
-            f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: these weights cannot be trained from"
+            f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: no training can start from these weights"
         )
     if entry.name.endswith(_VARIANCE) and found.min(initial=0) < LEAST_VARIANCE:
         raise ArtifactError(

@@ -104,7 +104,7 @@ def card_of(found: ImageStatistics, min_count: int) -> DataCard | None:
 
 
 def sums_of(found: ImageStatistics, min_count: int) -> ChannelSums | None:
-    """Return the sums, or None with fewer images, or groups, than `min_count`, or if an image has more than 8 bits."""
+    """Return the sums, or None if fewer than `min_count` images or groups exist, or an image has more than 8 bits."""
     if found.means is None or found.squares is None:
         return None
     if found.num_units < min_count:

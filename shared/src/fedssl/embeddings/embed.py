@@ -85,7 +85,7 @@ def _complete(destination: Path, about: dict[str, Any]) -> Embedded:
     """Return a file that is complete already. Raises ResultsError if it is from another encoder or other images."""
     found = read_about(destination)
     if different := difference(found, about):
-        raise ResultsError(f"{destination} is of {different}: remove it, or choose another --out")
+        raise ResultsError(f"{destination} holds representations of {different}: remove it, or choose another --out")
     shutil.rmtree(partial_folder(destination), ignore_errors=True)  # left by a process that was killed at the end
     return Embedded(found, int(found["num_embedded"]))
 

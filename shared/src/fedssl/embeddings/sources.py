@@ -193,7 +193,7 @@ class ArraySource:
 
     def thumbnail(self, name: str, side: int) -> Image.Image:
         if not name.isascii() or not name.isdigit() or len(name) > len(str(len(self))) or int(name) >= len(self):
-            raise DataError(f"{self.title} has {len(self):,} images, and none of the number {name}")
+            raise DataError(f"{self.title} has {len(self):,} images, and no image {name}")
         pixels_CHW = self.arrays.pixels[int(name)]
         try:
             return draw(Raster(pixels_CHW.transpose(1, 2, 0), range_of(pixels_CHW.dtype)), None, side)

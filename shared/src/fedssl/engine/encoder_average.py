@@ -19,8 +19,8 @@ def check_average(bound: BoundMethod) -> None:
     """Raise SpecError if the spec averages an encoder that no round changes."""
     if bound.spec.aggregation.encoder_average is not None and not _averaged_names(bound):
         raise SpecError(
-            f"aggregation.encoder_average is of an encoder that is trained, and {bound.spec.method.name} trains none "
-            "here: leave it out"
+            f"aggregation.encoder_average applies to an encoder that is trained, and {bound.spec.method.name} trains "
+            "none here: leave it out"
         )
 
 

@@ -64,8 +64,8 @@ def head_scores(rows_KX: Tensor, h_NH: Tensor, *, multi_label: bool) -> Tensor:
     """
     if rows_KX.shape[1] != h_NH.shape[1] + 1:
         raise DataError(
-            f"the classifier is of representations of width {rows_KX.shape[1] - 1}, and this encoder's are "
-            f"{h_NH.shape[1]} wide"
+            f"the classifier expects representations of width {rows_KX.shape[1] - 1}, and this encoder's have "
+            f"width {h_NH.shape[1]}"
         )
     rows_KX = rows_KX.to(h_NH.device)
     logits_NK = h_NH.float() @ rows_KX[:, :-1].T + rows_KX[:, -1]

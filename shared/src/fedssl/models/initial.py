@@ -208,4 +208,4 @@ def _remedy(table: LoadingTable, encoder: Encoder) -> str:
             f"To sum or repeat the input channels, or to interpolate the positions, set model.initial.adapt = "
             f"[{', '.join(names)}]"
         )
-    return "Set model.encoder to the network that the weights are of, its stem included"
+    return "Set model.encoder to the network of the weights, including its stem"

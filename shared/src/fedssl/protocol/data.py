@@ -67,7 +67,7 @@ class AugmentationConfig(StrictModel):
     preset: Literal["natural", "radiograph", "microscopy", "none"] | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
-        description="Is replaced by keys for a kind of images. Keys that are given come before those of the preset. "
+        description="Sets the keys for a kind of images. Keys that are given take precedence. "
         "`natural`: the defaults. `radiograph`: no flips up-down, mild rotation, brightness and contrast, no colours. "
         "`microscopy`: all flips and right angles, stain, brightness and contrast. `none`: the images as they are.",
     )

@@ -91,8 +91,8 @@ class SitesConfig(StrictModel):
         default=0.2,
         gt=0,
         lt=1,
-        description="Share of a site's labelled images that judge its classifiers, drawn by the seed and by group. A "
-        "site's own split takes precedence.",
+        description="Share of a site's labelled images that evaluate its classifiers, drawn by the seed and by group. "
+        "A site's own split takes precedence.",
     )
     min_count: int = Field(
         default=DEFAULT_MIN_COUNT,

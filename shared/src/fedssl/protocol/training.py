@@ -79,7 +79,9 @@ class OptimizerConfig(StrictModel):
                 "schedule to cosine_per_step"
             )
         if self.final_learning_rate and self.schedule != "cosine_per_step":
-            raise ValueError("optimizer.final_learning_rate is the end of the schedule cosine_per_step: set that one")
+            raise ValueError(
+                "optimizer.final_learning_rate is the end of the schedule cosine_per_step: set that schedule"
+            )
         if self.final_learning_rate > self.learning_rate:
             raise ValueError("optimizer.final_learning_rate is larger than learning_rate: the cosine descends")
         return self

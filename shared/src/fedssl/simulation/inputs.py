@@ -128,7 +128,7 @@ def participants(cohort: CohortConfig, shards: Mapping[str, ImageData | CachedDa
     """Return the names of the run's clients, sorted. Raises SpecError if they cannot form a cohort."""
     names = sorted(shards if cohort.clients is None else cohort.clients)
     if missing := [name for name in names if name not in shards]:
-        raise SpecError(f"cohort.clients names {', '.join(missing)}, who have no images here")
+        raise SpecError(f"cohort.clients names {', '.join(missing)}, which have no images here")
     if len(names) < cohort.min_clients:
         raise SpecError(f"cohort.min_clients is {cohort.min_clients}, but there are {len(names)} clients")
     if (cohort.min_updates or 0) > cohort.num_wanted(len(names)):

@@ -88,7 +88,7 @@ def test_a_header_that_claims_to_be_huge(standing: Coordinator, onlooker: Onlook
 def test_bytes_of_another_digest(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = _put(standing, DATA, name="0" * 64)
-    _assert_refused(answer, events, 422, "artifact-rejected", f"announced was {'0' * 64}")
+    _assert_refused(answer, events, 422, "artifact-rejected", f"the announced one is {'0' * 64}")
 
 
 def test_without_a_length(standing: Coordinator, onlooker: Onlooker) -> None:

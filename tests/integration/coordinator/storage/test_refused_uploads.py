@@ -244,7 +244,9 @@ def test_bytes_of_another_digest(stage: Stage, onlooker: Onlooker) -> None:
     for tensors in (stage.tensors, _with(float("nan"))(stage.tensors)):
         with onlooker.nothing_changes() as events:
             answer = stage.put(file_of(tensors), name=digest(b"something else"))
-        _assert_refused(stage, answer, events, 422, "artifact-rejected", f"announced was {digest(b'something else')}")
+        _assert_refused(
+            stage, answer, events, 422, "artifact-rejected", f"the announced one is {digest(b'something else')}"
+        )
 
 
 def test_without_a_length(stage: Stage, onlooker: Onlooker) -> None:

@@ -132,10 +132,10 @@ class Settings(BaseSettings):
         "own address has these paths too.",
     )
     notify_seconds: float = Field(
-        default=5.0, gt=0, description="How often notifications that are due for another try are delivered."
+        default=5.0, gt=0, description="How often notifications that are due for another attempt are delivered."
     )
     notify_allow_http: bool = Field(
-        default=False, description="Webhooks may have http URLs, which any machine on their way can read."
+        default=False, description="Webhooks may have http URLs, which any machine on the way can read."
     )
     notify_allow_networks: str = Field(
         default="",

@@ -69,9 +69,7 @@ class SecureRules(StrictModel):
     """`[secagg]`: what a secure round must have before this worker takes part in it."""
 
     min_cohort: int = Field(default=3, ge=3, le=10_000, description="The smallest number of updates in a sum.")
-    collusion: int = Field(
-        default=0, ge=0, le=9_998, description="How many clients may help the coordinator against this one."
-    )
+    collusion: int = Field(default=0, ge=0, le=9_998, description="How many clients may collude with the coordinator.")
     pins: dict[ClientId, Pin] | None = Field(
         default=None,
         max_length=10_000,

@@ -98,7 +98,7 @@ def require_one_head(labels: str | None, head: Path | None, save_head: Path | No
     if (labels is None) == (head is None):
         raise UsageError("give either --labels, to fit a classifier to labelled images, or --head, to use one again")
     if save_head is not None and head is not None:
-        raise UsageError("--save-head keeps the classifier that --labels fits: --head names one that is kept already")
+        raise UsageError("--save-head keeps the classifier that --labels fits: --head names one that exists already")
 
 
 def write_predictions(

@@ -67,7 +67,7 @@ class RobustReducerConfig(PartConfig):
         for what, owner in [*averaged, (host.averaged_apart, host.name)]:
             if what is not None:
                 raise ValueError(
-                    f"method.reducer {self.name} would leave a way around it open: the coordinator averages the {what} "
+                    f"method.reducer {self.name} would not protect the run: the coordinator averages the {what} "
                     f"of {owner} by itself; leave {owner} out, or use another reducer"
                 )
 

@@ -71,7 +71,7 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
     number = evaluable.require_closed(run, asked.round_number)
     if spec_of(run).model.batch_norm == "local":
         detail = (
-            f"each site of run {run_id} keeps its own BatchNorm, and the coordinator's encoder has that of the start: "
+            f"each site of run {run_id} keeps its own BatchNorm, and the coordinator's encoder has the initial one: "
             "only the sites can evaluate it"
         )
         raise ProblemError("conflict", detail)

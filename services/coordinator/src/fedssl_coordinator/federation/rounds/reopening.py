@@ -31,7 +31,7 @@ def take_up(session: Session, run: Run) -> None:
             detail = f"run {run.id} cannot be resumed: its weights, artifact {digest}, were removed from the store"
             raise ProblemError("conflict", detail)
     data = {"outcome": run.outcome, "reason": run.reason, "rounds_closed": run.rounds_closed}
-    message = f"taken up after round {run.rounds_closed}, although it had failed: {run.reason}"
+    message = f"resumed after round {run.rounds_closed}, although it had failed: {run.reason}"
     won = transition(
         session,
         run,

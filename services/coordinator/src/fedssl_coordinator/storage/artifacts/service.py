@@ -326,5 +326,5 @@ def may_fetch(session: Session, digest: str, caller: Caller) -> None:
         or repository.is_public_for(session, digest, caller.client_id)
     )
     if not found:
-        known = "one that an upload or a run has made" if caller.client_id is None else "what your work names"
+        known = "one from an upload or a run" if caller.client_id is None else "one that your work names"
         raise ProblemError("not-found", f"no artifact {digest} for you: ask for {known}")
