@@ -194,7 +194,7 @@ def test_nothing_is_an_artifact_too(store: Store) -> None:
 
 
 def test_another_digest_stores_nothing(store: Store, kind: Kind) -> None:
-    with pytest.raises(DigestMismatch, match=f"sha256 {DIGEST}, announced was {NONE}: send them again"):
+    with pytest.raises(DigestMismatch, match=f"sha256 {DIGEST}, but the announced one is {NONE}: send them again"):
         _put(store, expected=NONE)
     with store.writer() as writer:
         writer.write(DATA)

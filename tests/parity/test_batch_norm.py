@@ -61,7 +61,7 @@ def test_sites_keep_their_norms_over_a_continuation_and_evaluate_with_them(serve
         stored = tables.query("SELECT round_number, client_id, counts FROM site_evaluations WHERE counts IS NOT NULL")
     assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)
     assert_planned_size(updates, spec)
-    assert "each site keeps its own; these weights have that of the start" in (tmp_path / "pulled" / CARD).read_text()
+    assert "each site keeps its own; these weights have the initial one" in (tmp_path / "pulled" / CARD).read_text()
     counts = {(number, name): SiteCounts.model_validate_json(json.dumps(value)) for number, name, value in stored}
     assert counts.keys() == {(number, name) for number in range(4) for name in shards}
     assert all(counts[number, name] == simulated.site_evaluations[number][name] for number, name in counts)

@@ -45,4 +45,4 @@ def test_a_partly_frozen_run_equals_its_simulation_and_sends_less(servers: Serve
     pulled = load_encoder(tmp_path / "pulled").encoder.state_dict()
     for name, tensor in encoder_tensors(ENCODER).items():
         assert torch.equal(pulled[name.removeprefix("encoder.")], tensor) == name.startswith("encoder.blocks.0."), name
-    assert "`blocks.1.*`; the rest is that of the start" in (tmp_path / "pulled" / CARD).read_text()
+    assert "`blocks.1.*`; the rest has its initial values" in (tmp_path / "pulled" / CARD).read_text()

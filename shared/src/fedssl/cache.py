@@ -1,4 +1,4 @@
-"""The folder for files that can be fetched or computed again: data sets and decoded images."""
+"""The folder for files that can be fetched or computed again, such as data sets and decoded images."""
 
 import os
 from pathlib import Path

@@ -40,7 +40,7 @@ def num_devices() -> int:
 
 
 def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> None:
-    """Let this process train together with others of this machine, until it ends.
+    """Make this process train together with others of this machine, until it ends.
 
     They find one another through the file `meeting_point`, and communicate through memory and the loopback interface.
     """
@@ -57,9 +57,9 @@ def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> Non
 
 @contextmanager
 def splitting(num_rows: int) -> Iterator[None]:
-    """Let `split_rows` split inside, if batches of `num_rows` have at least one row per process.
+    """Allow `split_rows` to split inside the block, if batches of `num_rows` have at least one row per process.
 
-    Gradients must be computed inside too: checkpointing runs the networks again for them.
+    Gradients must be computed inside the block too: checkpointing runs the networks again for them.
     """
     global _is_splitting
     before = _is_splitting

@@ -6,19 +6,19 @@ FedSSLError
 ├── DataError            images that cannot be found or read
 ├── ArtifactError        an artifact that differs from what was declared
 │   ├── PlanMismatch     names, shapes or dtypes differ from the plan
-│   ├── DigestMismatch   the bytes are not those of the digest
+│   ├── DigestMismatch   the bytes do not have the announced digest
 │   ├── NotFinite        NaN or infinity in a tensor
 │   ├── ArtifactTooLarge more bytes than the plan allows
 │   ├── OffsetMismatch   bytes that do not follow the last byte that has arrived
 │   ├── ArtifactNotFound nothing is stored under a digest
 │   └── ArtifactDamaged  the bytes that are stored under a digest do not have that digest
-├── StoreUnavailable     the object store did not do what it was asked to do
-├── ExportError          an encoder or numbers cannot be written in the form that was asked for
-├── LocalError           a folder of ours, or a process of a federation on one machine, cannot be used
+├── StoreUnavailable     the object store did not do what was requested
+├── ExportError          an encoder or numbers cannot be written in the requested form
+├── LocalError           a folder, or a process of a federation on one machine, cannot be used
 │   └── FolderInUseError another process uses the folder
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was cancelled from outside
-├── Paused               a simulation stopped where its spec's watch asked for it
+├── Paused               a simulation stopped because its spec's watch asked for it
 ├── DeviceError          the device to compute on is missing, or has too little memory
 └── MethodError          a method cannot do what was asked of it
     └── CheckpointMismatch  the checkpoint is of another training
@@ -52,7 +52,7 @@ class PlanMismatch(ArtifactError):
 
 
 class DigestMismatch(ArtifactError):
-    """The bytes are not those of the digest."""
+    """The bytes do not have the announced digest."""
 
 
 class NotFinite(ArtifactError):
@@ -76,11 +76,11 @@ class ArtifactDamaged(ArtifactError):
 
 
 class StoreUnavailable(FedSSLError, OSError):
-    """The object store did not do what it was asked to do. The same request may succeed later."""
+    """The object store did not do what was requested. The same request may succeed later."""
 
 
 class ExportError(FedSSLError):
-    """An encoder, or a run's numbers, cannot be written in the form that was asked for."""
+    """An encoder, or a run's numbers, cannot be written in the requested form."""
 
 
 class LocalError(FedSSLError):
@@ -107,7 +107,7 @@ class Cancelled(FedSSLError):
 
 
 class Paused(FedSSLError):
-    """A simulation stopped where its spec's watch asked for it: a client's numbers crossed a threshold."""
+    """A simulation stopped because its spec's watch asked for it: a client's numbers crossed a threshold."""
 
 
 class DeviceError(FedSSLError):

@@ -17,6 +17,6 @@ def group_sums(rows: Tensor, groups_N: Tensor, num_groups: int) -> Tensor:
         [5.0, 0.0, 2.0]
     """
     sums = rows.new_zeros(num_groups, *rows.shape[1:])
-    if rows.is_cuda:  # there index_add adds in any order, and index_put_ sorts first
+    if rows.is_cuda:  # on a GPU, index_add adds in any order, and index_put_ sorts first
         return sums.index_put_((groups_N,), rows, accumulate=True)
     return sums.index_add_(0, groups_N, rows)

@@ -1,6 +1,6 @@
 """Shows that a process without a port is alive and able to work, by a file that `python -m fedssl.liveness` reads.
 
-It is meant for orchestrators. The file's age proves that the interpreter runs, also in the middle of a long
+It is meant for orchestrators. The file's age proves that the interpreter runs, even in the middle of a long
 computation. Its content states whether the process can work and, if it cannot, why; `--ready` checks that too. A
 process that reports nothing is ready as soon as it is alive.
 """
@@ -49,7 +49,7 @@ def keep_touching() -> None:
 
 
 def report(health: Health, reason: str = "") -> None:
-    """Write this process's health, and in one sentence why it cannot work, to the file, if the variable names one.
+    """Write this process's health, and, in one sentence, why it cannot work, to the file, if the variable names one.
 
     A report that cannot be written is lost: a full disk must not end a process.
     """

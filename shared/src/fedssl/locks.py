@@ -8,7 +8,7 @@ from typing import IO
 
 from fedssl.errors import FolderInUseError, LocalError
 
-# The time that the processes which a killed holder started may take to end.
+# How long processes that a killed holder has started may take to end.
 AFTERLIFE_SECONDS = 10.0
 
 

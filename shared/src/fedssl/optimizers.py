@@ -2,7 +2,7 @@
 
 torch excludes five methods of every optimiser from compilation. The first call of such a method imports
 `torch._dynamo`: 800 modules, more than a second and 70 MB in every process that trains. fedssl compiles objectives and
-never optimisers, so the methods here are those from before torch wrapped them. The mathematics is torch's.
+never optimisers, so the methods here are the originals, before torch wrapped them. The mathematics is torch's.
 """
 
 import inspect
@@ -33,7 +33,7 @@ class _LARS(torch.optim.Optimizer):
         v <- momentum v + u;   w <- w - lr v
 
     The steps of scales of normalisations and of biases, which have one dimension, are not scaled to their length. In
-    that code they do not decay either, which is `decay_norms_and_biases = false` here. Each step only computes with
+    that code they do not decay either, which is `decay_norms_and_biases = false` here. Each step computes only with
     tensors, so a GPU can capture it.
     """
 

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def exact_float32(device: torch.device | str, *, deterministic: bool = False) -> Iterator[None]:
-    """Keep float32 at full precision inside, also in a GPU's convolutions, which torch would round to TF32's 10 bits.
+    """Keep float32 at full precision in the block, even in a GPU's convolutions, which torch would round to 10 bits.
 
     torch would also round matrix products if the environment asks for it, as NVIDIA's images do
     (`TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`). With `deterministic`, convolutions on a GPU add in the same order every time.

@@ -28,8 +28,8 @@ def derive_seed(run_seed: int, round_number: int, client_id: str, purpose: str) 
 def sample_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int, round_number: int) -> list[str]:
     """Return the clients of one round, in name order: `cohort.fraction` of them, rounded half up, and at least one.
 
-    A number is derived for every client, and the clients with the smallest numbers take part. This uses no library's
-    sampling, which another version might change. An over-sampled cohort (`asked_cohort`) has these clients and others.
+    A number is derived for every client, and the clients with the smallest numbers take part. No library's sampling is
+    used, because another version might change it. An over-sampled cohort (`asked_cohort`) has these clients and others.
 
     >>> sample_cohort(["b", "a"], CohortConfig(), 0, 1)
     ['a', 'b']

@@ -1,7 +1,7 @@
 """OpenTelemetry traces of the services' processes only, and only if the standard OTEL_* variables ask for them.
 
 A round is one trace. Its id is derived from the run and the round, so that every process that works on the round can
-compute it, also after a crash. Within the trace, the calling span is passed on as `traceparent`, in HTTP headers and in
+compute it, even after a crash. Within the trace, the calling span is passed on as `traceparent`, in HTTP headers and in
 the headers of Celery's messages.
 """
 
@@ -25,7 +25,7 @@ _is_on = False
 
 
 class TracingUnavailable(FedSSLError):
-    """Traces were asked for, but the package that sends them is not installed."""
+    """Traces were requested, but the package that sends them is not installed."""
 
 
 def configure(service: str, exporter: "SpanExporter | None" = None) -> None:

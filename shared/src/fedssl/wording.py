@@ -1,4 +1,4 @@
-"""Words of messages for people."""
+"""The wording of messages for people."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -14,7 +14,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def apart(value: float, limit: float, digits: int = 3) -> tuple[str, str]:
-    """Return two numbers with so many significant digits, or with more if they would look equal.
+    """Return two numbers with `digits` significant digits, or with more if they would look equal.
 
     >>> apart(1.99999, 2), apart(1.5, 2), apart(2, 2)
     (('1.99999', '2'), ('1.5', '2'), ('2', '2'))
@@ -44,6 +44,6 @@ def in_one_line(text: str) -> str:
 def in_one_line_each(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Make each text of a log line printable, in one line, as a processor of structlog.
 
-    JSON escapes what is not; the lines for a terminal contain texts as they are.
+    JSON escapes other characters; lines for a terminal contain texts unchanged.
     """
     return {name: in_one_line(value) if isinstance(value, str) else value for name, value in event.items()}

@@ -50,7 +50,7 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
     assert lines[0].split()[:3] == ["evaluation", "round", "data"]
     assert ["25.00 %" in lines[2], "75.00 %" in lines[3], "50.00 %" in lines[4]] == [True] * 3
     assert [line.rstrip().rpartition("completed")[2].strip() for line in lines[2:]] == ["-", "best by probe", "last"]
-    assert "best is round 1 of 3 judged, chosen on the test set by probe itself" in shown.stderr
+    assert "best is round 1 of 3 evaluated, chosen on the test set by probe itself" in shown.stderr
     assert "round 0 is the encoder before training" in shown.stderr
     assert "chance on digits is 13.00 %: the share of the largest of 10 classes" in shown.stderr
 
@@ -84,7 +84,7 @@ def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCa
     _evaluate(cast)
     shown = fedssl("run", "evaluations", cast.id)
     assert shown.exit_code == 0
-    assert shown.stderr.count(" judged") == 1  # of the run's own two; the third stands alone
+    assert shown.stderr.count(" evaluated") == 1  # of the run's own two; the third stands alone
     assert shown.stdout.count("digits max_test 50") == 1
 
 

@@ -166,7 +166,7 @@ def test_an_answer_with_many_errors_is_summarised(server: ScriptedServer) -> Non
     server.script = lambda request: json_answer(answers[request.path == "/v1/work/claim"])
     with Client(server.url, TOKEN, retry=ONCE) as client, pytest.raises(BadAnswer, match=r"items\.0: "):
         list(client.runs())
-    with WorkerClient(server.url, TOKEN, retry=ONCE) as worker, pytest.raises(ClientError, match=r"\(?50\d\d\d things"):
+    with WorkerClient(server.url, TOKEN, retry=ONCE) as worker, pytest.raises(ClientError, match=r"\(?50\d\d\d values"):
         worker.claim(0)
 
 

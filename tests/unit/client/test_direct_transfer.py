@@ -267,7 +267,7 @@ def test_an_address_that_is_not_permitted_is_not_followed(two: tuple[Recorder, R
     coordinator.answers = [(307, there, b"")] * 2
     with (
         WorkerClient(coordinator.url, TOKEN, retry=Retry(seconds=0), may_go_to=lambda server: False) as client,
-        pytest.raises(BadAnswer, match="redirects elsewhere"),
+        pytest.raises(BadAnswer, match="redirects to another address"),
     ):
         client.download(DIGEST, tmp_path / "model")
     assert store.requests == []

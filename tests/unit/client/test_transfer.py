@@ -104,7 +104,7 @@ def test_a_file_larger_than_the_free_disk_space_is_not_started(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=len(BODY) - 1))
     server.script = breaking(None)
-    with Client(server.url, "t") as client, pytest.raises(OSError, match="300,000 bytes are to arrive") as caught:
+    with Client(server.url, "t") as client, pytest.raises(OSError, match="300,000 bytes will arrive") as caught:
         client.download_model(uuid4(), tmp_path / "model")
     assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []

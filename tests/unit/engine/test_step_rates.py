@@ -121,8 +121,8 @@ def test_options_at_their_defaults_are_not_serialised() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
-        ({"schedule": "cosine_per_step"}, "ends with the last of 2 rounds, and is another one over 5"),
-        ({"final_weight_decay": 0.3}, "the weight decay of each round is another one over 5"),
+        ({"schedule": "cosine_per_step"}, "ends with the last of 2 rounds, and would be different over 5"),
+        ({"final_weight_decay": 0.3}, "the weight decay of each round would be different over 5"),
     ],
 )
 def test_a_run_whose_earlier_rounds_would_have_other_rates_cannot_be_continued(

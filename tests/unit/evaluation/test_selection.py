@@ -16,7 +16,7 @@ def test_the_last_and_the_best_round_are_chosen_with_a_reason() -> None:
     assert (choice.best, choice.best_round) == (0.84, 20)
     assert choice.num_rounds == 3
     assert "chosen on the test set by probe itself" in choice.chosen
-    assert "last is round 30; best is round 20 of 3 judged" in choice.chosen
+    assert "last is round 30; best is round 20 of 3 evaluated" in choice.chosen
 
 
 def test_smaller_is_better_for_alignment() -> None:
@@ -30,8 +30,8 @@ def test_the_earliest_of_equal_rounds_is_the_best_and_nan_is_never_the_best() ->
 
 
 def test_the_sentence_covers_a_single_round_and_a_measure_without_rounds_is_refused() -> None:
-    assert choose_best([(5, {"probe": 0.1})], "probe").chosen == "probe: only round 5 was judged"
+    assert choose_best([(5, {"probe": 0.1})], "probe").chosen == "probe: only round 5 was evaluated"
     last_is_best = choose_best([(5, {"probe": 0.1}), (9, {"probe": 0.2})], "probe")
-    assert last_is_best.chosen == "probe: the last round, 9, is the best of 2 judged"
+    assert last_is_best.chosen == "probe: the last round, 9, is the best of 2 evaluated"
     with pytest.raises(ValueError, match="no round"):
         choose_best(HISTORY, "uniformity")

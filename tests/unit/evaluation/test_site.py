@@ -175,7 +175,7 @@ def test_another_sites_classifier_is_evaluated_on_this_sites_test_images():
     ("rows", "classes", "message"),
     [
         (torch.zeros(1, 17), (2,), "has none of the classes with enough images at this site"),
-        (torch.zeros(2, 4), (0, 1), "of representations of width 3, and this encoder's are 16 wide"),
+        (torch.zeros(2, 4), (0, 1), "representations of width 3, and this encoder's have width 16"),
         (torch.full((2, 17), 3e38), (0, 1), "scores that are not finite numbers: its weights are too large"),
     ],
 )

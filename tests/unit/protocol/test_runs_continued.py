@@ -18,7 +18,7 @@ def test_a_run_cannot_be_continued_to_rounds_that_it_already_has(num_rounds: int
 
 def test_a_run_with_a_schedule_over_all_rounds_cannot_be_continued() -> None:
     spec = RunSpec.model_validate({"num_rounds": 3, "training": {"optimizer": {"schedule": "cosine"}}})
-    with pytest.raises(ValueError, match="ends with the last of 3 rounds, and is another one over 9"):
+    with pytest.raises(ValueError, match="ends with the last of 3 rounds, and would be different over 9"):
         spec.continued(9)
 
 

@@ -222,7 +222,7 @@ def test_secure_aggregation_is_left_out_of_a_spec_without_it() -> None:
         ),
         ({"secure_aggregation": {"min_cohort": 3, "collusion": 2}}, "a sum needs 4 updates or more"),
         ({"secure_aggregation": {"min_cohort": 2}}, "greater than or equal to 3"),
-        ({"aggregation": {"matrix_bits": 32}}, 'matrix_bits is of integers: set aggregation.arithmetic = "fixed"'),
+        ({"aggregation": {"matrix_bits": 32}}, 'matrix_bits applies to integers: set aggregation.arithmetic = "fixed"'),
     ],
 )
 def test_settings_that_secure_aggregation_does_not_support_are_refused(changes: dict[str, Any], why: str) -> None:

@@ -68,7 +68,7 @@ _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
 _MAX_ERRORS = 20
-_MESSAGE_CHARACTERS = 500  # of an event about a refusal, because it quotes what was sent
+_MESSAGE_CHARACTERS = 500  # the limit of an event about a refusal, because it quotes what was sent
 _MESSAGES = {
     "extra_forbidden": "there is no such key: remove it, or correct its spelling",
     "missing": "is missing",
@@ -129,7 +129,7 @@ def create_app() -> FastAPI:
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies
-    # Outside of both, so that the bodies of a flood are not read.
+    # outside of both, so that no bodies are read while too many requests arrive
     app.add_middleware(RateLimits, find_token=token_id_of)
     app.add_middleware(GracefulShutdown)
     app.add_middleware(ProblemPages)  # outside of all that respond with a problem

@@ -62,7 +62,7 @@ def _readiness() -> Health:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(caller: EveryProjectViewer, session: DB) -> Response:
     """Return metrics for Prometheus, which sends a viewer's token."""
-    # First what every API process reports equally, from Postgres and the queues; then what this process has counted.
+    # First what is the same for every API process, from Postgres and the queues; then what this process has counted.
     shared = CollectorRegistry()
     found = count_by_state(session)
     for kind, label in _LABELS.items():

@@ -38,14 +38,14 @@ WORKERS_SECONDS = 120.0
 SWEEP_SECONDS = 1.0
 AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate", "notifier": "notify"}
 """The queue of each process that serves one. Notifications wait for other servers, so they have their own queue."""
-WORKER_UNUSABLE, WORKER_REFUSED = 2, 3  # exit statuses of a worker: unusable settings or images; not wanted
+WORKER_UNUSABLE, WORKER_REFUSED = 2, 3  # exit statuses of a worker: unusable settings or images; refused
 # -P: Python must not import a user's file instead of a module of ours, or of a library, that has the same name.
 PYTHON = (sys.executable, "-P", "-m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """The images that the clients are to own.
+    """The images that the clients will own.
 
     `partition` and `data` are used if the folder has no images yet; the images keep their own shape if `data` is None.
     If the folder has images already, the values in `required` must not differ from its record. `data_root` is a folder
@@ -294,7 +294,7 @@ class _Starter:
         )
 
     def _await_workers(self, client: Client, names: set[str], since: datetime) -> None:
-        """Wait until all have registered, so that a run that is submitted next finds the whole cohort."""
+        """Wait until all workers have registered, so that a run that is submitted next has the whole cohort."""
         deadline = time.monotonic() + WORKERS_SECONDS
         while True:
             self._supervisor.raise_if_failed()

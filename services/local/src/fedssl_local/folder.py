@@ -1,4 +1,4 @@
-"""The folder of a local federation: its paths, and the record of which images each client was given."""
+"""The folder of a local federation: its paths, and the record of the images that each client was given."""
 
 import shutil
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Record(StrictModel):
     window: WindowConfig | None = Field(default=None, exclude_if=lambda window: window is None)
     num_images: dict[str, int]
     port: int | None = None
-    encoders: dict[str, EncoderConfig] = {}  # of the clients whose workers declare one
+    encoders: dict[str, EncoderConfig] = {}  # the encoders of the clients whose workers declare one
 
     @property
     def clients(self) -> list[str]:

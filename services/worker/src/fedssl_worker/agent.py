@@ -61,7 +61,7 @@ def register(client: WorkerClient, registration: Register, backoff: Backoff) -> 
 
 
 class Agent:
-    """Works for one client until an exception ends it: Refused, PolicyError, or the one that a signal raises."""
+    """The loop that works for one client until an exception: Refused, PolicyError, or the one that a signal raises."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Agent:
             claim_seconds: how long one claim waits for work.
             reregister: registers this worker again, which reports a changed policy to the coordinator.
             on_idle: is called while there is no work.
-            evaluate: answers an evaluation at this site. It is called while there is one, and no work, and before a
-                training that replaces the BatchNorm which it needs.
+            evaluate: answers an evaluation at this site. It is called while there is one and no work, and before a
+            training that replaces the BatchNorm which the evaluation needs.
             shown: shows claimed work to the data owner until it has ended.
             begin_secure: begins this worker's part in a secure round. Without it, such work is declined.
         """
@@ -110,14 +110,14 @@ class Agent:
                 UNANSWERED.inc()
                 self._retry_later(log.error, "coordinator.answer_invalid", error, todo=PROXY_REFUSED)
             except TEMPORARY as error:
-                # A trained update is on the disk: the next claim brings the same work, whose update is then submitted.
+                # A trained update is on the disk: the next claim returns the same work, whose update is then submitted.
                 UNANSWERED.inc()
                 self._retry_later(log.warning, "coordinator.unreachable", error)
             except ClientError as error:
                 self._retry_later(log.error, "coordinator.answer_invalid", error)
 
     def step(self) -> None:
-        """Claim once, and do the work that the claim brings."""
+        """Claim once, and do the work that the claim returns."""
         self._reload_policy()
         asked = time.monotonic()
         try:
@@ -135,7 +135,7 @@ class Agent:
             if self._client.has_site_evaluations:
                 self._evaluate()
                 return
-            if self._client.pause_seconds > 0:  # the client was not drawn, and the next round is not expected before
+            if self._client.pause_seconds > 0:  # the client was not drawn, and the next round is not expected earlier
                 time.sleep(self._client.pause_seconds)
                 return
             if time.monotonic() - asked < _IDLE_SECONDS:
@@ -157,11 +157,11 @@ class Agent:
     def _run_idle_tasks(self) -> None:
         try:
             self._on_idle()
-        except OSError as error:  # most likely a full disk; the next idle moment tries again
+        except OSError as error:  # most likely a full disk; the next idle moment retries
             log.warning("idle_tasks.failed", reason=error.strerror or type(error).__name__)
 
     def _send_anchor(self) -> None:
-        """Have the coordinator anchor ledger entries that no request has anchored yet."""
+        """Send an anchor for ledger entries that no request has anchored yet."""
         with self._egress.anchoring.exchange() as exchange:
             if exchange.anchor is not None:
                 exchange.receipt = self._client.heartbeat(anchor=exchange.anchor).receipt
@@ -180,7 +180,7 @@ class Agent:
             raise
         except ClientError as error:
             # Only the coordinator's own refusal of the work ends it. A proxy's 404 or an expired certificate will be
-            # repaired, and a trained update is kept until then: the next claim brings the same work.
+            # repaired, and a trained update is kept until then: the next claim returns the same work.
             if not _is_verdict(error):
                 raise
             self._decline(item, str(error), cause_of(error))
@@ -254,7 +254,7 @@ class Agent:
     def _wait_if_disk_is_full(self, error: Exception) -> bool:
         """Return whether the disk is full, and wait if so.
 
-        Work is not declined for a full disk, because someone will make room: the next claim brings the work again.
+        Work is not declined for a full disk, because someone will make room: the next claim returns the work again.
         """
         if not any(cause.errno in NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
             return False
@@ -262,7 +262,7 @@ class Agent:
         return True
 
     def _retry_later(self, write: Callable[..., object], event: str, error: Exception, **fields: str) -> None:
-        """Log an error that may pass, and wait."""
+        """Log a temporary error, and wait."""
         delay = self._backoff.next_delay()
         write(event, reason=str(error), **fields, retry_in_seconds=delay)
         report(Health.UNREADY, str(error))
@@ -283,8 +283,10 @@ class Agent:
 
 
 def _reason(item: WorkItem, error: FedSSLError) -> str:
-    """Return the reason that the coordinator receives. That of a training that failed may have a number of images or a
-    loss, and stays here in a secure round."""
+    """Return the reason that the coordinator receives.
+
+    The reason of a failed training may contain a number of images or a loss, and stays here in a secure round.
+    """
     if item.spec.secure_aggregation is None or not isinstance(error, DataError | MethodError):
         return reason_of(error)
     log.error("training.failed", reason=str(error))

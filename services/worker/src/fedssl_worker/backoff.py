@@ -43,7 +43,8 @@ class Refused(FedSSLError):
 def is_refusal(error: Exception) -> bool:
     """Return whether the coordinator itself refuses this worker: 401 or 403, with the coordinator's own explanation.
 
-    Without it, the response is a proxy's: a person will repair that, and the worker retries until then.
+    Without that explanation, the response is a proxy's: a person will repair the proxy, and the worker retries until
+    then.
     """
     return isinstance(error, NotAuthenticated | NotAllowed) and bool(error.slug)
 

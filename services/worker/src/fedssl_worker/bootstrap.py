@@ -43,7 +43,7 @@ log = structlog.get_logger()
 EXIT_DEVICE = 1
 EXIT_REFUSED = 3
 KEEP_TRAINER_SECONDS = 600.0
-"""A run's next round rarely begins later. After this time, other processes can use the device's memory."""
+"""A run's next round rarely begins later. After this time, the device's memory is released for other processes."""
 
 
 def run_worker(settings: Settings) -> int:
@@ -57,7 +57,7 @@ def run_worker(settings: Settings) -> int:
     serve(settings.metrics_host, settings.metrics_port)
     with exclusive_folder(settings.state.expanduser()) as folder:
         enrolment = None if given_token else _enrolment(settings, folder)
-        # Before the enrolment token is spent: a worker that cannot read its images could not use it again.
+        # Before the enrolment token is used: a worker that then cannot read its images could not use it again.
         images = OwnImages(
             settings.data,
             image_device(devices),

@@ -26,7 +26,7 @@ _ATTRIBUTE = "_fedssl_cause"
 _CAUSES: dict[type[Exception], Cause] = {
     NotPermitted: Cause.CLIENT_DATA,
     DataError: Cause.CLIENT_DATA,
-    LibraryMissing: Cause.CLIENT_MACHINE,  # before SpecError, which it is too
+    LibraryMissing: Cause.CLIENT_MACHINE,  # before SpecError, its base class
     SpecError: Cause.SPEC,
     MethodError: Cause.SPEC,
 }

@@ -187,7 +187,7 @@ def check(
     else:
         stores = _joined(read.stores) or "none: all artifacts pass through the coordinator"
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
-        names = tuple(AllowRule.model_fields)  # a dump lacks those that are not given
+        names = tuple(AllowRule.model_fields)  # a dump lacks fields that are not set
         columns = [f"{'#' if name.startswith(('max_', 'min_')) else ''}{name.replace('_', ' ')}" for name in names]
         show_table(columns, ([_joined(getattr(rule, name)) for name in names] for rule in notice.allow))
         if not notice.allow:

@@ -24,7 +24,10 @@ class CurrentWork:
 
     @contextmanager
     def shown(self, item: WorkItem) -> Iterator[None]:
-        """Show the work for the length of the block. A killed worker leaves it: its next claim brings the same work."""
+        """Show the work for the length of the block.
+
+        A killed worker leaves the file behind: its next claim returns the same work.
+        """
         try:
             write_atomically(self._path, item.model_dump_json(), mode=0o600, durable=False)
         except OSError as error:

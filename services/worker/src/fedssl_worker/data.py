@@ -48,10 +48,11 @@ log = structlog.get_logger()
 _ABSOLUTE_PATH = re.compile(r"(?<![\w:/])(~|/(?!v1/))\S")  # the coordinator's own paths begin with /v1/
 
 UNREADABLE = "unreadable_images"
-"""The metric with the number of files that were left out. Its rule decides about that number at registration too."""
+"""The metric with the number of files that were left out. Its rule in the policy also applies to that number at
+registration."""
 
 _KEPT_SHAPES = 2  # two runs of different shapes may take turns
-_KEPT_BYTES = 256 << 20  # larger images are decoded to register, and not kept: most runs ask for another shape
+_KEPT_BYTES = 256 << 20  # larger images are decoded to be registered, and not kept: most runs ask for another shape
 _ANY_WINDOW = WindowConfig(percentiles=(0, 100))
 
 _Key = tuple[int, int, WindowConfig | None, int | None]
@@ -126,7 +127,7 @@ class OwnImages:
         self._device = device
         self._image_size, self._channels = image_size, channels
         self._allows_cache = allows_cache
-        self.stamp = _stamp_of(name_or_path)  # before reading: a file that comes later is found by the next rescan
+        self.stamp = _stamp_of(name_or_path)  # before reading, so that a rescan finds what is added meanwhile
         files = _files_of(name_or_path)
         self._listing = self.stamp if files is None else _names_digest(files)
         window = _prepared_window(name_or_path)
@@ -228,7 +229,7 @@ class OwnImages:
     def require_same_files(self) -> None:
         """Raise DataError if other files are listed than when the images were registered.
 
-        Labels and groups were read then, and belong to the images by their positions.
+        Labels and groups were read then, and are matched to the images by their positions.
         """
         if (stamp := _stamp_of(self.name_or_path)) == self.stamp:
             return
@@ -326,7 +327,7 @@ def _stamp_of(name_or_path: str) -> str:
         try:
             paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
         except OSError:
-            continue  # it is closed or vanished: reading reports it, unless it is hidden
+            continue  # it is not readable, or has vanished: reading the images reports it, unless it is hidden
         for path in paths:
             try:
                 status = path.stat()

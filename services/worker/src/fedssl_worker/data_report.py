@@ -1,4 +1,4 @@
-"""Reports to the coordinator what the data owner lets it know of the images as a whole."""
+"""Reports to the coordinator what the data owner discloses about the images as a whole."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ log = structlog.get_logger()
 class _Reported(StrictModel):
     """The file of earlier reports.
 
-    `num_units`: the number of images, or of groups, of each report, by the fingerprint of its images. `kinds`: what the
-    newest report has.
+    `num_units`: the number of images, or of groups, of each report, by the fingerprint of its images. `kinds`: the
+    kinds of artifacts in the newest report.
     """
 
     num_units: dict[str, int] = {}
@@ -34,8 +34,9 @@ class _Reported(StrictModel):
 class DataReporter:
     """Sends the report after each registration, because policy and images may have changed.
 
-    The difference of two reports is about the images in which they differ. So a report about other images than an
-    earlier one is only sent if their numbers differ by at least `min_count`: `record` is the file of earlier ones.
+    The difference between two reports discloses statistics of the images in which they differ. So a report about other
+    images than an earlier one is only sent if their numbers differ by at least `min_count`: `record` is the file of
+    earlier ones.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class DataReporter:
             log.warning("data_report.not_sent", reason=str(error))
 
     def _report(self) -> DataReport | None:
-        """Return what may leave, or None if the coordinator is to keep the earlier report. Raises DataError."""
+        """Return what may leave, or None if the coordinator should keep the earlier report. Raises DataError."""
         counts = {kind: self._enforcer.images_min_count(kind) for kind in ("statistics", "channel-sums")}
         card, sums = counts["statistics"], counts["channel-sums"]
         allowed = {kind: count for kind, count in counts.items() if count is not None}
@@ -109,6 +110,6 @@ class DataReporter:
 
 
 def _tells_of_few(found: ImageStatistics, earlier: _Reported, min_count: int) -> bool:
-    """Return whether the images differ from those of an earlier report, and not by at least this number."""
+    """Return whether the images differ from those of an earlier report by fewer than this number."""
     num_units, own = found.num_units, found.fingerprint
     return any(each != own and abs(num_units - known) < min_count for each, known in earlier.num_units.items())

@@ -62,7 +62,7 @@ def embed(
     Example: `fedssl-worker embed --data ~/images --model run-1a2b3c4d --out images.npz`
 
     It needs no coordinator, token or state, and opens no connection. It is `fedssl embed`, whose help describes the
-    file; `fedssl search`, `duplicates` and `outliers` read it. Interrupted, the same command continues.
+    file; `fedssl search`, `duplicates` and `outliers` read it. If the command is interrupted, run it again to continue.
     """
     with _reported():
         prepare(device, threads, None, set())

@@ -133,7 +133,7 @@ class Executor:
         self._states.discard(item.run_id, item.last_accepted, work=work, resent=resent, keeps_accepted=keeps)
 
     def state_of(self, item: SiteEvaluationItem) -> Tensors | None:
-        """Return the client's state that this site is to evaluate, or None if it has none. Raises CannotTrain."""
+        """Return the client's state that this site should evaluate, or None if it has none. Raises CannotTrain."""
         if not _evaluates_states(item.spec):
             return None
         try:
@@ -142,7 +142,7 @@ class Executor:
             raise CannotTrain(f"the site's own classifier cannot be evaluated: {error}") from error
 
     def weights_of(self, item: SiteEvaluationItem) -> Mapping[str, torch.Tensor]:
-        """Return the weights that this site is to evaluate, with its own BatchNorm if it keeps one.
+        """Return the weights that this site should evaluate, with its own BatchNorm if it keeps one.
 
         Raises CannotTrain, ArtifactError and ClientError, and DataError or ClientStateLost without that BatchNorm.
         """
@@ -156,7 +156,7 @@ class Executor:
         return weights_at_site(model, state, item.spec, item.round_number)
 
     def secure_context(self, item: WorkItem) -> RoundContext:
-        """Return the context of a secure round, from what this worker itself knows. Raises CannotTrain."""
+        """Return the context of a secure round, computed from what this worker itself knows. Raises CannotTrain."""
         if (why := version_refusal(SECURE_PROTOCOL, item.secure_protocol or 1)) is not None:
             raise CannotTrain(why)
         method = self._method_of(item)
@@ -204,7 +204,8 @@ class Executor:
     def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:
         """Return the images with the labels that the run's method trains on. Raises DataError.
 
-        The fingerprint then covers the labels too: after they were corrected, an update of before is not sent again.
+        The fingerprint then covers the labels too, so an update from before a correction of the labels is not sent
+        again.
         """
         if isinstance(item.spec.method, SupervisedConfig):
             require_class_folders(self._images.num_class_folders, item.spec.method)
@@ -238,7 +239,7 @@ class Executor:
     def _state_of(self, item: WorkItem, *, keeps_state: bool) -> tuple[Tensors | None, StateLost | None]:
         """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.
 
-        The coordinator learns of a loss first, and decides: raises Cancelled if it pauses the run.
+        A loss is first reported to the coordinator, which decides what follows. Raises Cancelled if it pauses the run.
         """
         try:
             return self._states.accepted(item.run_id, item.last_accepted), None
@@ -356,7 +357,7 @@ class Executor:
     ) -> Tensors:
         """Return an artifact that the coordinator sends, from the cache if it is complete there.
 
-        The cache has `kept` files of its kind, or parts of them: the last used ones.
+        The cache keeps the `kept` last used files of this kind, complete or in part.
         """
         folder = self._broadcasts if kept == 1 else self._broadcasts / "frozen"
         folder.mkdir(exist_ok=True)
@@ -376,7 +377,7 @@ class Executor:
 
 
 def _evaluates_states(spec: RunSpec) -> bool:
-    """Return whether evaluations at the sites are about client states, which are therefore kept for all rounds."""
+    """Return whether evaluations at the sites need the client states, which are then kept for all rounds."""
     config = spec.site_evaluation
     return config is not None and "personal" in config.site_config.run_heads
 

@@ -73,7 +73,7 @@ def load_own_labels(data: str, source: str | None, names: Path | None, num_image
 def require_class_folders(num_folders: int | None, method: SupervisedConfig) -> None:
     """Raise DataError if a class has no folder: the classes after it would have other numbers than elsewhere.
 
-    `num_folders`: the number of class folders, or None if the labels are not from folders.
+    `num_folders`: the number of class folders, or None if the labels do not come from folders.
     """
     if num_folders not in (None, method.num_classes):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Renews an assignment's lease from a thread while the assignment is worked on, and learns of its cancellation."""
+"""Renews an assignment's lease from a thread while the worker works on it, and detects its cancellation."""
 
 import contextvars
 import threading
@@ -18,8 +18,8 @@ from fedssl_worker.disclosure.anchoring import Anchoring
 log = structlog.get_logger()
 
 _HEARTBEATS_PER_LEASE = 3
-# People watch it, so progress is reported more often than the lease needs, and rarely enough that a coordinator with
-# thousands of clients, and long leases for them, is not kept busy by it.
+# People watch the progress, so it is reported more often than the lease needs, but rarely enough not to load a
+# coordinator with thousands of clients, which have long leases.
 _PROGRESS_SECONDS = 2.0
 _REPORTS_PER_LEASE = 30
 _JOIN_SECONDS = 0.5
@@ -31,7 +31,7 @@ def progress_interval(lease_seconds: float) -> float:
 
 
 class Lease:
-    """A lease that is renewed from entry to exit. An unreachable coordinator does not end the work: it may return."""
+    """A lease that is renewed while the block runs. An unreachable coordinator does not end the work: it may return."""
 
     def __init__(
         self,
@@ -40,7 +40,10 @@ class Lease:
         anchoring: Anchoring,
         resources: Callable[[], Resources | None],
     ) -> None:
-        """`resources` returns what each heartbeat reports about this machine; it is called in the lease's thread."""
+        """Prepare the lease.
+
+        `resources` returns what each heartbeat reports about this machine, and is called in a thread.
+        """
         self._client = client
         self._resources = resources
         self._item = item

@@ -13,7 +13,7 @@ ProcessCollector(registry=REGISTRY)
 
 ASSIGNMENTS = Counter("fedssl_worker_assignments", "Assignments by how they ended here", ["outcome"], registry=REGISTRY)
 UPLOAD_BYTES = Counter("fedssl_worker_upload_bytes", "Bytes of updates that were sent", registry=REGISTRY)
-UNANSWERED = Counter("fedssl_worker_unanswered", "Times that the coordinator gave no answer", registry=REGISTRY)
+UNANSWERED = Counter("fedssl_worker_unanswered", "How often the coordinator did not answer", registry=REGISTRY)
 TRAINING_SECONDS = Histogram(
     "fedssl_worker_training_seconds",
     "From a claim to the trained update",
@@ -22,7 +22,7 @@ TRAINING_SECONDS = Histogram(
 )
 STEP_SECONDS = Histogram(
     "fedssl_worker_step_seconds",
-    "One step of the optimiser, as a mean between two looks",
+    "One step of the optimiser, as a mean between two progress reports",
     registry=REGISTRY,
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
 )

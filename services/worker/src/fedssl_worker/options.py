@@ -28,7 +28,7 @@ class WhenUnset:
 
 
 def options_of(model: type[BaseModel], *more: inspect.Parameter) -> Callable[[F], F]:
-    """Give a command, which takes `**options`, one option per field of the model, and `more` options of its own.
+    """Return a decorator that gives a command with `**options` one option per field of the model, and `more` options.
 
     The command receives None for an option that is not given. Its environment variable, or the default, then applies.
     """

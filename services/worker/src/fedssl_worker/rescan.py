@@ -26,7 +26,7 @@ class Rescan:
     def __call__(self) -> None:
         """Read again what has changed. Raises DataError, without names of this machine, and what registering raises.
 
-        Images and labels are replaced together: after an error both are those of before.
+        Images and labels are replaced together: after an error both are unchanged.
         """
         settings = self._settings
         try:

@@ -1,10 +1,10 @@
 """A worker's part in secure rounds: it answers each phase, and continues after it was killed.
 
 What must not be lost is in one file per run, `secure/RUN.json`: the newest round, the seed of its keys, the shares that
-were made, and what the coordinator sent in each phase, written before the answer leaves. A client that is made again
-from these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed.
-The seed is deleted at the end of the round, or, if this worker did not see that, once it learns that the run has ended.
-The number of the round stays, so that no round is answered twice.
+were made, and what the coordinator sent in each phase, written before the answer leaves. A client that is rebuilt from
+these gives the same answers (`SecureClient`), so that no second vector is masked, and no second list is signed. The
+seed is deleted at the end of the round, or, if this worker did not see that, once it learns that the run has ended. The
+number of the round stays, so that no round is answered twice.
 """
 
 import contextvars
@@ -100,7 +100,7 @@ class Record(StrictModel):
 
 
 def _read(path: Path) -> Record | None:
-    """Return a run's record, or None if there is none, or it is damaged: then `begin` refuses the run."""
+    """Return a run's record, or None if there is none or it is damaged, in which case `begin` refuses the run."""
     try:
         return Record.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -204,7 +204,7 @@ class SecureRound:
         """Send the masked vector, and answer until the round needs nothing more from this worker.
 
         `report` is called from time to time, and may raise Cancelled. Raises NotPermitted, LedgerError, ClientError,
-        and Cancelled, also if the round has ended without a sum.
+        and Cancelled, which also means that the round has ended without a sum.
         """
         digest, masked = hashlib.sha256(words.tobytes()).hexdigest(), finished.update.with_name(_MASKED)
         record = self._record
@@ -309,7 +309,7 @@ class SecureRound:
         self._egress.send_secure(self._item, wire.reveals_to_wire(reveals), self._sum_of())
 
     def _sum_of(self) -> dict[str, Any]:
-        """Return the fields of a ledger entry that name those with whom the sum is made."""
+        """Return the fields of a ledger entry that name the clients in the sum."""
         limits, roster = self._context.thresholds, self._secure.roster_digest
         return {
             "cohort": [member.client for member in self._context.cohort],

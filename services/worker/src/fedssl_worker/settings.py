@@ -21,7 +21,7 @@ class SettingsError(FedSSLError):
 class Settings(BaseSettings):
     """Every setting of a worker. Each is an option as well, except secrets: a command line is visible to others."""
 
-    # An empty variable counts as unset: a compose file can only pass an optional setting on as an empty one.
+    # An empty variable counts as unset: a compose file can pass on an unset option only as an empty one.
     model_config = SettingsConfigDict(env_prefix="FEDSSL_WORKER_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     coordinator: str = Field(description="Address of the coordinator, for example https://HOST.")

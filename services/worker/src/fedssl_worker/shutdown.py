@@ -46,7 +46,7 @@ def shutdown_on_signals() -> Iterator[None]:
 
 
 def exit_immediately() -> NoReturn:
-    """End the process with code 0, without the cleanup of torch, which has no use and takes longer than the grace."""
+    """End the process with code 0. Skips torch's cleanup, which is useless and takes longer than the grace period."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

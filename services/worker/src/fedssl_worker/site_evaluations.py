@@ -64,7 +64,7 @@ class SiteEvaluations:
     def answer_next(self) -> None:
         """Answer the oldest evaluation, if there is one.
 
-        Raises the errors of requests that may succeed later. The evaluation stays offered until then.
+        Raises the errors of requests that may succeed later: until then, the evaluation stays offered.
         """
         try:
             item = self._client.claim_site_evaluation()

@@ -80,7 +80,7 @@ class Finished:
 
 
 def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
-    """Return a digest of all that an update's bits depend on: the work item, the images and the environment."""
+    """Return a digest of everything that an update's bits depend on: the work item, the images and the environment."""
     given = {
         "run_id",
         "round_number",
@@ -143,7 +143,7 @@ class ClientStates:
         return None
 
     def keep(self, item: WorkItem, work: str, result: LocalResult, lost: StateLost | None = None) -> Finished:
-        """Phase one: write the update and the state to the disk, completely or not at all.
+        """Carry out phase one: write the update and the state to the disk, completely or not at all.
 
         `lost`: the client state that the training lacked.
         """
@@ -186,7 +186,7 @@ class ClientStates:
         """Remove what a run no longer needs: all but the states of these updates and the finished round of `work`.
 
         The round of `resent` stays as a whole: the coordinator has accepted its update, and may ask for it again.
-        `keeps_accepted`: the states of updates that were accepted earlier stay too, because they are to be evaluated.
+        `keeps_accepted`: the states of updates that were accepted earlier stay too, because they may be evaluated.
         """
         kept = {self._folder_of(run_id, each.round_number, each.update) for each in but if each is not None}
         whole = None if resent is None else self._folder_of(run_id, resent.round_number, resent.update)

@@ -36,7 +36,7 @@ class StateCollector:
         self._next = float("-inf")
 
     def collect(self) -> None:
-        """Ask and remove, if the last time was `every_seconds` ago. Raises ClientError."""
+        """Ask and remove, if the last time was at least `every_seconds` ago. Raises ClientError."""
         if time.monotonic() < self._next:
             return
         unfinished = self._secure.unfinished()

@@ -1,4 +1,4 @@
-"""The server's ways of combining updates: pure functions of tensors, without I/O, clocks or global random state.
+"""The ways in which the server combines updates: pure functions of tensors, without I/O, clocks or global random state.
 
 Shape suffixes: N samples, D embedding width, K clients, P parameters, M centers. Updates are mappings from tensor
 names to tensors, which may be loaded on access; results are in name order. Sums are computed in float64, in the order

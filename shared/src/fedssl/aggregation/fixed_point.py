@@ -22,7 +22,7 @@ COUNTED_BITS = 24
 """Fractional bits of a difference that is multiplied by a number of images or batches."""
 
 EQUAL_BITS = 40
-"""Fractional bits if every weight is 1, which leaves 16 bits more for the fraction."""
+"""Fractional bits if every weight is 1, which leaves 16 more bits for the fraction."""
 
 LARGEST_EXACT = 1 << 53
 """Every integer up to this size is exact in float64. 1,023 of them fit into the sum of 64 bits."""
@@ -33,7 +33,7 @@ _NARROW_BITS = 30
 """Bits of the absolute value of a sum of 32-bit words: one less than fit, so that sums of halves stay apart."""
 
 _HEADROOM_BITS = 2
-"""A matrix may move by 2^2 times the power of two above its largest value. Training moves it by a part of that."""
+"""A matrix may move by 2^2 times the power of two above its largest value. Training moves it by a fraction of that."""
 
 _SMALLEST_EXPONENT = -16
 """Stands for the largest value of a matrix of zeros."""
@@ -65,7 +65,7 @@ class TotalBits:
 
     @classmethod
     def after(cls, weight: int, num_clients: int) -> Self | None:
-        """Return room for twice the total weight and the number of clients of the round before.
+        """Return bits for twice the total weight and the number of clients of the round before.
 
         None if there is none before, or if the weight leaves too few bits for a client with one image.
 

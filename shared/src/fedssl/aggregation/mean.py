@@ -137,7 +137,7 @@ def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float64 to a dtype in one step.
+    """Return float64 values rounded to a dtype in one step.
 
     A conversion to a dtype with fewer bits than float32 goes through float32 and would round twice. Therefore the
     float32 is rounded to odd, which keeps the information that the second rounding needs.

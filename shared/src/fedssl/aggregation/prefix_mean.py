@@ -13,17 +13,17 @@ Load = Callable[[], Mapping[str, Tensor]]
 class PrefixMean:
     """The running mean of the first updates in their order, and which these are.
 
-    Whether it can be continued is decided by comparison only: if the updates that it has are not the first ones of
-    those that are asked for, with the same weights, it starts from scratch. So it always gives the bits of
-    `weighted_mean`, whatever happened to a round in the meantime.
+    Whether it can be continued is decided by comparison only: if the updates that it has are not the first of the
+    requested ones, with the same weights, it starts from scratch. So it always gives the bits of `weighted_mean`,
+    whatever happened to a round in the meantime.
     """
 
     def __init__(self) -> None:
         self._mean, self._added = _empty()
 
     def extend(self, loads: Sequence[Load], weights: Sequence[float]) -> None:
-        """Add those of these updates that the mean does not have yet. Raises AggregationError and what `load` raises:
-        then the mean starts from scratch the next time."""
+        """Add those of these updates that the mean does not have yet. Raises AggregationError and what `load` raises,
+        after which the mean starts from scratch the next time."""
         wanted = list(zip(loads, checked_weights(weights), strict=True))
         mean, added = self._mean, self._added
         if added != wanted[: len(added)]:

@@ -1,4 +1,4 @@
-"""Combinations that a minority of arbitrary updates cannot move as far as it likes.
+"""Combinations that a minority of arbitrary updates cannot move arbitrarily far.
 
 All of them read every update in full, tensor by tensor, and the updates more than once: give a sequence whose tensors
 are loaded on access, and memory holds one tensor of each update, or one update, at a time. Distances are Euclidean,

@@ -1,8 +1,7 @@
-"""Optimisers of the coordinator: the clients' mean gives a direction, and not the next weights themselves. And an
-average of the weights over the rounds.
+"""Optimisers of the coordinator: the clients' mean gives a direction, and not the next weights themselves.
 
-The pseudo-gradient of a round is g = x - mean_k x_k, where x are the weights that the clients received. SGD with the
-learning rate 1 and without momentum on g is FedAvg.
+Also an average of the weights over the rounds. The pseudo-gradient of a round is g = x - mean_k x_k, where x are the
+weights that the clients received. SGD with the learning rate 1 and without momentum on g is FedAvg.
 """
 
 from torch import Tensor
@@ -18,7 +17,7 @@ def fedavgm_step(
         m <- beta m + (previous - mean)
         x <- previous - eta m
 
-    All is computed in float64, and rounded once to the tensor's dtype.
+    Everything is computed in float64, and rounded once to the tensor's dtype.
 
     Args:
         previous: the tensor that the clients received, floating-point, of any shape.
@@ -65,8 +64,8 @@ def fedadam_step(
         v <- beta_2 v + (1 - beta_2) d^2
         x <- previous + eta m / (sqrt(v) + tau)
 
-    All is computed in float64, and rounded once to the tensor's dtype. As in the paper, the moments are not corrected
-    for their start, and v starts from tau^2.
+    Everything is computed in float64, and rounded once to the tensor's dtype. As in the paper, the moments are not
+    corrected for their start, and v starts from tau^2.
 
     Args:
         previous: the tensor that the clients received, floating-point, of any shape.

@@ -1,4 +1,4 @@
-"""FedU2's efficient unified aggregation: step along the direction that every client agrees on most."""
+"""FedU2's efficient unified aggregation: a step along the direction on which the clients agree most."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

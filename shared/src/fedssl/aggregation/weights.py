@@ -13,7 +13,7 @@ def capped_weights(weights: Sequence[float], max_share: float) -> list[float]:
         w_k' = min(w_k, s sum_j w_j')   for every k
 
     The c largest weights become s T with T = R / (1 - c s), where R is the sum of the others and c is the smallest
-    number with which no share is larger than s. The others stay as they are, so they keep their proportions, and take
+    number with which no share is larger than s. The others stay as they are, so they keep their proportions, and gain
     what the largest lose. If no weight is too large, all are returned unchanged.
 
     If there are too few for any solution (n s <= 1), the smallest possible largest share is 1 / n: all weights are 1.

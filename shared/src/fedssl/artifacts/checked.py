@@ -1,7 +1,7 @@
 """Reads files, and compares their bytes with their digest in the same pass.
 
-The bytes that are used are those that were hashed: this process has them in its memory. A memory map would not ensure
-that, because the kernel may read its pages from the disk again later. Data sets are read like this too, without torch.
+The bytes that are used are those that were hashed, because this process has them in its memory. A memory map would not
+ensure that: the kernel may read its pages from the disk again later. Data sets are read in the same way, without torch.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def checked_file(path: Path) -> Iterator[CheckedFile]:
 
 
 def read_checked(path: Path, digest: str) -> NDArray[np.uint8]:
-    """Return all bytes of a file. Raises ArtifactDamaged if this is not their digest."""
+    """Return all bytes of a file. Raises ArtifactDamaged if they do not have this digest."""
     with checked_file(path) as file:
         whole = file.read(file.size)
         file.require(digest)

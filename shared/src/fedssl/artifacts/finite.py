@@ -10,7 +10,7 @@ from fedssl.artifacts.header import Header, TensorEntry, read_header
 from fedssl.errors import ArtifactError, NotFinite
 
 _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(INFO[name].numpy_name) for name in FLOATS}
-_CHUNK = 1 << 16  # numbers: a chunk is still in the processor's cache when it is searched
+_CHUNK = 1 << 16  # numbers per chunk, which is still in the processor's cache when it is searched
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 

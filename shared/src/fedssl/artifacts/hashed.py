@@ -12,7 +12,7 @@ _CHUNK = 1 << 18
 
 
 class HashedFile:
-    """An open file that is read from its first byte to its last. The file may still grow."""
+    """An open file that is hashed from its first byte to its last. The file may still grow."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -41,7 +41,7 @@ class HashedFile:
         self._file.seek(self._position)
 
     def is_at(self, path: Path) -> bool:
-        """Return whether a path is that of this file, and not of another file that has replaced it."""
+        """Return whether the path leads to this file, and not to another one that has replaced it."""
         return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
 
     def require(self, digest: str) -> None:

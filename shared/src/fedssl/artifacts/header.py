@@ -19,7 +19,7 @@ from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 
 LENGTH_BYTES = 8
 _METADATA = "__metadata__"
-_BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
+_BYTES_PER_ENTRY = 512  # enough for a name of 256 characters, a dtype, eight dimensions and two offsets
 _NAMES_SHOWN = 5
 _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
 

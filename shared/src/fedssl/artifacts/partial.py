@@ -49,10 +49,10 @@ class Partial(Protocol):
         ...
 
     def sync(self) -> None:
-        """Wait until what has arrived is on the disk, so that less is left to write at the end.
+        """Sync the bytes that have arrived to the disk, so that less remains to be synced at the end.
 
-        Raises OSError if that fails. Discard what has arrived then: the kernel reports such a failure once, and a
-        second attempt would look as if all bytes were on the disk.
+        Raises OSError if that fails. Then discard what has arrived: the kernel reports such a failure only once, and a
+        second attempt would seem to succeed.
         """
         ...
 
@@ -77,7 +77,7 @@ class Partial(Protocol):
 
 
 class PartialFile:
-    """The bytes that have arrived so far. Their number is the file's size, so a crash cannot make the two differ.
+    """A file with the bytes that have arrived so far. Their number is its size, so a crash cannot make the two differ.
 
     Every write states its offset and is done under the file's lock: however many processes write at once, nothing is
     overwritten and nothing is left out.
@@ -130,7 +130,7 @@ class PartialFile:
                     rest = rest[file.write(rest) :]
 
     def sync(self) -> None:
-        """Wait until what has arrived is on the disk. Raises OSError."""
+        """Sync the bytes that have arrived to the disk. Raises OSError."""
         sync(self.path)
 
     def open(self) -> BinaryIO | None:

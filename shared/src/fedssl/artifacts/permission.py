@@ -1,4 +1,4 @@
-"""Decides whether a data owner's policy lets a run's update leave.
+"""Decides whether a data owner's policy permits a run's update to leave.
 
 The worker, which is bound by it, and the coordinator, which does not offer what the worker would refuse, share this.
 """
@@ -20,7 +20,7 @@ _GROUPS_SHOWN = 5
 
 
 def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_number: int = 1) -> str | None:
-    """Return why the policy does not let the update of this run and round leave, or None if it does."""
+    """Return why the policy does not permit the update of this run and round to leave, or None if it does."""
     if (why := _privacy_obstacle(policy)) is not None:
         return why
     kept: dict[str, list[str]] = {}
@@ -37,7 +37,7 @@ def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_numbe
         limit = policy.allow[index].max_bytes
         if limit is not None and size > limit:
             return f"one update holds {size} bytes of {policy.allow[index].artifact}, max_bytes allows {limit}"
-    if policy.keeps_num_images and spec.secure_aggregation is None:  # also an update without tensors has the number
+    if policy.keeps_num_images and spec.secure_aggregation is None:  # even an update without tensors has the number
         return "the number of images may leave only inside a secure aggregation, and the run sends it without masks"
     return None
 
@@ -87,7 +87,7 @@ def _privacy_obstacle(policy: PolicyNotice) -> str | None:
 def _rule_for(
     rules: Sequence[AllowRule], tensor: TensorSpec, spec: RunSpec, round_number: int
 ) -> tuple[int | None, str]:
-    """Return the first rule that lets the tensor leave, or None and the reason that comes closest."""
+    """Return the first rule that permits the tensor, or None and the reason that comes closest."""
     nearest = f"no rule allows {tensor.kind} of {spec.method.name}"
     for index, rule in enumerate(rules):
         if rule.artifact != tensor.kind or not _any(rule.methods, spec.method.name):

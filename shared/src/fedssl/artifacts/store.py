@@ -59,7 +59,7 @@ class Writer(Protocol):
         ...
 
     def sync(self) -> None:
-        """Wait until what was written before is on the disk, so that less is left for `commit`. Raises OSError.
+        """Sync what was written so far to the disk, so that less is left for `commit`. Raises OSError.
 
         Another thread may write more meanwhile.
         """
@@ -87,7 +87,10 @@ class Direct(Protocol):
     """An upload that is sent to the store without passing through the coordinator."""
 
     def missing(self, limit: int) -> list[DirectPart]:
-        """Return where to send what has not arrived, at most `limit` parts. If none, all is there and final."""
+        """Return where to send the missing parts, at most `limit` of them.
+
+        If there are none, the upload is complete.
+        """
         ...
 
 
@@ -96,7 +99,7 @@ class Store(Protocol):
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
-        """Write one artifact. Leaving the block without a commit leaves no trace."""
+        """Yield a writer for one artifact. Without a commit in the block, nothing remains."""
         ...
 
     def partial(self, name: str) -> Partial:
@@ -138,7 +141,7 @@ class Store(Protocol):
         ...
 
     def direct(self, name: str, num_bytes: int) -> Direct | None:
-        """Return how `partial(name)` may arrive without passing the coordinator, or None if it cannot in this store."""
+        """Return how `partial(name)` may bypass the coordinator, or None if this store does not support that."""
         ...
 
     def __contains__(self, digest: str) -> bool: ...
@@ -164,7 +167,10 @@ class Store(Protocol):
         ...
 
     def drop_abandoned(self, seconds: float) -> list[int]:
-        """Remove what killed writers left and what was set aside, `seconds` ago or more. Returns the sizes in bytes."""
+        """Remove what killed writers left behind and what was set aside, at least `seconds` ago.
+
+        Returns the sizes in bytes.
+        """
         ...
 
 
@@ -177,7 +183,7 @@ class FileStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._root = str(root)  # each update needs several paths, and those of strings cost a tenth
+        self._root = str(root)  # each update needs several paths, which take a tenth of the time as strings
         self._incoming = root / "incoming"
         self._partial = root / "partial"
         self._damaged = root / "damaged"
@@ -279,7 +285,7 @@ class FileStore:
     def _make(self, folder: Path) -> None:
         """Create a folder of the store if it is missing, for example after a restore.
 
-        Raises OSError if the store's file system is not mounted: what is written then is not in the store later.
+        Raises OSError if the store's file system is not mounted: what was written then would not be in the store later.
         """
         if folder.is_dir():
             return
@@ -368,7 +374,9 @@ def _missing(digest: str) -> str:
 def require_digest(digest: str, expected: str) -> None:
     """Raise DigestMismatch unless bytes that were received have the digest that was announced."""
     if digest != expected:
-        raise DigestMismatch(f"the bytes received have sha256 {digest}, announced was {expected}: send them again")
+        raise DigestMismatch(
+            f"the bytes received have sha256 {digest}, but the announced one is {expected}: send them again"
+        )
 
 
 def digest_of(path: Path) -> str:

@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, info.torch_name): name for name, info in INFO.items()}
 TORCH_DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
-_TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}  # by names from a header
+_TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}  # for names from a header
 
 
 def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -86,7 +86,7 @@ def read_tensors(path: Path, digest: str) -> Tensors:
 class FileTensors(Mapping[str, torch.Tensor]):
     """The tensors of an open file, in name order. Each is read into separate memory when it is asked for.
 
-    Their bytes are not compared with a digest, so it is for files that this process has already compared. Raises
+    Their bytes are not compared with a digest, so use it only for files that this process has already verified. Raises
     ArtifactError if the file does not have the size that its header describes.
     """
 

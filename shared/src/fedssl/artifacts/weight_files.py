@@ -43,8 +43,8 @@ COUNTER = ".num_batches_tracked"
 """The end of the name of a network's only kind of integer tensor, with which BatchNorm counts batches."""
 
 LEAST_VARIANCE = -1e-6
-"""No rounding leads to a lower variance of BatchNorm: a mean in fixed-point arithmetic can be below the least of its
-values, and so the weights of a run may have one that is a little below 0."""
+"""The lowest variance of BatchNorm that rounding can lead to: a mean in fixed-point arithmetic can be below the least
+of its values, so the weights of a run may have a variance a little below 0."""
 
 _VARIANCE = ".running_var"
 _NUMPY: dict[str, str] = {name: info.numpy_name for name, info in INFO.items()}
@@ -87,7 +87,7 @@ class Weights:
 def read_weights(path: Path) -> Weights:
     """Read a safetensors file with the names of fedssl, torchvision, timm or Hugging Face's ResNets.
 
-    Only F32 is read, so that the registered file has the numbers of the file, bit for bit.
+    Only F32 is read, so that the registered file has the same numbers, bit for bit.
 
     Raises:
         ArtifactError: the file is pickled, damaged or too large, or has a dtype or names that no encoder can have, or
@@ -228,7 +228,7 @@ def _array(path: Path, file: BinaryIO, header: Header, entry: TensorEntry) -> ND
     found: NDArray[Any] = np.frombuffer(data, _NUMPY[entry.dtype])
     if entry.dtype != "I64" and not np.isfinite(found).all():
         raise NotFinite(
-            f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: these weights cannot be trained from"
+            f"{path}: tensor {shown_name(entry.name)} holds NaN or infinity: no training can start from these weights"
         )
     if entry.name.endswith(_VARIANCE) and found.min(initial=0) < LEAST_VARIANCE:
         raise ArtifactError(

@@ -40,7 +40,7 @@ _HUGGINGFACE = (
 
 
 class _Group(str):
-    """A group of a match. The format `+` numbers from 1 what is numbered from 0."""
+    """A group of a match. The format `+` adds 1 to its number."""
 
     def __format__(self, spec: str) -> str:
         return str(int(self) + 1) if spec == "+" else str(self)

@@ -16,7 +16,7 @@ from fedssl.embeddings.sources import Source
 from fedssl.files import replaced_file
 from fedssl.models.classifier import Head
 
-_PREFIX = "p_"  # so that a class may be named like another column
+_PREFIX = "p_"  # so that a class may have the name of another column
 _BETWEEN = ";"
 
 
@@ -26,7 +26,7 @@ class Classified:
 
     Attributes:
         num: the number of images.
-        num_predicted: for how many of them each class was predicted, by name.
+        num_predicted: how many of them each class was predicted for, by name.
         left_out: which images could not be decoded, as in the metadata of a file of representations.
     """
 

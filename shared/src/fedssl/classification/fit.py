@@ -7,10 +7,10 @@ estimate the presence of each class, 0..1, and are not probabilities yet. With t
 
 where the scale a > 0 minimises the cross-entropy on held-out images (temperature scaling: Guo et al. 2017, "On
 Calibration of Modern Neural Networks"). Their targets are smoothed as by Platt (1999, "Probabilistic outputs for
-support vector machines", Eq. 13), so that a few images that are all right do not make the classifier infinitely sure.
-The penalty of the ridge regression is the one of :func:`fedssl.evaluation.ridge_path` with the smallest cross-entropy.
-The classifier is then fitted again to all labelled images, with that penalty in proportion to their number, and that
-scale.
+support vector machines", Eq. 13), so that a few images that are all classified correctly do not make the classifier
+infinitely sure. The penalty of the ridge regression is the one of :func:`fedssl.evaluation.ridge_path` with the
+smallest cross-entropy. The classifier is then fitted again to all labelled images, with that penalty in proportion to
+their number, and that scale.
 """
 
 import math
@@ -46,7 +46,7 @@ class ClassFit:
         name: the class.
         num_images: the labelled images that have it.
         num_held_out: those of them that were held out.
-        num_right: those of the held-out ones for which it was predicted.
+        num_right: those of the held-out images for which it was predicted.
     """
 
     name: str
@@ -57,13 +57,13 @@ class ClassFit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A classifier, and what is known of it.
+    """A classifier, and how well it performs.
 
     Attributes:
         head: the classifier, fitted to all labelled images.
         classes: about each class, from the classifier that was fitted without the held-out images.
-        accuracy: the share of the held-out images that it got right; with several labels per image, of all pairs of an
-            image and a label. The penalty and the scale were chosen on the same images.
+        accuracy: the share of the held-out images that it classified correctly; with several labels per image, of all
+        pairs of an image and a label. The penalty and the scale were chosen on the same images.
         left_out: which of the labelled images could not be decoded.
     """
 
@@ -82,7 +82,7 @@ def fit_head(
 ) -> Fit:
     """Fit a classifier to labelled images. Equal images, labels and encoder give equal bits on one CPU thread.
 
-    A fifth of the images of each class is held out, or what the labels' own splits say; a group is never divided.
+    A fifth of the images of each class is held out, or the labels' own split is used; a group is never divided.
 
     Args:
         labelled: the images and their labels.
@@ -210,7 +210,7 @@ def _represent(
 
 
 def _require_examples(labels: SiteLabels) -> None:
-    """Raise DataError unless each class has an image with it, and with several labels one without it."""
+    """Raise DataError unless each class has an image, and, with several labels, an image that lacks it."""
     presence_NC = _presence(torch.from_numpy(labels.labels), len(labels.class_names))
     for name, num in zip(labels.class_names, presence_NC.sum(dim=0).tolist(), strict=True):
         if num == 0 or (labels.is_multi_label and num == len(labels)):

@@ -1,4 +1,4 @@
-"""Labelled images of a person's own, to which a classifier is fitted."""
+"""A user's own labelled images, to which a classifier is fitted."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def open_labelled(name_or_path: str, root: Path | None) -> Labelled:
 
 
 def label_images(images: Source, label_file: Path) -> Labelled:
-    """Return those of the images that a CSV file gives a label. Its paths are those of the source. Raises DataError."""
+    """Return the images that have a label in a CSV file. Its paths are those of the source. Raises DataError."""
     if not isinstance(images, FileSource):
         raise DataError(f"{images.title} holds arrays, whose images have no paths that {label_file} could name")
     labels = read_label_file(label_file, images.names(0, len(images)))

@@ -1,4 +1,4 @@
-"""The classifier of a run whose sites have labels, as the classifier of a file."""
+"""The classifier of a run whose sites have labels, in the form of a classifier from a file."""
 
 import json
 from pathlib import Path

@@ -31,7 +31,7 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run's id, or the first 4 or more characters of it if no other run's id begins like that.",
+        help="A run's id, or its first 4 or more characters if no other run's id begins with them.",
         autocompletion=complete_run,
     ),
 ]

@@ -63,11 +63,11 @@ def show_card(
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what data owners let the coordinator know of their images: the federated data card.
+    """Show what data owners disclose about their images: the federated data card.
 
     Numbers of few images or patients are suppressed ("-"). A drift of 0.2 or more is an alarm: the distance of a site's
-    intensity histogram to the mean of all sites. Below the table stand `mean` and `std` for a spec's `[data]`, if at
-    least two sites allow their sums.
+    intensity histogram to the mean of all sites. If at least two sites allow their sums, `mean` and `std` for a spec's
+    `[data]` are below the table.
     """
     with connect(url, token_file) as client:
         found = client.data_card(project)

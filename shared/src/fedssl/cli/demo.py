@@ -112,7 +112,7 @@ def _choose_spec(spec: str | None, changes: list[str] | None) -> RunSpec:
 
 
 def _example(name: str) -> Path:
-    """Return the path of a file in examples/: in this directory, or else next to the sources that this runs from."""
+    """Return the path of a file in examples/: in this directory, or else next to the sources that are running."""
     places = [Path("examples") / name, Path(__file__).parents[4] / "examples" / name]
     for place in places:
         if place.is_file():

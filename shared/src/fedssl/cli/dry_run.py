@@ -46,7 +46,7 @@ class Participant:
 
 
 def traffic_of(spec: RunSpec) -> Traffic | None:
-    """Return the bytes of a run's artifacts; None if torch, which knows the networks, is not installed here."""
+    """Return the bytes of a run's artifacts, or None if torch, which builds the networks, is not installed here."""
     plan = plan_of(spec)
     if plan is None:
         return None
@@ -65,7 +65,7 @@ def _masked_bytes(spec: RunSpec) -> int | None:
 
 
 def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
-    """Return what the run's method would send and receive; None without torch. Raises SpecError if it cannot start."""
+    """Return what the run's method would exchange, or None without torch. Raises SpecError if the run cannot start."""
     if importlib.util.find_spec("torch") is None:
         return None
     from fedssl.engine.aggregation import starting_plan
@@ -81,7 +81,7 @@ def frozen_bytes_of(spec: RunSpec) -> int | None:
 
 
 def estimate_of(client: "Client", spec: RunSpec, project: str | None) -> "EstimateView | None":
-    """Return the coordinator's estimate; None if it is of an earlier version, which has none.
+    """Return the coordinator's estimate, or None if the coordinator is too old to make one.
 
     Raises NotFound if there is no such project, and InvalidRequest if no run can have the spec.
     """
@@ -98,9 +98,10 @@ def estimate_of(client: "Client", spec: RunSpec, project: str | None) -> "Estima
 def participants_of(
     client: "Client", spec: RunSpec, project: str | None, estimate: "EstimateView | None"
 ) -> list[Participant]:
-    """Return the coordinator's clients that the spec means, and why one would not take part.
+    """Return the coordinator's clients that the spec selects, each with the reason if it would not take part.
 
-    The estimate has the reasons that the coordinator knows. It may not know the plan, by which policies are judged.
+    The estimate has the reasons that the coordinator knows. It may not have the plan yet, against which policies are
+    checked.
     """
     plan, wanted = plan_of(spec), spec.cohort.clients
     known = {view.id: view for view in client.clients() if project in (None, view.project)}
@@ -115,7 +116,7 @@ def participants_of(
 
 
 def with_times(document: dict[str, Any], estimate: "EstimateView | None") -> dict[str, Any]:
-    """Return the document with the times that the coordinator estimates from earlier runs; null: there were none."""
+    """Return the document with the times that the coordinator estimates from earlier runs; null if there were none."""
     if estimate is None:
         return document
     return {
@@ -191,7 +192,7 @@ def _participant(name: str, view: ClientView | None, spec: RunSpec, plan: "Artif
 
 
 def _total(spec: RunSpec, traffic: Traffic, asked: int, num_clients: int) -> int:
-    """Return the most bytes of the whole run. Each client receives the frozen tensors once."""
+    """Return an upper bound of the bytes of the whole run. Each client receives the frozen tensors once."""
     num_assignments = spec.num_rounds * asked
     return num_assignments * (traffic.down + traffic.up) + min(num_clients, num_assignments) * traffic.once
 

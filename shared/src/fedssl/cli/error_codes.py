@@ -1,4 +1,4 @@
-"""Which exit code an error leads to. Importing this imports the client, so only an error that has been raised does."""
+"""Which exit code an error leads to. Importing this imports the client, so it is imported only after an error."""
 
 from collections.abc import Mapping
 

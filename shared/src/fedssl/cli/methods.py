@@ -150,7 +150,7 @@ def _show_spec(name: str, output: Format) -> None:
 
 
 def _summed(config: type[MethodConfig]) -> str:
-    """Say whether the coordinator needs only sums over the clients, with the method's default parts."""
+    """Describe whether the coordinator needs only sums over the clients, with the method's default parts."""
     usual = config.model_validate({})
     if usual.why_not_summed is not None:
         return f"no: {usual.why_not_summed}"

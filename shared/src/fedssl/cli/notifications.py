@@ -58,7 +58,7 @@ def add(
 
     \b
     failed    a run, a distillation or an evaluation has failed
-    stalled   a run does not move, and needs attention
+    stalled   a run makes no progress, and needs attention
     declined  a client has declined work (once per round)
     alarm     a collapse alert, an unusual update, a damaged file, or a
               client's ledger that contradicts itself
@@ -125,7 +125,7 @@ def send_test(
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Send a test notification, and wait for what becomes of it. Exits with 1 if the first try fails."""
+    """Send a test notification, and wait for the result. Exits with 1 if the first attempt fails."""
     seconds = seconds_of("--wait", wait)
     with connect(url, token_file) as client:
         sent = client.test_notification_destination(destination)
@@ -161,14 +161,14 @@ def list_deliveries(
 
 @app.command("rm")
 def remove(destination: DestinationArgument, url: UrlOption = None, token_file: TokenFileOption = None) -> None:
-    """Remove a destination. What waits for it is not delivered."""
+    """Remove a destination. Notifications that wait for it are not delivered."""
     with connect(url, token_file) as client:
         client.remove_notification_destination(destination)
     note(f"destination {destination} is removed")
 
 
 def outcome(delivery: DeliveryView) -> str:
-    """Return what has become of a delivery, in words."""
+    """Return the result of a delivery, in words."""
     if delivery.state is DeliveryState.DELIVERED:
         return f"delivered at {delivery.ended_at:%Y-%m-%d %H:%M:%SZ}"
     if delivery.state is DeliveryState.FAILED:

@@ -18,7 +18,7 @@ class Update(Protocol):
 
 @contextmanager
 def progress_bar(what: str, total: int | None, unit: float = 1.0, suffix: str = "") -> Iterator[Update]:
-    """Show how much of `total` is done inside the block; yields what to call with the amount done.
+    """Show how much of `total` is done inside the block; yields a function to call with the amount done.
 
     If `total` is None, it is given to the yielded function later. Numbers are shown divided by `unit`, with the suffix.
     """

@@ -21,11 +21,11 @@ def show_scores(
     best: Mapping[str, tuple[int, float] | None] | None = None,
     initial: InitialConfig | None = None,
 ) -> None:
-    """Print the accuracies among the measures of an encoder in percent, and how the chance comes about.
+    """Print the accuracies among the measures of an encoder in percent, and how chance is computed.
 
     `untrained`: the measures of the encoder before training. `best`: the best round with its accuracy, chosen on the
-    test set. `initial`: the weights that the run started from, if these were not random: the gain is the gain over
-    them.
+    test set. `initial`: the weights that the run started from, if these were not random: the points gained are then
+    those over them.
     """
     names = [name for name in ACCURACIES if name in last]
     if not names:

@@ -1,4 +1,4 @@
-"""Results of evaluations at the sites: a table with a row per site, the worst, the mean and the pooled ones; JSON."""
+"""The results of evaluations at the sites (each, the worst, the mean, the pooled one), as a table or as JSON."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.site_evaluation import SiteCounts
 
 Answers = Mapping[str, SiteCounts | str]
-"""Per site its counts, or why it has none."""
+"""Each site's counts, or the reason why it has none."""
 
 
 def summary_of(answers: Answers, config: EvaluationConfig) -> SiteSummary:
@@ -49,7 +49,7 @@ def show_cross_site(heads: Mapping[str, Answers], own: Answers, config: Evaluati
     """Print the accuracies of each site's classifier at every site, in percent.
 
     Args:
-        heads: per site whose classifier it is, the counts of the other sites.
+        heads: by the site that a classifier is from, the counts of the other sites.
         own: the sites' evaluations of their own classifiers, for the diagonal.
     """
     assert config.site_config.cross_site is not None, "no other spec has such counts"
@@ -67,7 +67,7 @@ def show_cross_site(heads: Mapping[str, Answers], own: Answers, config: Evaluati
 
 
 def cross_site_as_json(heads: Mapping[str, Answers], config: EvaluationConfig) -> dict[str, object]:
-    """Return one round's results by the site that a classifier is of, and by the site that has evaluated it."""
+    """Return one round's results by the site that a classifier is from, and by the site that has evaluated it."""
     assert config.site_config.cross_site is not None, "no other spec has such counts"
     measures = [config.site_config.cross_site]
     return {

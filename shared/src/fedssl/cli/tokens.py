@@ -62,8 +62,8 @@ def create(
     Example: `fedssl token create --role operator --label alice --out alice.token`
 
     \b
-    admin     may do everything, including to create and revoke tokens and
-              revoke data owners
+    admin     may do everything, including creating and revoking tokens and
+              revoking data owners
     operator  may manage runs, data sets and evaluations, and enrol data owners
     viewer    may read all of that, and change nothing
     worker    may train for one data owner; `fedssl token enrol` is safer

@@ -94,7 +94,7 @@ def up(
     continues with the same clients, images, runs and tokens.
 
     If a worker, the distiller or the evaluator dies six times, each within 20 s of its start, the others continue
-    without it, and the exit code is 1 in the end. If another process does, everything is stopped at once.
+    without it, and the exit code is 1 in the end. If any other process does, everything is stopped at once.
     """
     from fedssl.local import require_launcher
 

@@ -28,7 +28,7 @@ class OneLineUsage(TyperGroup):
 
 
 def _print_whatever_the_encoding() -> None:
-    """Print a question mark for what the terminal's encoding does not have, instead of failing."""
+    """Print a question mark for each character that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

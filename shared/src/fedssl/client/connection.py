@@ -243,7 +243,7 @@ class Connection:
 
     def _no_answer(self, error: httpx.TransportError) -> str:
         reason = str(error) or type(error).__name__
-        # A coordinator that requires certificates disconnects, without a response, a client that sends none it accepts.
+        # A coordinator that requires certificates disconnects without a response if it does not accept the client's.
         hint = MUTUAL_TLS_HINT if self._is_encrypted and not isinstance(error, _NOT_SENT) else ""
         return (
             f"No answer from {self.url} ({reason}): check that the coordinator runs and that this is its address{hint}."
@@ -256,7 +256,9 @@ def read(response: httpx.Response, max_bytes: int | None = None) -> bytes:
     With `max_bytes`, as for a worker, it also raises BadAnswer if the body could have too many JSON values.
     """
     if _is_packed(response):
-        raise BadAnswer(f"{response.request.url.host} compresses its answers, unasked: does a proxy stand in between?")
+        raise BadAnswer(
+            f"{response.request.url.host} compresses its answers, which was not requested: is there a proxy in between?"
+        )
     is_limited = max_bytes is not None
     max_bytes = _ANSWER_BYTES if max_bytes is None else max_bytes
     too_long = BadAnswer(
@@ -296,7 +298,7 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
     except MALFORMED as error:
         reason = summary(error) if isinstance(error, ValidationError) else type(error).__name__
         raise BadAnswer(
-            f"{what} came back as something else than a {model.__name__} ({reason}): "
+            f"{what} came back as something other than a {model.__name__} ({reason}): "
             "is this a fedssl coordinator, and of a version near this client's?"
         ) from None
 
@@ -312,7 +314,7 @@ def request_body(model: type[M], **values: Any) -> M:
 def summary(error: ValidationError) -> str:
     """Describe the first problem, without the value, or count the problems if there are very many."""
     if error.error_count() > _MISTAKES_LOOKED_AT:
-        return f"{error.error_count()} things do not fit"
+        return f"{error.error_count()} values are not valid"
     first = first_problem(error)
     return f"{first.place[:_PLACE_CHARACTERS] or 'the whole'}: {first.message[:_MESSAGE_CHARACTERS]}"
 
@@ -328,8 +330,8 @@ def checked_url(url: str) -> str:
 def _refusal(response: httpx.Response) -> ClientError:
     if response.is_redirect:
         return BadAnswer(
-            f"{response.request.url.host} redirects elsewhere: give the coordinator's own address. "
-            "Redirects are not followed, so that the token goes nowhere else."
+            f"{response.request.url.host} redirects to another address: give the coordinator's own address. "
+            "Redirects are not followed, so that the token is sent to no other server."
         )
     body = b""
     for chunk in () if _is_packed(response) else response.iter_bytes():
@@ -356,7 +358,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
     if value.isascii() and value.isdecimal():
         return min(float(value[:20]), _MAX_RETRY_AFTER_SECONDS)
-    now = headers.get("Date") or format_datetime(datetime.now(UTC))  # by the clock that the moment belongs to
+    now = headers.get("Date") or format_datetime(datetime.now(UTC))  # by the server's clock, like the value
     try:
         seconds = (parsedate_to_datetime(value) - parsedate_to_datetime(now)).total_seconds()
     except MALFORMED:  # also raised for a time without a zone

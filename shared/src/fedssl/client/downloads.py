@@ -210,7 +210,7 @@ class _Download:
         """Read a response to its end. Returns False if the range was refused. `etag` names the whole file."""
         if response.status_code == 416:
             if not self._size:
-                raise BadAnswer(f"{self._path} was refused as a range (416), but the whole was asked for")
+                raise BadAnswer(f"{self._path} was refused as a range (416), but the whole file was requested")
             self._restart()
             return False
         self._follow(response, etag)
@@ -234,7 +234,7 @@ class _Download:
             if sent.startswith(f"bytes {self._size}-"):
                 self._is_resumed = True
                 return
-            raise BadAnswer(f"{self._path}: another range came than the one asked for")
+            raise BadAnswer(f"{self._path}: the response has another range than the requested one")
         digest = (etag or "").strip('"')
         self._restart()
         self._part.empty(self._expected or (digest if _DIGEST.fullmatch(digest) else None))
@@ -263,5 +263,5 @@ def _require_room(path: Path, num_bytes: int) -> None:
     """Raise OSError if the file's disk has no room for `num_bytes` more."""
     free = shutil.disk_usage(path.parent).free
     if num_bytes > free:
-        reason = f"{num_bytes:,} bytes are to arrive, and the disk has room for {free:,}: make room, or choose another"
+        reason = f"{num_bytes:,} bytes will arrive, and the disk has room for {free:,}: make room, or choose another"
         raise OSError(errno.ENOSPC, reason, str(path.parent))

@@ -15,7 +15,7 @@ from fedssl.run_files import CARD, LINEAGE, write_json, write_text
 
 _AGGREGATED = ("aggregated", "partial")
 _NORMS = {
-    "local": "each site keeps its own; these weights have that of the start, and are complete only at a site",
+    "local": "each site keeps its own; these weights have the initial one, and are complete only at a site",
     "recalibrate": "averaged; each site computes its statistics on its own images",
 }
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
@@ -157,13 +157,13 @@ def _trained(model: ModelConfig) -> str:
     if model.lora is not None:
         layers = ", ".join(f"`{pattern}`" for pattern in model.lora.layers)
         parts.append(f"adapters of rank {model.lora.rank} of {layers}")
-    return f"{', '.join(parts)}; the rest is that of the start, and was not sent"
+    return f"{', '.join(parts)}; the rest has its initial values, and was not sent"
 
 
 def _began(initial: InitialConfig | None) -> str:
     if initial is None:
         return ""
-    return f" It started from the {initial.source}, so the scores of round 0 are those of the start."
+    return f" It started from the {initial.source}, so the scores of round 0 are those of these weights."
 
 
 def _examples(rounds: Sequence[RoundView]) -> dict[str, int]:

@@ -249,7 +249,7 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
         return self._connection.pages(f"/v1/runs/{run_id}/site-evaluations", SiteRoundView)
 
     def cross_site(self, run_id: UUID, round_number: int | None = None) -> CrossSiteView:
-        """Return how each site's own classifier does at every other site, by default in the newest round.
+        """Return how each site's own classifier performs at every other site, by default in the newest round.
 
         Raises NotFound.
         """

@@ -31,7 +31,7 @@ _COLUMNS = (
     "area", "aspect", "top", "left", "flip", "rotation", "jitter", "brightness", "contrast", "saturation", "hue",
     "greyscale", "blur", "blur_sigma", "solarize",
 )  # fmt: skip
-# Drawn after these, and only by a config that uses them, so that the others' numbers stay what they were. Append here.
+# Drawn after these, and only by a config that uses them, so that the others' numbers do not change. Append here.
 _MORE_COLUMNS = (
     "flip_vertical", "right_angles", "quarter", "stain_0", "stain_1", "stain_2", "shift_0", "shift_1", "shift_2",
 )  # fmt: skip
@@ -42,7 +42,7 @@ _RGB_TO_YIQ = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.31
 # Optical densities of red, green and blue per stain: haematoxylin, eosin and DAB (Ruifrok and Johnston 2001, table 2).
 _STAINS = torch.tensor([(0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78)], dtype=torch.float64)
 _LEAST_INTENSITY = 1 / 255
-_SHIFT_PER_STAIN = 0.25  # of the optical density, per strength
+_SHIFT_PER_STAIN = 0.25  # shift of the optical density, per strength
 _SOLARIZE_THRESHOLD = 128 / 255
 _MOST_TAPS = 5  # with 7 taps a grouped convolution is as fast on a CPU, with 23 taps it is twice as fast
 
@@ -185,7 +185,7 @@ def _geometry(
 def _places(length: int, size: int | None, like: Tensor) -> Tensor:
     """Return the centres of the pixels along one side of a view of the whole image.
 
-    -1 and 1 are the centres of the image's first and last pixel. The fewer pixels than `length` a view has, the larger
+    -1 and 1 are the centres of the image's first and last pixel. The fewer pixels a view has than `length`, the larger
     they are.
     """
     if size is None:
@@ -221,7 +221,7 @@ def padded_shifts(config: AugmentationConfig, draw: dict[str, Tensor]) -> tuple[
 def outside(config: AugmentationConfig) -> str:
     """Return grid_sample's mode for pixels outside the image."""
     if config.crop == "resized" and config.rotation_degrees == 0:
-        return "border"  # at most half a pixel is outside, and resizing repeats the edge there
+        return "border"  # at most half a pixel is outside; resizing repeats the edge there
     return "reflection" if config.padding_mode == "reflect" else "zeros"
 
 

@@ -39,7 +39,7 @@ class ImageStatistics:
 
     @property
     def num_units(self) -> int:
-        """Return how many groups, or without groups how many images, there are."""
+        """Return the number of groups, or, without groups, of images."""
         return _num_units(self, np.ones(len(self.sizes), bool))
 
     @property
@@ -104,7 +104,7 @@ def card_of(found: ImageStatistics, min_count: int) -> DataCard | None:
 
 
 def sums_of(found: ImageStatistics, min_count: int) -> ChannelSums | None:
-    """Return the sums, or None if there are fewer images or groups, or if an image has more than 8 bits."""
+    """Return the sums, or None if fewer than `min_count` images or groups exist, or an image has more than 8 bits."""
     if found.means is None or found.squares is None:
         return None
     if found.num_units < min_count:
@@ -117,7 +117,7 @@ def sums_of(found: ImageStatistics, min_count: int) -> ChannelSums | None:
 
 
 def _rasters(name_or_path: str) -> tuple[NDArray[np.int64] | None, Iterator[tuple[int, Raster]]]:
-    """Return the groups, and each readable image with its position."""
+    """Return the groups, and an iterator over each readable image with its position."""
     if (files := list_files(name_or_path, "train")) is None:
         stored = load_arrays(name_or_path, "train")
         return stored.groups, (
@@ -160,5 +160,5 @@ def _counts(found: ImageStatistics, values: NDArray[np.int64], kinds: range, min
 
 
 def _num_units(found: ImageStatistics, chosen: NDArray[np.bool_]) -> int:
-    """Return how many groups, or without groups how many images, some images are of."""
+    """Return the number of groups of some images, or, without groups, of the images."""
     return int(chosen.sum()) if found.groups is None else len(np.unique(found.groups[chosen]))

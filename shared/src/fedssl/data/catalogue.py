@@ -44,14 +44,14 @@ class KnownDataset:
         title: its name in messages.
         num_classes, num_train, num_test: as published.
         channels, image_size: the default shape of the images.
-        files: what must be in the folder of data sets, or in one of `folders`.
+        files: the files that must be in the folder of data sets, or in one of `folders`.
         source: where its authors distribute it.
         folders: sub-folders of a folder of data sets that are searched for it, besides the folder itself.
         find: returns the path of a split in a folder, or None if the folder does not hold it. Without `find`, the set
             needs no files.
         fetchable: whether `fedssl data fetch` can download it.
         read: reads a split whose images are stored as arrays, from the path that `find` returned.
-        listing: lists a split whose images are stored as files, which are decoded to the size that is asked for.
+        listing: lists a split whose images are stored as files, which are decoded to the requested size.
     """
 
     name: str
@@ -134,7 +134,7 @@ def _digits(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _digits_file() -> Path:
-    """Return the path of scikit-learn's file. Importing scikit-learn would take every process a second."""
+    """Return the path of scikit-learn's file. Importing scikit-learn would cost every process a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")

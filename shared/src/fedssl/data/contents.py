@@ -93,8 +93,8 @@ class Contents:
 def read_contents(folder: Path) -> Contents:
     """List a folder: the classes in the order of their names, and in each folder its images before its sub-folders.
 
-    Links are followed, except to a folder that is read at another place, so loops end. Raises DataError if a folder
-    cannot be listed.
+    Links are followed, except to a folder that is also read at another place, so that loops end. Raises DataError if a
+    folder cannot be listed.
     """
     reader = _Reader(folder)
     images, folders = reader.entries("")
@@ -109,7 +109,7 @@ def list_classes(folder: Path) -> tuple[str, ...]:
 
 
 def readable(name: str) -> str:
-    """Return a file's name as text, with bytes replaced that are not UTF-8 and could not be displayed or sent."""
+    """Return a file's name as text. Bytes that are not UTF-8, and could not be displayed or sent, are replaced."""
     return os.fsencode(name).decode("utf-8", errors="replace")
 
 

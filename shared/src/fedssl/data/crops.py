@@ -4,7 +4,7 @@ The draws, and all operations besides crop, flip and rotation, are those of :mod
 are squares of the run's size the views are the same, up to rounding. Otherwise:
 
 - `crop = "resized"` takes its share of the whole image's area, and its aspect is that of the crop in pixels;
-- `padded` and `none` start from the middle square, and see what the image has beyond it.
+- `padded` and `none` start from the middle square, and include what the image has beyond it.
 """
 
 import math
@@ -17,7 +17,7 @@ from fedssl.data.augment import ASPECT, after_geometry, draw_numbers, outside, p
 from fedssl.data.image_cache.images import ImageBatch
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
-_AT_ONCE = 64  # bounds the memory: as floating-point values, whole images take much more than their crops
+_AT_ONCE = 64  # bounds the memory, because whole images as floating-point values take much more than their crops
 
 
 def random_crop(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:

@@ -51,7 +51,7 @@ def load_dataset(
             `/usr/share/datasets`. A set may be in the folder itself or in a sub-folder with its name.
         image_size: for images stored as files: the size to decode to; None means the set's own, or that of a folder's
             first image. Arrays keep their own size; :func:`fedssl.data.conform` changes it.
-        channels: for images stored as files: 1 to 16; None means the set's own, or those of a folder's first image.
+        channels: for images stored as files: 1 to 16; None means the set's own, or that of a folder's first image.
         reading: how values become pixels.
 
     The images of a known set that are stored as files (ImageNet's subsets) are decoded once and then memory-mapped.
@@ -101,7 +101,7 @@ def file_shape(
 ) -> tuple[int, int] | None:
     """Return the default (channels, shorter side in pixels) to which :func:`load_dataset` decodes image files.
 
-    `channels` is the number that is asked for, if any. Opens only the first readable image. Returns None if the
+    `channels` is the requested number, if any. Opens only the first readable image. Returns None if the
     images are arrays. Raises DataError.
     """
     _require_split(split)
@@ -197,7 +197,7 @@ def find_fashion_mnist(root: Path | None = None) -> Path | None:
 
 
 def how_to_get(known: KnownDataset) -> str:
-    """Return instructions for a person to make a set available."""
+    """Return instructions on how to make a set available."""
     fetch = f"run `fedssl data fetch {known.name}`, or " if known.fetchable else ""
     return f"{fetch}get {known.files} from {known.source}, put it into a folder and set {DATA_VARIABLE} to the folder"
 

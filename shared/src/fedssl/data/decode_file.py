@@ -83,7 +83,7 @@ class Damaged(DataError):
 def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | None) -> tuple[int, int]:
     """Return (channels, size) as given, or those of the first image: its shorter side, and 1 channel if it is grey.
 
-    Images that are tolerated to be unreadable are passed over. Raises Damaged.
+    Unreadable images are skipped, as far as they are tolerated. Raises Damaged.
     """
     if channels is not None and image_size is not None:
         return channels, image_size
@@ -91,7 +91,7 @@ def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | No
     for name in files.names[: files.num_tolerated + 1]:
         try:
             return _shape_of(files, name, image_size, channels)
-        except Damaged as error:  # decoding reports it, if another one shows the shape
+        except Damaged as error:  # decoding reports it, once another image has given the shape
             damaged.append((name, error))
     if len(damaged) == 1:
         raise damaged[0][1]
@@ -269,7 +269,7 @@ def open_image(files: ImageFiles, name: str) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):  # PIL's own words repeat the path
+    if isinstance(error, UnidentifiedImageError):  # PIL's own message repeats the path
         return "its content is not an image (it is empty, damaged at its beginning, or of a format that is not read)"
     if isinstance(error, Image.DecompressionBombError):
         return f"it has more than {MAX_BYTES // 3:,} pixels, and no more are decoded. Save it in parts, or smaller"
@@ -326,7 +326,7 @@ def _upright(files: ImageFiles, name: str, image: Image.Image, mode: str) -> tup
             image = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
         elif image.mode in ("I", "F"):
             raise NeedsWindow(f"the range of its values is unknown: {NEEDS_WINDOW}")
-        else:  # of colour images with 16 bits, PIL gives the upper 8
+        else:  # of colour images with 16 bits, PIL returns the upper 8
             highest = 256 * max(int(high) for _, high in _ranges(image)) + 255 if depth > 8 else 0
         return image if image.mode == mode else image.convert(mode), highest
     except IMAGE_ERRORS as error:

@@ -2,8 +2,8 @@
 
 Each set of images is in `decoded/<key>/` below the cache folder, as `images.npy` ((N, C, H, W)) with a
 description in `about.json`. The key is a sha256 over the files' names and contents (checksums in an archive, size and
-time of change in a folder), the shape, and the decoders. A change of the pixels therefore changes the key, and nothing
-here is ever out of date. Everything here can be removed at any time.
+time of change in a folder), the shape, and the decoders. A change of the pixels therefore changes the key, so nothing
+here is ever out of date, and everything can be removed at any time.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _IMAGES, _ABOUT = "images.npy", "about.json"
 
 
 def decoded(files: ImageFiles, channels: int, size: int) -> Pixels:
-    """Return all images, (N, channels, size, size), read-only and memory-mapped; decode them if that was not done yet.
+    """Return all images, (N, channels, size, size), read-only and memory-mapped; decode them if necessary.
 
     One process decodes; other processes that need the same images wait for it. What a killed process has written is not
     used: the next process starts again. Images are read from the cache folder only if they are complete.

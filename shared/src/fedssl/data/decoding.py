@@ -28,7 +28,7 @@ _MAX_THREADS = 16
 # PIL releases the GIL while it decodes; for smaller images, switching threads costs more than it gains.
 _THREADS_FROM_PIXELS = 128 * 128
 _NUM_REPORTS = 20
-_MAX_DAMAGED = 10  # decoding stops there: the rest is not needed to see what is wrong
+_MAX_DAMAGED = 10  # decoding stops after this many: the rest is not needed to see what is wrong
 
 LEAST_HIGHEST = 1 << 14
 """If no image of 16 bits in a set has a value as high as this, its values have fewer bits than their files."""
@@ -176,7 +176,7 @@ class Problems:
 
     @property
     def _are_too_many(self) -> bool:
-        # A window is missing in the spec, not in the files: leaving them out would hide that.
+        # The window is missing in the spec, and leaving the files out would hide that.
         return len(self._damaged) > self._num_tolerated or any(NEEDS_WINDOW in why for _, why in self._damaged)
 
     def finish(self) -> None:
@@ -228,7 +228,7 @@ def _images_at_once(channels: int, size: int) -> int:
 
 
 def _num_threads(files: ImageFiles) -> int:
-    if any(is_loaded_as_a_whole(name) for name in files.names):  # threads at two files would load them in turns
+    if any(is_loaded_as_a_whole(name) for name in files.names):  # threads that read two files would load them in turns
         return 1
     for name in files.names[: 1 + files.num_tolerated]:
         try:

@@ -43,8 +43,8 @@ _LISTED = ("NumberOfFrames", "Rows", "Columns", "PatientID")
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _RLE = "1.2.840.10008.1.2.5"
 _PIXELS = (b"\xe0\x7f", b"\x7f\xe0")  # the group of all pixel data, in both byte orders
-_ELEMENT_HEADER = 12  # of pixel data in a compressed file, which is always explicit and little-endian
-_LEAST_FRAME_BYTES = 8  # of any frame in a file; a listing has an entry per frame that a file declares
+_ELEMENT_HEADER = 12  # bytes before pixel data in a compressed file, which is always explicit and little-endian
+_LEAST_FRAME_BYTES = 8  # per frame of a file; a listing has an entry per frame that a file declares
 # What pydicom and its decoders raise for damaged files.
 _ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, EOFError, RuntimeError,
            NotImplementedError, MemoryError, struct.error)  # fmt: skip
@@ -56,7 +56,7 @@ class Header:
     """The part of a file's header that a listing needs.
 
     Attributes:
-        num_frames: the number of its images; 0 if it has no pixels, as reports and indexes.
+        num_frames: the number of its images; 0 if it has no pixels, as in reports and indexes.
         size: (width, height) in pixels.
         patient: a keyed hash of its patient's identifier, or None if it has none. The identifier itself is not kept.
     """
@@ -106,7 +106,7 @@ def _errors() -> tuple[type[Exception], ...]:
 def _reason(error: Exception) -> str:
     if type(error).__name__ == "InvalidDicomError":
         return "its content is not DICOM: it lacks the letters DICM after 128 bytes"
-    if isinstance(error, AttributeError | LookupError):  # pydicom's for an element that is missing
+    if isinstance(error, AttributeError | LookupError):  # pydicom raises this for a missing element
         return f"its header lacks something that its pixels need: {error}"
     return str(error) or type(error).__name__
 
@@ -124,7 +124,7 @@ def _dataset(path: Path, file: BinaryIO, keywords: tuple[str, ...]) -> Any:
 
     _quiet()
     syntax = _syntax(path)
-    if syntax == _DEFLATED:  # it would be inflated as a whole, whatever its size is then
+    if syntax == _DEFLATED:  # it would be decompressed as a whole, whatever its size
         raise ValueError("it is deflated as a whole, which is not read; save it with another transfer syntax")
     return pydicom.dcmread(file, specific_tags=list(keywords), stop_before_pixels=True)
 
@@ -176,7 +176,7 @@ def _read_frame(path: Path, number: int | None) -> Raster:
 
 
 def _with_sign(values: NDArray[Any], header: Any) -> NDArray[Any]:
-    """Return signed values with their sign in all bits above those that are stored, which a file may leave at 0.
+    """Return signed values with their sign extended to all bits above the stored ones, which a file may leave at 0.
 
     pydicom does so for values that are not compressed.
     """

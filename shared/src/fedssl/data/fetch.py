@@ -25,7 +25,7 @@ _FILES = {
     "t10k-labels-idx1-ubyte": (10_008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
 }
 _PACKAGE = "dataset-fashion-mnist"
-# The authors' server, which torchvision uses too. It has no https; the checksums replace that.
+# The authors' server, which torchvision uses too. It has no https, so the checksums protect the files.
 _SERVER = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _APT_SECONDS = 45.0
 _SOCKET_SECONDS = 15.0
@@ -34,7 +34,7 @@ _MOST_BYTES = 32 << 20  # the longest of the four files has 26.4 MB compressed
 
 
 def fetch_fashion_mnist(directory: Path, progress: Progress) -> Path | None:
-    """Make sure that Fashion-MNIST is on this machine and intact.
+    """Ensure that Fashion-MNIST is on this machine and intact.
 
     Searches `directory` and the other places of :func:`~fedssl.data.load_dataset`. If it is not there, asks apt for the
     Debian package, which is unpacked but not installed and needs no root, and otherwise downloads the files from the

@@ -84,7 +84,10 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
 
 
 def _group_numbers(names: tuple[str, ...], found: Contents) -> NDArray[np.int64] | None:
-    """Return one number per patient; an image that names none has a number for itself. None if no image names one."""
+    """Return one number per patient; an image without a patient has its own number.
+
+    Returns None if no image names a patient.
+    """
     if not found.groups:
         return None
     rest = iter(range(len(found.groups), len(found.groups) + len(names)))
@@ -112,7 +115,7 @@ def report_left_out(files: ImageFiles) -> None:
 
 
 def split_folder(folder: Path, split: str) -> Path:
-    """Return the sub-folder of a split, or the folder itself if it only holds training images. Raises DataError."""
+    """Return the sub-folder of a split, or the folder itself if it holds only training images. Raises DataError."""
     has = {name: (folder / name).is_dir() for name in ("train", "test", "val")}
     if has["train"] and (has["test"] or has["val"]):
         return folder / ("val" if split == "test" and not has["test"] else split)

@@ -17,7 +17,7 @@ from fedssl.data.windowing import FULL, NEEDS_WINDOW, Pixels, WindowMissing, win
 from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig
 
-_IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type used by image sets
+_IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type that image sets use
 _MAX_REASON = 200  # numpy's errors quote the whole header
 _MAX_BYTES = 1 << 30  # the largest size of one idx or CIFAR file, uncompressed: five times the largest that exists
 _WINDOW = "window"  # the key of a file whose images have been through a window, with its JSON
@@ -173,7 +173,7 @@ def read_stored(path: Path, split: str) -> StoredArrays:
     Its keys are `images` ((N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or for runs with a window any numbers),
     `labels` (whole numbers (N,), optional), `groups` (whole numbers (N,), equal for the images of one patient,
     optional) and `class_names` (strings, optional). The test split has the same keys with the prefix `test_`. The
-    images of a file with the key `window` have been through that window: it is not applied again.
+    images of a file with the key `window` have been through that window, so it is not applied again.
 
     Raises:
         DataError: the file cannot be read, a key is missing or an array is not as described.

@@ -20,7 +20,7 @@ class ImageFiles:
         names: the files, in the order of the images.
         labels: int64 class numbers (N,), or None.
         class_names: the classes by number.
-        contents: what the folder holds besides them, if it was searched for images.
+        contents: what else the folder holds, if it was searched for images.
         reading: how the files become pixels.
         groups: int64 numbers (N,), equal for the images of one patient, if the files name patients (DICOM); or None.
     """
@@ -39,5 +39,5 @@ class ImageFiles:
 
     @property
     def num_tolerated(self) -> int:
-        """How many files may be unreadable."""
+        """The number of files that may be unreadable."""
         return num_tolerated(self.reading.max_unreadable, len(self.names))

@@ -1,4 +1,4 @@
-"""Groups of images, such as those of a patient, a video or a slide, which no partition and no split divides."""
+"""Groups of images, such as those of a patient, a video or a slide, which no partition or split divides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ class ImageData:
             )
         if len(self.labels) and int(self.labels.min()) < 0:
             raise DataError("labels must be 0 or larger; leave them out for unlabelled images")
-        if len(self.labels) and int(self.labels.max()) >= _MOST_CLASSES:  # bounds the tables of all classes
+        if len(self.labels) and int(self.labels.max()) >= _MOST_CLASSES:  # bounds the tables with a row per class
             raise DataError(f"labels must be class numbers below {_MOST_CLASSES}; got {int(self.labels.max())}")
 
     def __len__(self) -> int:
@@ -84,13 +84,13 @@ class ImageData:
 def prepare(data: ImageData, config: DataConfig) -> ImageData:
     """Return images of 8 bits as a run needs them: :func:`through_window`, then :func:`conform`. Raises DataError.
 
-    Registered and public data sets are prepared so.
+    Registered and public data sets are prepared like this.
     """
     return conform(through_window(data, config.window), config)
 
 
 def through_window(data: ImageData, window: WindowConfig | None) -> ImageData:
-    """Return images of 8 bits through a window. Raises DataError if it has values that they do not hold."""
+    """Return images of 8 bits through a window. Raises DataError if the window has values that they cannot have."""
     if window is None:
         return data
     if (refusal := window.refusal_of_8_bits()) is not None:
@@ -143,7 +143,7 @@ def square(x_BCHW: Tensor, size: int) -> Tensor:
 
 
 def with_common_classes(images: Iterable[ImageData]) -> list[ImageData]:
-    """Return sets of images with labels of the same meaning: a class has one number, by the order of all names.
+    """Return sets of images whose labels have the same meaning: the classes are numbered in the order of all names.
 
     If a set has no labels, or no names of its classes while another has, the labels are left out of all sets.
     """

@@ -16,7 +16,7 @@ from fedssl.data.site_labels import UNLABELLED, SiteLabels, own_labels
 from fedssl.errors import DataError
 
 OWN = "own"
-"""In place of a file: the labels that the data set brings itself."""
+"""Takes the place of a file: the labels of the data set itself."""
 
 MAX_LABEL_FILE_BYTES = 1 << 28
 MAX_LABEL_CLASSES = 10_000
@@ -211,7 +211,7 @@ class _Table:
             self._fail(line, f"the group {group!r} is in the other split in line {earlier}: put it into one split")
 
     def _group_numbers(self, order: range) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """Return one number per group; an image without a group has one for itself."""
+        """Return one number per group; an image without a group has its own."""
         numbers: dict[tuple[str, int], int] = {}
         keys = ((group, 0) if (group := self.groups[number]) else ("", number + 1) for number in order)
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -1,8 +1,8 @@
 """Files that hold many images: `.npz` arrays, tar shards (WebDataset) and Parquet with a column of images.
 
 Nothing is unpacked to disk. Image number k, from 1, is the k-th row of `images` in an `.npz` file, the k-th image file
-of a tar archive, or the k-th row of a Parquet file. Labels and groups inside of these files are not read: the class of
-an image is the sub-folder, as for every other file.
+of a tar archive, or the k-th row of a Parquet file. Labels and groups inside these files are not read: the class of an
+image is the sub-folder, as for every other file.
 """
 
 import functools
@@ -131,7 +131,7 @@ def _members(path: Path, stamp: str) -> tuple[_Member, ...]:
                 continue
             if member.islnk() or member.issym():
                 raise ValueError(f"{member.name} in it is a link: write it with `tar --dereference --hard-dereference`")
-            if member.issparse():  # its bytes in the archive are not those of the file
+            if member.issparse():  # its bytes in the archive are not the file's
                 raise ValueError(f"{member.name} in it is stored without its zeros: write it without `tar --sparse`")
             if member.isfile():
                 if member.name in found:  # appended by `tar -r` or `tar -u`; unpacked, only the last would be left
@@ -212,7 +212,7 @@ def _group(path: Path, stamp: str, column: str, group: int) -> list[bytes | None
         _require_group(size)
         found: list[bytes | None] = []
         num_bytes = 0
-        # A group names a repeated image once and may be far larger in memory, so it is read in parts.
+        # A group stores a repeated image once and may be far larger in memory, so it is read in parts.
         rows_at_once = min(1024, max(1, MAX_MEMBER_BYTES // max(1, size)))
         for part in file.iter_batches(rows_at_once, row_groups=[group], columns=[column]):
             cells = part.column(0).to_pylist()

@@ -75,7 +75,7 @@ def plot_partition(
 
 
 def _as_written(text: str) -> str:
-    """Return a text between whose `$` matplotlib reads no mathematics."""
+    """Return a text in which matplotlib does not interpret `$` as mathematics."""
     return text.replace("$", r"\$")
 
 

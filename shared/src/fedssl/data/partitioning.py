@@ -63,7 +63,7 @@ def assign_images(
 ) -> PartitionPlan:
     """Assign images to clients by the labels (N,).
 
-    Hold images out, choose some of the rest, partition these, and keep `share` of each part.
+    Holds images out, chooses some of the rest, partitions these, and keeps `share` of each part.
 
     The images of one group (a patient), which have equal numbers in `groups` (N,), are all held out or all remain, and
     go to one client: a group counts as one image, of its most frequent class.
@@ -118,7 +118,7 @@ def _partitioned_groups(
 def _require_whole_groups(
     config: PartitionConfig, by_client: Mapping[str, NDArray[np.int64]], groups: NDArray[np.int64] | None
 ) -> None:
-    """Raise DataError if a partition's file gives images of one group to two clients."""
+    """Raise DataError if a partition's file assigns images of one group to two clients."""
     if groups is not None and (found := first_divided(by_client, groups)) is not None:
         (name, image), (other, another) = found
         raise DataError(
@@ -140,7 +140,7 @@ def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | No
 
 
 def refuse_cache(data: DataConfig) -> None:
-    """Raise DataError for a run with a `cache_size`, where images become squares of the run's size."""
+    """Raise DataError for a run with a `cache_size`, in places where images become squares of the run's size."""
     if data.cache_size is not None:
         raise DataError(
             "the clients' images become squares of data.image_size here, and data.cache_size needs whole files: leave "
@@ -176,7 +176,7 @@ def _parts(
 ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.int64]]:
     """Return the clients' rows of `images`, and their number of images of each class.
 
-    The plan is drawn over all files. The unreadable ones, which it counts, are left out of it.
+    The plan is drawn over all files. Then the unreadable ones, which it counts, are left out.
     """
     if not images.unreadable:
         held = assign_images(

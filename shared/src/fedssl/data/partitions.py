@@ -23,8 +23,9 @@ MIN_IMAGES = 10
 
 _MAX_DRAWS = 10_000
 _NUM_NORMALISATIONS = 100
-# So that no two functions draw the same numbers. Only `stratified_share` draws those of stream 0: `default_rng(seed)`
-# equals `default_rng([seed, 0])`, and another stream would change every image that was ever held out.
+# Streams, so that no two functions draw the same numbers. Only `stratified_share` draws from stream 0:
+# `default_rng(seed)` equals `default_rng([seed, 0])`, and another stream would change every image that was ever held
+# out.
 _PARTITION_STREAM, _SUBSET_STREAM, _SHARE_STREAM = 0, 1, 2
 
 
@@ -103,7 +104,7 @@ def keep_share(parts: Sequence[Indices], share: float, seed: int) -> list[Indice
     kept = []
     for client, part in enumerate(parts):
         rng = np.random.default_rng([seed, _SHARE_STREAM, client])
-        # The share in decimal, as it was written: in binary 0.29 * 50 is a little less than 14.5.
+        # The decimal share, as it was written: in binary, 0.29 * 50 is a little less than 14.5.
         num_kept = min(len(part), max(1, int(Fraction(str(share)) * len(part) + Fraction(1, 2))))
         kept.append(np.sort(rng.permutation(part)[:num_kept]))
     return kept

@@ -70,8 +70,8 @@ class Raster:
     def unit(self, window: WindowConfig | None) -> NDArray[np.float32]:
         """Return the values in 0..1 through a window, (H, W, C); larger values are brighter.
 
-        Raises ValueError as :func:`fedssl.data.windowing.to_unit`, and if the window is to be the file's own and it has
-        none.
+        Raises ValueError as :func:`fedssl.data.windowing.to_unit`, and if the window should be the file's own and it
+        has none.
         """
         if window is None or not window.voi:
             unit = to_unit(self.values, window, self.declared)
@@ -88,7 +88,7 @@ def read_raster(source: Path | io.BytesIO, name: str, channels: int | None) -> R
 
     Args:
         source: a path or an open file.
-        name: the file's name; its suffix decides about arrays, the content about all other formats.
+        name: the file's name; its suffix identifies arrays, the content determines all other formats.
         channels: the number that the run needs. It decides what TIFF pages and the axes of an array mean.
 
     Raises one of IMAGE_ERRORS if the file cannot be read, is larger than MAX_BYTES, or would be read in part.
@@ -195,7 +195,7 @@ def misreading(image: Image.Image) -> ValueError | None:
 def has_planes_of_16_bits(image: Image.Image) -> bool:
     """Return whether a TIFF file has 16 bits per colour in a plane for each, which PIL reads as 8. Before it is loaded.
 
-    PIL reads them rightly if they are compressed.
+    PIL reads them correctly if they are compressed.
     """
     is_apart = len(image.getbands()) > 1 and _tags(image).get(ExifTags.Base.PlanarConfiguration) == _APART
     is_uncompressed = all(tile[0] == "raw" for tile in getattr(image, "tile", ()))
@@ -209,7 +209,7 @@ def _tags(image: Image.Image) -> Any:
 
 
 def _is_exact(image: Image.Image, channels: int | None) -> bool:
-    """Return whether PIL gives all values of a file, in its own range."""
+    """Return whether PIL returns all values of a file, in their own range."""
     if not is_whole(image):
         return False
     if image.mode in SIXTEEN_BITS:
@@ -312,8 +312,8 @@ def _read_series(file: Any, channels: int | None) -> Raster:
 def _require_channels(others: list[tuple[str, int]], channels: int | None) -> None:
     """Raise ValueError unless the axes other than height and width are channels.
 
-    They are if the file declares that. Pages without a declaration are channels only if the run needs as many, and more
-    than the three of RGB: three grey pages may just as well be three images.
+    They are channels if the file declares so. Pages without a declaration are channels only if the run needs as many,
+    and more than the three of RGB: three grey pages may just as well be three images.
     """
     undeclared = [length for axis, length in others if axis not in "SC"]
     if len(others) <= 1 and all(length == channels and channels not in (1, 3) for length in undeclared):

@@ -1,4 +1,4 @@
-"""A site's labels: which class each of its images has, and which images judge a classifier rather than train it.
+"""A site's labels: which class each of its images has, and which images evaluate a classifier rather than train it.
 
 Labels stay at the site. What the sites and the coordinator agree on are the names of the classes, which a run's spec
 lists. A site may use other names and rename them.
@@ -76,7 +76,7 @@ class SiteLabels:
 
 @dataclass(frozen=True, slots=True)
 class LabelSplit:
-    """The sorted positions of the labelled images that train a classifier, and of those that judge it."""
+    """The sorted positions of the labelled images that train a classifier, and of those that evaluate it."""
 
     train: NDArray[np.int64]
     test: NDArray[np.int64]
@@ -96,7 +96,7 @@ class WithLabels(Protocol):
 
 
 def own_labels(images: WithLabels, where: str) -> SiteLabels:
-    """Return the labels that a data set brings itself: its folders, or the labels in its file.
+    """Return a data set's own labels: its folders, or the labels in its file.
 
     Classes without names are named by their numbers. Raises DataError if there are no labels; `where` is the data set
     in the message.
@@ -177,7 +177,7 @@ def _used(labels: SiteLabels) -> NDArray[np.int64]:
 
 def _renumbered(labels: SiteLabels, numbers: NDArray[np.int64], num_classes: int) -> Labels:
     if not labels.is_multi_label:
-        padded = np.append(numbers, UNLABELLED)  # so that UNLABELLED, the last index, stays what it is
+        padded = np.append(numbers, UNLABELLED)  # so that UNLABELLED, the last index, stays unlabelled
         return padded[labels.labels]
     found = np.zeros((len(labels), num_classes), np.int64)
     for column, number in enumerate(numbers):
@@ -188,7 +188,7 @@ def _renumbered(labels: SiteLabels, numbers: NDArray[np.int64], num_classes: int
 
 
 def split_labels(labels: SiteLabels, test_share: float, seed: int) -> LabelSplit:
-    """Divide the labelled images into those that train a classifier and those that judge it.
+    """Divide the labelled images into those that train a classifier and those that evaluate it.
 
     A group is never divided. If all images of a group have the same label, groups of this label are drawn by
     themselves, so that each class is in both splits if it has enough groups. Equal arguments give equal splits.

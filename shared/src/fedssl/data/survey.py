@@ -1,6 +1,6 @@
 """Describe a folder of images before anything is trained on it: what `fedssl data check` reports.
 
-Every image is decoded once. Nothing is kept of it but its shape, a few of its values and a digest.
+Every image is decoded once. Only its shape, a few of its values and a digest are kept.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Histogram:
     """How often values occur, in a sample of the values of all images.
 
     Attributes:
-        edges: of the bins, ascending, one more than there are bins.
+        edges: of the bins, ascending; there is one more than bins.
         counts: of the sampled values in each bin.
         percentiles: the values at 0, 0.5, 50, 99.5 and 100 % of the sample.
     """
@@ -49,7 +49,7 @@ class Survey:
     """A description of a folder of images. Names are readable text.
 
     Attributes:
-        num_images: all that are listed, also those that cannot be read.
+        num_images: the number of listed images, including those that cannot be read.
         decoded: how many of them were decoded: all, or a sample.
         sizes: how many images have each (width, height).
         kinds: how many images have each number of channels and bits, in words.
@@ -213,9 +213,9 @@ def _see(files: ImageFiles, name: str, num_values: int) -> _Seen:
 
 
 def _step(size: int, num_values: int, row: int) -> int:
-    """Return the distance of the values of a sample: about `num_values` of `size` values, in rows of `row` values.
+    """Return the step between the values of a sample: about `num_values` of `size` values, in rows of `row` values.
 
-    It has no common factor with a row. Otherwise the sample could be of one channel or of one column of pixels only.
+    It has no common factor with a row. Otherwise the sample could be of only one channel or one column of pixels.
 
     >>> _step(224 * 224 * 3, 4194, 224 * 3)
     37

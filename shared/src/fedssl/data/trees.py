@@ -59,7 +59,7 @@ def is_packed(name: str) -> bool:
 
 
 def is_loaded_as_a_whole(name: str) -> bool:
-    """Return whether many images are loaded for a listed one: a NIfTI file, an `.npz` array, or a group of rows."""
+    """Return whether loading a listed image loads many others: a NIfTI file, an `.npz` array, or a group of rows."""
     return split_name(name)[0].lower().endswith((*NIFTI_SUFFIXES, ".npz", ".parquet"))
 
 
@@ -137,7 +137,7 @@ class FolderTree:
             status = path.stat()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"  # programs that copy set the first two
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"  # copying programs set the first two
 
     def _entries(self, below: str) -> list[os.DirEntry[str]]:
         folder = self._path / below

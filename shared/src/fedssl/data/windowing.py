@@ -94,7 +94,7 @@ NEEDS_WINDOW = "choose which values become black and white with [data.window] in
 
 
 class NeedsWindow(ValueError):
-    """An image of more than 8 bits, and no window in the spec."""
+    """There is an image of more than 8 bits, and no window in the spec."""
 
 
 class WindowMissing(DataError):
@@ -123,7 +123,7 @@ def quantised(unit: NDArray[np.float32], bits: int) -> Pixels:
 
 
 def prepared_type(config: WindowConfig | None) -> np.dtype[np.uint8] | np.dtype[np.int16]:
-    """Return the type of the pixels that a window leads to."""
+    """Return the type of the pixels that a window gives."""
     return np.dtype(np.int16) if config is not None and config.bits == 16 else np.dtype(np.uint8)
 
 

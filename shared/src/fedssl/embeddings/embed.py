@@ -53,8 +53,8 @@ def embed(
         on_progress: called after each batch with the number of images that are done.
 
     Raises:
-        ResultsError: the file, or the folder of a half-made one, is of another encoder or of other images, or other
-            versions of packages have decoded the images of a half-made one.
+        ResultsError: the file, or the folder of a partial one, is from another encoder or other images, or other
+            versions of packages have decoded the images of a partial one.
         DataError: no image can be decoded, or the representations are not finite.
         ExportError: the format is unknown, or needs pyarrow.
         FolderInUseError: another process writes the same file.
@@ -83,10 +83,10 @@ def embed(
 
 
 def _complete(destination: Path, about: dict[str, Any]) -> Embedded:
-    """Return a file that is complete already. Raises ResultsError if it is of something else."""
+    """Return a file that is complete already. Raises ResultsError if it is from another encoder or other images."""
     found = read_about(destination)
     if different := difference(found, about):
-        raise ResultsError(f"{destination} is of {different}: remove it, or choose another --out")
+        raise ResultsError(f"{destination} holds representations of {different}: remove it, or choose another --out")
     shutil.rmtree(partial_folder(destination), ignore_errors=True)  # left by a process that was killed at the end
     return Embedded(found, int(found["num_embedded"]))
 

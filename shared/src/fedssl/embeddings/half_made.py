@@ -25,7 +25,7 @@ _ABOUT, _ROWS, _BATCHES, _LOCK = "about.json", "rows", "batches.jsonl", ".lock"
 
 
 def partial_folder(destination: Path) -> Path:
-    """Return the folder of the half-made file."""
+    """Return the folder of the incomplete file."""
     return destination.with_name(f"{destination.name}.partial")
 
 
@@ -50,7 +50,7 @@ class HalfMade:
         self._lock.release()
 
     def start(self, about: dict[str, Any], width: int) -> None:
-        """Continue with what an earlier process has done, if there is anything. Raises ResultsError if it differs."""
+        """Continue the work of an earlier process, if there is any. Raises ResultsError if its identity differs."""
         found = read_json(self.folder / _ABOUT) if self._has_batches() else None
         if found is None:
             for name in (_ROWS, _BATCHES):
@@ -65,7 +65,7 @@ class HalfMade:
         self._read_batches()
 
     def append(self, rows: Float32, done: Done) -> None:
-        """Keep a batch."""
+        """Store a batch."""
         with (self.folder / _ROWS).open("ab") as file:
             file.write(rows.astype("<f4", copy=False).tobytes())
             file.flush()

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return in words what `found` is of, if that is not what `wanted` is of; else an empty text.
+    """Return, in words, how the identity `found` differs from `wanted`, or an empty text if it does not.
 
     Only what `wanted` names is compared.
     """

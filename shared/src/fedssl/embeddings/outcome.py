@@ -29,7 +29,7 @@ class Done:
 
 
 def summarised(source: Source, batches: Sequence[Done]) -> tuple[int, dict[str, Any]]:
-    """Return how many images were read, and which were left out, in numbers and the first of them by name.
+    """Return how many images were read, how many were left out, and the names of the first of these.
 
     Raises DataError if no image was read, or if all are too dark.
     """

@@ -12,7 +12,7 @@ from fedssl.evaluation import nearest
 from fedssl.evaluation.directions import directions
 
 _MAX_COSINES = 2**25  # 128 MB
-_ROUNDING = 2e-6  # float32's, in a cosine: that of two equal images may be as much below 1
+_ROUNDING = 2e-6  # the error of a cosine in float32: that of two equal images may be this far below 1
 
 
 @dataclass(frozen=True, slots=True)

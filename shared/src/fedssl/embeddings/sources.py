@@ -63,7 +63,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def left_out(self) -> str:
-        """Return what is not read although it lies between the images, in one line, or an empty text."""
+        """Return what lies between the images and is not read, in one line, or an empty text."""
         ...
 
     def names(self, start: int, stop: int) -> list[str]:
@@ -125,7 +125,7 @@ def reopen_source(name_or_path: str, split: Split | None, root: Path | None) -> 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Image files. A name is the path below the folder, with bytes replaced that are not UTF-8."""
+    """Image files. A name is the path below the folder, in which bytes that are not UTF-8 are replaced."""
 
     files: ImageFiles
     title: str
@@ -204,7 +204,7 @@ class ArraySource:
 
     def thumbnail(self, name: str, side: int) -> Image.Image:
         if not name.isascii() or not name.isdigit() or len(name) > len(str(len(self))) or int(name) >= len(self):
-            raise DataError(f"{self.title} has {len(self):,} images, and none of the number {name}")
+            raise DataError(f"{self.title} has {len(self):,} images, and no image {name}")
         pixels_CHW = self.arrays.pixels[int(name)]
         try:
             return draw(Raster(pixels_CHW.transpose(1, 2, 0), range_of(pixels_CHW.dtype)), None, side)

@@ -34,10 +34,9 @@ from fedssl.wording import plural
 class ServerResult:
     """The state to keep and the broadcast of the next round.
 
-    `frozen`: tensors that clients receive once, as they stay those of the start. `model`: what is evaluated and
-    exported: both together, with the averaged encoder if there is one, or the broadcast itself. `norms` are the
-    measurements of the updates. `loaded` describes the weights that a run started from; it is empty if these were
-    random.
+    `frozen`: tensors that clients receive once, because they never change. `model`: what is evaluated and exported: the
+    broadcast, with the frozen tensors, and with the averaged encoder if there is one. `norms` are the measurements of
+    the updates. `loaded` describes the weights that a run started from; it is empty if these were random.
     """
 
     state: ServerState
@@ -107,7 +106,7 @@ def begin_aggregation(method: Method, updates: Sequence[Update], ctx: Context) -
     differences from the broadcast.
 
     Equal `load`s of two updates must open equal tensors. Raises AggregationError, and what `load` raises: nothing is
-    kept then, and `run_aggregation` will find out why.
+    kept then, and `run_aggregation` reports the reason.
     """
     bound = method.bind(ctx.spec)
     if not bound.rounded:
@@ -124,7 +123,7 @@ def run_aggregation(
     checkpoint: DistillationCheckpoint | None = None,
     on_result: Callable[[ServerResult], None] = lambda result: None,
 ) -> ServerResult:
-    """Return the next state from the updates, in client-id order whatever order they are given in.
+    """Return the next state from the updates, in client-id order, whatever their given order.
 
     Every update is measured (`update_measures.py`), which changes no bit of the result. An update that is not finite,
     lies beyond every possible training, or does not fit the fixed-point scale, is left out, and so are those that the
@@ -162,7 +161,7 @@ def run_aggregation(
     except MethodError:
         if is_screened:
             raise
-        # A further read of the updates finds those that cannot be used. If all can, the error stands.
+        # A further read of the updates finds those that cannot be used. If all can, the error is raised.
         within, norms = screen()
         if not norms.rejected:
             raise
@@ -171,7 +170,7 @@ def run_aggregation(
     except ValueOutOfRange:
         if ctx.total_bits is None:
             raise
-        # Honest values and weights may be beyond 32 bits, and no client may end a round with its own.
+        # Honest values and weights may exceed 32 bits, and no client may end a round with its own.
         return attempt(within, norms, dataclasses.replace(ctx, total_bits=None))
 
 
@@ -210,7 +209,7 @@ def _aggregated(
     *,
     on_result: Callable[[ServerResult], None],
 ) -> ServerResult:
-    """Return the result of the updates `within`, and measurements of all of them. `before`: the broadcast that
+    """Return the result of the updates in `within`, and measurements of all of them. `before`: the broadcast that
     clients received; `kept`: the engine's own part of the state."""
     means = TotalledMeans(bound, len(within), ctx)
     try:
@@ -230,7 +229,7 @@ def _aggregated(
     measures = {}
     for update, found in zip(updates, measure_all(updates, before, layout, step), strict=True):
         if update.client_id not in norms.rejected and (why := why_unusable(found)) is not None:
-            update.load()  # raises if the numbers are not those that the client has sent
+            update.load()  # raises if the numbers are not those that the client sent
             raise MethodError(f"the update of {update.client_id} cannot be used: {why}")
         share = shares.get(update.client_id)
         measures[update.client_id] = recorded(found) | ({} if share is None else {WEIGHT_SHARE: share})
@@ -286,7 +285,7 @@ def published(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Me
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return True
-    least, most = torch.aminmax(tensor)  # one pass; both are NaN if one number is
+    least, most = torch.aminmax(tensor)  # one pass; both are NaN if any number is
     return math.isfinite(least) and math.isfinite(most)
 
 

@@ -5,9 +5,10 @@ captured step is one launch. A capture fixes:
 
 - memory: parameters, buffers, gradients, the optimiser's state and the batch stay at the same addresses, so that one
   capture serves all rounds and clients;
-- every decision that Python made, and the optimiser's weight decay. `ClientAlgorithm.step_constants` returns what may
-  change among the decisions, and if it or the decay does, the step is captured again. A decay that changes in each step
-  therefore leaves every step eager. The learning rate is read from the device's memory (of LARS it is captured too).
+- every decision that Python made, and the optimiser's weight decay. `ClientAlgorithm.step_constants` returns those
+decisions that may change, and if one of them or the decay changes, the step is captured again. A decay that changes in
+each step therefore leaves every step eager. The learning rate is read from the device's memory (of LARS it is captured
+too).
 
 Only whole batches are replayed. An incomplete batch runs eagerly, as do the first few steps, in which cuDNN tries its
 algorithms and libraries initialise. A step that cannot be captured or compiled stays eager.
@@ -95,7 +96,7 @@ class CapturedSteps:
                 raise
             except RuntimeError as error:
                 self._can_capture = False
-                cause = error.__context__ or error  # the second error says that the capture could not end
+                cause = error.__context__ or error  # the second error means that the capture could not end
                 warnings.warn(f"the training step cannot be recorded and is taken eagerly: {cause}", stacklevel=2)
                 return step(batch)
         return self._capture.replay(batch)
@@ -156,10 +157,10 @@ def _abandon(pool: tuple[int, int]) -> None:
 
 @contextmanager
 def _benchmarking() -> Iterator[None]:
-    """Let cuDNN benchmark its algorithms inside: only for whole batches, not for each client's last one.
+    """Let cuDNN benchmark its algorithms inside the block: only for whole batches, not for each client's last one.
 
     Which of them is fastest may differ from process to process, and with it the last bits. So a process that asked for
-    deterministic algorithms gets none by their speed.
+    deterministic algorithms gets none chosen by speed.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic

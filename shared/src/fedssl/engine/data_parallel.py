@@ -11,7 +11,7 @@ from fedssl.methods.composition.client import ClientAlgorithm
 
 
 class _Objective(nn.Module):
-    """The objective, as DistributedDataParallel takes it."""
+    """The objective in the form that DistributedDataParallel requires."""
 
     def __init__(self, algorithm: ClientAlgorithm, networks: nn.ModuleDict) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def require_device(wanted: str) -> torch.device:
 
 
 def devices_of(wanted: str, num_processes: int) -> list[str]:
-    """Return the device of each process. `cuda` means all GPUs, which take turns; any other device is that of all."""
+    """Return the device of each process. `cuda` means all GPUs in turn; any other device is used by all."""
     if wanted != "cuda":
         return [wanted] * num_processes
     return [f"cuda:{number % torch.cuda.device_count()}" for number in range(num_processes)]
@@ -52,7 +52,7 @@ def memory_errors_explained(device: str, batch_size: int) -> AbstractContextMana
 def memory_errors_as(explained: FedSSLError) -> Iterator[None]:
     """Raise `explained` if the memory of the device, or of the machine, is exhausted inside the block.
 
-    What the calls in the block held is then free again, on the device too.
+    The memory that the calls in the block held is then free again, on the device too.
     """
     try:
         yield
@@ -71,7 +71,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is that the memory of the device, or of the machine, is exhausted."""
+    """Return whether an error means that the memory of the device, or of the machine, is exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

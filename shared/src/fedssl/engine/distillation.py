@@ -124,8 +124,7 @@ def _resume(saved: Tensors, modules: nn.ModuleDict, optimizer: torch.optim.Optim
 
 
 def _lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimiser's state the memory layout of its parameters, as a fused kernel needs. A file has no
-    layouts."""
+    """Give the optimiser's state the memory layout of its parameters, which a fused kernel needs and a file lacks."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if torch.is_tensor(value) and value.shape == parameter.shape:

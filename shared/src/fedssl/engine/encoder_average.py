@@ -19,13 +19,13 @@ def check_average(bound: BoundMethod) -> None:
     """Raise SpecError if the spec averages an encoder that no round changes."""
     if bound.spec.aggregation.encoder_average is not None and not _averaged_names(bound):
         raise SpecError(
-            f"aggregation.encoder_average is of an encoder that is trained, and {bound.spec.method.name} trains none "
-            "here: leave it out"
+            f"aggregation.encoder_average applies to an encoder that is trained, and {bound.spec.method.name} trains "
+            "none here: leave it out"
         )
 
 
 def first_average(bound: BoundMethod, state: ServerState, ctx: Context) -> Tensors:
-    """Return the average before the first round, which is the start, or nothing if the spec has none."""
+    """Return the average before the first round, which is the first weights, or nothing if the spec has no average."""
     if ctx.spec.aggregation.encoder_average is None:
         return {}
     averaged = {f"{PREFIX}{name}": state[name] for name in _averaged_names(bound)}
@@ -35,8 +35,8 @@ def first_average(bound: BoundMethod, state: ServerState, ctx: Context) -> Tenso
 def next_average(bound: BoundMethod, state: ServerState, kept: Mapping[str, torch.Tensor], ctx: Context) -> Tensors:
     """Return the average after a round whose result is `state`, or nothing if the spec has none.
 
-    The first round's encoder replaces the start, as the first model does in torch's `AveragedModel`: otherwise random
-    weights would stay in the average. `kept`: has what this function or `first_average` returned before.
+    The first round's encoder replaces the first weights, as the first model does in torch's `AveragedModel`: otherwise
+    random weights would stay in the average. `kept` contains what this function or `first_average` returned before.
     """
     config = ctx.spec.aggregation.encoder_average
     if config is None:

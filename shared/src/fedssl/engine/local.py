@@ -22,7 +22,7 @@ from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
 _REMEDY = "lower training.optimizer.learning_rate"
-_LARGEST_TRAINED = 1e6  # no training leads to larger weights
+_LARGEST_TRAINED = 1e6  # no training gives larger weights
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is not done in every step
 
 
@@ -140,7 +140,7 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _first_not_finite(update: Tensors, state: ClientState, device: torch.device) -> str | None:
-    """Return the name of the first tensor that is not finite. All are judged on the device, which is read once."""
+    """Return the name of the first tensor that is not finite. All are checked on the device, which is read once."""
     named = [*sorted(update.items()), *sorted(state.items())]
     floats = [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
     if not floats:
@@ -182,7 +182,7 @@ class _Report:
         now = time.monotonic()
         if now - self._last < PROGRESS_SECONDS and self._steps < num_steps:
             return
-        value = float(loss)  # waits for the device: the time of steps that it has yet to take counts too
+        value = float(loss)  # waits for the device, so that the time of steps that it has yet to take counts too
         now = self._last = time.monotonic()
         self._on_progress(
             LocalProgress(

@@ -3,7 +3,7 @@
 What is bounded: the distance of weights and of cluster centers from the broadcast, the change of a control variate, and
 the length of the rows of centroids, dictionaries, representations and similarity factors. See `RobustnessConfig`.
 
-An update that is left out counts as if its client had not taken part in the round: the client continues from the state
+If an update is left out, its client counts as if it had not taken part in the round, and continues from the state
 before it. Therefore SCAFFOLD's c stays the mean of the c_k. A control variate that is clipped differs from its client's
 own: with SCAFFOLD, "reject" is exact and "clip" is not.
 """
@@ -78,9 +78,10 @@ def bounded(
     ctx: Context,
     refusal: Callable[[Update], str | None] = lambda update: None,
 ) -> tuple[Sequence[Update], Norms]:
-    """Return the updates as they may be aggregated, and their norms. `broadcast` is what the clients received.
+    """Return the updates in the form in which they may be aggregated, and their norms.
 
-    `refusal` returns why the method cannot use an update that has finite numbers, or None if it can.
+    `broadcast` is what the clients received. `refusal` returns why the method cannot use an update that has finite
+    numbers, or None if it can.
 
     Norms are summed in float64, in name order, so they are the same wherever they are computed. Each update is read
     once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Updates that cannot

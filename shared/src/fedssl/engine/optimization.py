@@ -22,7 +22,7 @@ def optimizer_for(
     """Return a fresh optimiser of all trained parameters. `factors`: of the learning rate of modules, by their names.
 
     On a GPU, a step is one kernel for many parameters and can be captured. It reads the learning rate from the GPU's
-    memory; only LARS has it as a number. On a CPU, torch's plain loop is as fast.
+    memory, except that LARS has it as a number. On a CPU, torch's plain loop is as fast.
     """
     groups = parameter_groups(modules, config, factors)
     device = next((each.device for each in modules.parameters() if each.requires_grad and each.is_cuda), None)

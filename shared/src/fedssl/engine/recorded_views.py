@@ -17,9 +17,10 @@ from fedssl.engine.cuda_graphs import recording
 from fedssl.protocol.data import DataConfig
 
 NUM_EAGER_BATCHES = 2
-"""Taken before the capture, so that libraries initialise and constants are on the device."""
+"""Eager batches before the capture, so that libraries are initialised and constants are on the device."""
 MOST_NUMBERS = 2**24
-"""Pixels times channels of all views of a batch. Larger ones take longer than their launches, and much memory."""
+"""The most pixels times channels of all views of a batch. Larger views take longer than their launches, and much
+memory."""
 
 
 class RecordedViews:

@@ -148,7 +148,7 @@ class _Protocol:
         return server.finish()
 
     def _announced(self) -> dict[str, SecureClient]:
-        """Return the clients that sent keys. Each demands what the spec promises, and knows the others' identities."""
+        """Return the clients that sent keys. Each requires what the spec promises, and knows the others' identities."""
         thresholds, cohort = self._context.thresholds, self._context.cohort
         pins = {member.client: member.identity for member in cohort}
         limits = OwnerLimits(thresholds.min_survivors, thresholds.collusion, pins)

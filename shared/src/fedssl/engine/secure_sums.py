@@ -2,9 +2,8 @@
 
 The coordinator's half of a method computes means with `Context.fixed_mean`, and uses the updates for nothing else if
 its spec may ask for secure aggregation. So the same code runs at both ends. At a client it has one update, and
-`fixed_mean` records that update's words. At the coordinator it has the names and shapes of the updates, and
-`fixed_mean` reads the mean from the sum of all clients' words. The words of its training's numbers come first
-(`summed_metrics.py`).
+`fixed_mean` records its words. At the coordinator it has the names and shapes of the updates, and `fixed_mean` reads
+the mean from the sum of all clients' words. The words of its training's numbers come first (`summed_metrics.py`).
 """
 
 import dataclasses
@@ -113,7 +112,7 @@ def run_secure_aggregation(
         apart: the tensors of `RunSpec.sent_apart` of each client in the sum, by name; not needed if the spec has none.
 
     Raises NoSecureSum if the words are not such a sum, the weights are more than `robustness.max_examples` allows all
-    clients together, or `apart` or the result is not finite: some client sent words of its own. Raises ValueOutOfRange
+    clients together, or `apart` or the result is not finite: some client sent invalid words. Raises ValueOutOfRange
     if the total weight is beyond the scales of words of 32 bits.
     """
     numbers, words = words[:NUM_WORDS], words[NUM_WORDS:]

@@ -2,7 +2,7 @@
 
 Each client adds `NUM_WORDS` integers before the words of its update: its number of images, and 1 if its update was
 clipped; for each metric 1 if it has none, or its value times its number of images on a public scale; and for each
-threshold of `spec.watch` 1 if it crossed it. So the coordinator learns no number of one client.
+threshold of `spec.watch` 1 if it crossed it. So the coordinator learns no number of a single client.
 """
 
 import math

@@ -45,7 +45,7 @@ class Trainer:
         return {name: tensor.detach() for name, tensor in named}
 
     def reset(self) -> None:
-        """Reset the modules to what they were when built: no client's round may depend on the previous client's."""
+        """Reset the modules to their first state: no client's round may depend on the previous client's."""
         for name, tensor in self._tensors().items():
             tensor.copy_(self._initial[name])
         self.modules.train()
@@ -90,7 +90,7 @@ def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
     made_for = (method, ctx.spec.model_dump_json(), method.bind(ctx.spec).client.architecture(ctx), ctx.device)
     with _lock:
         trainer = _idle.pop(made_for, None)
-        _idle.clear()  # before another is built: two may not fit on the device
+        _idle.clear()  # before another one is built, because two may not fit on the device
     if trainer is None:
         trainer = Trainer(method, ctx)
     trainer.reset()
@@ -102,9 +102,9 @@ def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
 
 
 def release_trainer(unused_seconds: float = 0.0) -> None:
-    """Release the last round's modules if it ended that long ago, and return the GPU memory that they held.
+    """Release the last round's modules if it ended that long ago, and the GPU memory that they held.
 
-    A round that failed or was cancelled keeps no modules: what it left in torch's cache is returned too.
+    A round that failed or was cancelled keeps no modules: what it left in torch's cache is released too.
     """
     with _lock:
         if any(time.monotonic() - trainer.last_used < unused_seconds for trainer in _idle.values()):

@@ -39,7 +39,7 @@ MOST_ROUNDS = 20
 """Number of a client's earlier rounds that are compared."""
 
 _MOST_DEVIATIONS = 6.0
-_CONSISTENT = 1.4826  # makes the MAD of normal data its standard deviation
+_CONSISTENT = 1.4826  # scales the MAD of normal data to its standard deviation
 _FEWEST_OTHERS, _FEWEST_ROUNDS = 3, 5
 _NORM_FACTOR, _EXAMPLES_FACTOR, _FEW_FACTOR, _OWN_EXAMPLES_FACTOR = 10.0, 100.0, 1000.0, 2.0
 _OPPOSED_TO_OTHERS, _OPPOSED_TO_MEAN, _COSINE_SPREAD = -0.6, -0.4, 0.1

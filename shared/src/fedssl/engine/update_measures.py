@@ -1,4 +1,4 @@
-"""Measures each update of a round: how far it lies from the broadcast, and whether it points where the round moved.
+"""Measures each update of a round: how far it lies from the broadcast, and whether it points the way the round moved.
 
 Everything is summed in float64, in name order and tensor by tensor, so the numbers are the same wherever they are
 computed, and whichever updates are measured together. An update of any size is read in constant memory.
@@ -22,7 +22,7 @@ from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, COSINE, FEATURE_
 from fedssl.protocol.plan import ArtifactPlan, Kind
 
 LARGEST = 1e18
-"""An update with a norm beyond it is rejected, whatever the spec bounds: no training moves as far, and the squares of
+"""An update with a larger norm is rejected, whatever the spec bounds: no training moves so far, and the squares of
 larger weights overflow in float32, so that no client could train from their mean."""
 
 _DIFFERENCES: Mapping[Kind, str] = {"weights": UPDATE_NORM, "centers": CENTER_NORM}
@@ -30,8 +30,8 @@ _FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "di
 _OTHER = "other"
 _LEAST_VARIANCE, _COUNTED = "least_variance", "counted"
 _MOST_COUNTED = 1 << 53
-"""No training moves a counter farther. Near 2^63 the counters of honest clients overflow, and then no update of theirs
-fits the fixed-point scale: in this run, or in one that starts from its weights."""
+"""No training moves a counter further. Near 2^63 the counters of honest clients overflow, and none of their updates
+fits the fixed-point scale any more, in this run or in one that starts from its weights."""
 _ROWS = 4096
 _NUM_THREADS, _MOST_TOGETHER = 2, 5  # updates that are measured at a time in each thread
 
@@ -110,7 +110,7 @@ def measure_all(updates: Sequence[Update], broadcast: Tensors, layout: Layout, s
 
     files = [each for each in updates if each.reopen is not None]
     size = min(_MOST_TOGETHER, math.ceil(len(files) / _NUM_THREADS))
-    # MKL's number of threads is each thread's own, and a scalar product by two of them has other bits than by one.
+    # Each thread has its own number of MKL threads, and a scalar product by two threads has other bits than by one.
     with ThreadPoolExecutor(
         _NUM_THREADS, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
     ) as threads:
@@ -126,7 +126,7 @@ def measure(
 ) -> Metrics:
     """Return an update's norms, and its cosine to `step` if that is given and both have a length.
 
-    A norm is infinite if one of its numbers is not finite. Each tensor is read once.
+    A norm is infinite if one of the numbers is not finite. Each tensor is read once.
     """
     return measure_together([tensors], broadcast, layout, step)[0]
 
@@ -177,8 +177,10 @@ def why_unusable(norms: Mapping[str, float]) -> str | None:
 
 
 def is_negative(variance: float) -> bool:
-    """Return whether a variance of BatchNorm is so far below 0 that no rounding has made it so. An encoder with such a
-    variance embeds every image as NaN."""
+    """Return whether a variance of BatchNorm is further below 0 than rounding can explain.
+
+    An encoder with such a variance embeds every image as NaN.
+    """
     return variance < LEAST_VARIANCE
 
 
@@ -200,10 +202,10 @@ def _frozen(names: Mapping[str, list[str]]) -> Mapping[str, tuple[str, ...]]:
 def _distances(
     updates: Sequence[Mapping[str, torch.Tensor]], broadcast: Tensors, names: Sequence[str], step: Step | None
 ) -> list[tuple[float, float]]:
-    """Return, of each update, the norm of its difference to the broadcast, and its scalar product with the step (0
+    """Return, for each update, the norm of its difference to the broadcast, and its scalar product with the step (0
     without one)."""
     size = min(CHUNK, max((broadcast[name].numel() for name in names), default=0))
-    # Written over by each piece: of buffers that come and go, the allocator keeps 30 MB and more for each thread.
+    # Reused for each piece: with new buffers for each, the allocator would keep 30 MB and more per thread.
     origins, steps, differences = (torch.empty(size, dtype=torch.float64) for _ in range(3))
     squares: list[list[float]] = [[] for _ in updates]
     products: list[list[float]] = [[] for _ in updates]

@@ -10,12 +10,12 @@ The scale minimises the cross-entropy on n held-out images, whose targets are sm
 labels. Cross-entropy is linear in its targets. It is therefore (n A + B) / (n + C), where A is the sum over images of
 the cross-entropy of their labels, and B is that of every label. Both are sums over images, and add over sites.
 
-One site must not choose the scale with invented sums. What it adds to the cross-entropy at one scale is therefore
-limited to `LARGEST` times its number of images times log C, the cross-entropy of equal probabilities (C log 2 with
-several labels per image). At the best scale the mean of all sites is at most about log C, because the smallest scale
-gives nearly equal probabilities, so that the limit concerns only a site whose scores are far worse than none. A site
-can then move the choice only between scales whose cross-entropies differ by less than twice its share of the held-out
-images, times log C.
+No single site must be able to choose the scale with invented sums. What it adds to the cross-entropy at one scale is
+therefore limited to `LARGEST` times its number of images times log C, the cross-entropy of equal probabilities (C log 2
+with several labels per image). At the best scale the mean of all sites is at most about log C, because the smallest
+scale gives nearly equal probabilities, so that the limit concerns only a site whose scores are far worse than none. A
+site can then move the choice only between scales whose cross-entropies differ by less than twice its share of the
+held-out images, times log C.
 """
 
 import math

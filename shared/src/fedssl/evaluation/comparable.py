@@ -26,7 +26,7 @@ class Evaluated(Protocol):
 
 
 def setting_of(row: Evaluated) -> Setting:
-    """Return the setting of an evaluation. Other images may be registered under a name later: they have a digest."""
+    """Return the setting of an evaluation. It has the images' digest, because a name may get other images later."""
     config = row.config if isinstance(row.config, Mapping) else row.config.model_dump()
     values = ("all" if (value := config.get(key)) is None else str(value) for key in _KEYS[1:])
     return row.dataset, row.dataset_digest[:8], *values

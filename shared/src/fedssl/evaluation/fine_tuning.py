@@ -95,7 +95,7 @@ class FineTuneResult:
 _CROP_AND_FLIP = AugmentationConfig(min_scale=0.64, jitter=0, greyscale=0, flip=0.5)
 
 _SSD = FineTuneSettings(augmentation=_CROP_AND_FLIP, aspect=(1.0, 1.0))
-# FedU states the whole network and 100 epochs, FedRLC also Adam and 0.001; the rest is as in EasyFL, FedU's code.
+# FedU states the whole network and 100 epochs, and FedRLC also Adam and 0.001; the rest is as in EasyFL, FedU's code.
 _FEDU = FineTuneSettings(
     optimizer="adam", encoder_learning_rate=1e-3, head_learning_rate=1e-3, hidden_dim=4096, epochs=100, evaluate_every=1
 )

@@ -112,7 +112,7 @@ def inter_class_angles(z_ND: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def _pieces(h_NH: Tensor, *, center: bool, normalize: bool) -> Iterator[Tensor]:
-    """Yield the rows in float64 in pieces, scaled to unit length and with the mean subtracted if asked for."""
+    """Yield the rows in float64 in pieces, scaled to unit length and with the mean subtracted if requested."""
 
     def prepared(start: int) -> Tensor:
         rows = h_NH[start : start + _ROWS].detach().double()

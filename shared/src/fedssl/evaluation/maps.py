@@ -54,7 +54,7 @@ def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -
     from sklearn.manifold import TSNE
 
     perplexity = min(_PERPLEXITY, (len(x_NH) - 1) / 3)
-    # Scaled to unit size: t-SNE's C code ends the process if float32 rounds the representations to zeros.
+    # Scaled to unit size, because t-SNE's C code ends the process if float32 rounds the representations to zeros.
     reduced = (_principal(x_NH, min(_REDUCED, *x_NH.shape)) / spread).to(torch.float32).numpy()
     points = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(reduced)
     return np.asarray(points, np.float64)
@@ -98,7 +98,7 @@ def plot_map(
     the arguments: no pyplot, no global state, no date.
     """
     classes = [int(label) for label in np.unique(labels_N)]
-    # Between two `$` matplotlib would read mathematics.
+    # matplotlib would interpret text between two `$` as mathematics.
     known = [name.replace("$", r"\$") for name in class_names]
     names = {label: known[label] if label < len(known) else f"class {label}" for label in classes}
     columns = -(-min(len(classes), _MOST_LISTED) // _LEGEND_ROWS)

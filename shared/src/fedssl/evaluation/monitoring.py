@@ -9,7 +9,7 @@ from fedssl.wording import apart, plural
 EFFECTIVE_RANK, FEATURE_STD, EMBEDDING_STD = "effective_rank", "feature_std", "embedding_std"
 DIVERGENCE = "divergence"
 LOSS, CLIPPED = "loss", "num_clipped"
-"""The mean loss of a round, and of a secure round how many clients clipped their updates."""
+"""The mean loss of a round, and, for a secure round, how many clients clipped their updates."""
 
 
 def crossed_name(name: str) -> str:

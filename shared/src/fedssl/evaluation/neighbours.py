@@ -6,14 +6,14 @@ from torch import Tensor
 from fedssl.evaluation.directions import directions
 
 _CHUNK = 1024
-_MAX_COSINES = 2**26  # a quarter of a gigabyte
+_MAX_COSINES = 2**26  # at once, a quarter of a gigabyte
 
 
 def nearest(searched_NH: Tensor, queries_QH: Tensor, k: int) -> Tensor:
     """Return the positions (Q, k) of the most similar representations by cosine, the nearest first.
 
-    If fewer than k are searched, all of them are returned. The order of equal cosines is not defined. For few queries:
-    all cosines are computed at once.
+    If fewer than k are searched, all of them are returned. The order of equal cosines is not defined. Use it for few
+    queries only, because all cosines are computed at once.
     """
     searched_NH, queries_QH = (directions(x.float()) for x in (searched_NH, queries_QH))
     return (queries_QH @ searched_NH.T).topk(min(k, len(searched_NH)), dim=1).indices

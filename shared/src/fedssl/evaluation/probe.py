@@ -273,13 +273,13 @@ def _result(accuracies: list[float], train_accuracy: float) -> ProbeResult:
 
 
 def _standardised(train_NH: Tensor, test_NH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both sets less the training set's mean, divided by its standard deviation."""
+    """Return both sets minus the training set's mean, divided by its standard deviation."""
     mean, scale = _moments(train_NH)
     return (train_NH - mean) * scale, (test_NH - mean) * scale
 
 
 def _moments(train_NH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean (H,), and what a feature is multiplied by to have a standard deviation of 1, or 0 if dead."""
+    """Return the mean (H,), and the factor that gives a feature a standard deviation of 1, or 0 if it is dead."""
     mean, std = train_NH.mean(dim=0), train_NH.std(dim=0, correction=0)
     # A dead feature has no information: dividing by its deviation would only enlarge rounding errors.
     return mean, torch.where(std > 1e-6 * std.max(), 1 / std, torch.zeros_like(std))
@@ -304,8 +304,8 @@ def _solve(
     """Minimise the mean cross-entropy + (l2 / 2N) ||W||^2, and return the number of iterations.
 
     It uses coordinates in which the Hessian at zero weights, X^T X / NK + l2 / N for every class, is the identity.
-    Otherwise correlated features make L-BFGS slow. The minimum is the same. `flatness` takes the place of K for another
-    cross-entropy than that of K classes.
+    Otherwise correlated features make L-BFGS slow. The minimum is the same. `flatness` takes the place of K for a
+    cross-entropy other than that of K classes.
     """
     l2 = settings.l2 / len(x_NH)
     eigenvalues, vectors = torch.linalg.eigh((x_NH.T @ x_NH).double() / len(x_NH))

@@ -63,7 +63,7 @@ def require_sums(gram: Tensor, moment: Tensor, num_images: int | None = None) ->
     Args:
         gram: (H+1, H+1).
         moment: (H+1, C).
-        num_images: how many images the site has; the sums must not be of more. None if that is not known.
+        num_images: the number of the site's images, which the sums must not exceed; None if it is not known.
     """
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or moment.ndim != 2 or len(moment) != len(gram):
         raise ArtifactError(

@@ -22,12 +22,12 @@ class BestRound:
     def chosen(self) -> str:
         """A sentence that describes how the best round was chosen."""
         if self.num_rounds == 1:
-            return f"{self.measure}: only round {self.last_round} was judged"
+            return f"{self.measure}: only round {self.last_round} was evaluated"
         if self.best_round == self.last_round:
-            return f"{self.measure}: the last round, {self.last_round}, is the best of {self.num_rounds} judged"
+            return f"{self.measure}: the last round, {self.last_round}, is the best of {self.num_rounds} evaluated"
         return (
             f"{self.measure}: last is round {self.last_round}; best is round {self.best_round} of {self.num_rounds} "
-            f"judged, chosen on the test set by {self.measure} itself: report it only next to the last"
+            f"evaluated, chosen on the test set by {self.measure} itself: report it only next to the last"
         )
 
 
@@ -51,7 +51,7 @@ def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str
     """
     judged = sorted((number, results[measure]) for number, results in history if measure in results)
     if not judged:
-        raise ValueError(f"no round of this run was judged by {measure}")
+        raise ValueError(f"no round of this run was evaluated by {measure}")
     sign = -1 if measure in _SMALLER_IS_BETTER else 1
     last_round, last = judged[-1]
     best_round, best = max(judged, key=lambda entry: -math.inf if math.isnan(entry[1]) else sign * entry[1])

@@ -60,7 +60,7 @@ def evaluate_at_site(
         spec: the run's spec, whose `evaluation.sites` names what to count.
         client_id: the site, whose name draws its split.
         heads: the run's classifiers by measure, as `site_heads.run_heads` returns them.
-        min_count: what the site itself demands, if it is more than the spec does.
+        min_count: the site's own minimum, if it is higher than the spec's.
         on_progress: called after every batch of images; what it raises ends the evaluation.
 
     Equal arguments give equal counts on one CPU thread. Raises DataError if too few classes have enough images.
@@ -117,8 +117,8 @@ def evaluate_head(
     """Return the counts of another site's classifier on this site's test images.
 
     The images and classes are those of `evaluate_at_site`, whose arguments these are. The classifier predicts one of
-    these classes; the images of a class that it does not have are all counted as wrong. Raises DataError, also if it
-    has none of the classes, or is of another width.
+    these classes; the images of a class that it does not have are all counted as wrong. Raises DataError, also if the
+    classifier has none of the classes or another width.
     """
     config = spec.site_evaluation
     assert config is not None, "the run's spec has an evaluation at the sites"
@@ -151,10 +151,10 @@ def _counts(
 def weights_at_site(
     model: Mapping[str, Tensor], state: Mapping[str, Tensor] | None, spec: RunSpec, round_number: int
 ) -> Mapping[str, Tensor]:
-    """Return the weights after a round as a site evaluates them: with its own BatchNorm if each site keeps that.
+    """Return the weights after a round as a site evaluates them: with its own BatchNorm if each site keeps its own.
 
     Args:
-        model: the weights after the round, which are the start if it is round 0.
+        model: the weights after the round; round 0 has the first weights.
         state: the client state of the site's newest training up to this round.
 
     Raises DataError if the site has not trained, and therefore has no BatchNorm of its own.

@@ -42,7 +42,7 @@ def run_heads(
 
 
 def packed(rows_KX: Tensor, classes: Sequence[int]) -> SiteHead:
-    """Return a classifier of some classes as it travels. `rows_KX`: float32 (K, H + 1)."""
+    """Return a classifier of some classes in the form that is sent. `rows_KX`: float32 (K, H + 1)."""
     numbers = rows_KX.detach().cpu().numpy().astype("<f4")
     return SiteHead(classes=tuple(classes), weights=base64.b64encode(numbers.tobytes()).decode())
 
@@ -60,12 +60,12 @@ def unpacked(head: SiteHead, num_classes: int) -> Tensor:
 def head_scores(rows_KX: Tensor, h_NH: Tensor, *, multi_label: bool) -> Tensor:
     """Return the probabilities (N, K) of some classes.
 
-    Raises DataError if the classifier is of another width, or if its weights are so large that there are none.
+    Raises DataError if the classifier has another width, or weights so large that the probabilities are not defined.
     """
     if rows_KX.shape[1] != h_NH.shape[1] + 1:
         raise DataError(
-            f"the classifier is of representations of width {rows_KX.shape[1] - 1}, and this encoder's are "
-            f"{h_NH.shape[1]} wide"
+            f"the classifier expects representations of width {rows_KX.shape[1] - 1}, and this encoder's have "
+            f"width {h_NH.shape[1]}"
         )
     rows_KX = rows_KX.to(h_NH.device)
     logits_NK = h_NH.float() @ rows_KX[:, :-1].T + rows_KX[:, -1]

@@ -79,7 +79,7 @@ def measure_results(counts: MeasureCounts, config: SitesConfig) -> Results:
     """Return the results of one classifier by the names of `METRICS`."""
     auroc = _mean(_auroc(*pair) for pair in zip(counts.positives, counts.negatives, strict=True))
     if config.multi_label:
-        rows = [row for row in counts.confusion if sum(row)]  # a label that no site has evaluated has no numbers
+        rows = [row for row in counts.confusion if sum(row)]  # a label that no site has evaluated has no results
         right, total = sum(row[0] + row[3] for row in rows), sum(map(sum, rows))
         balanced = _mean((_share(tp, tp + fn) + _share(tn, tn + fp)) / 2 for tn, fn, fp, tp in rows)
         f1 = _mean(_f1(tp, tp + fn, tp + fp) for tn, fn, fp, tp in rows)

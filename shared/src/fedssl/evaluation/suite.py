@@ -65,7 +65,7 @@ class EncoderEvaluation:
 
     Attributes:
         results: the results by name; all are NaN if the encoder's training diverged.
-        probe: the full result of the linear probe; None if it was not asked for, or if the training diverged.
+        probe: the full result of the linear probe; None if it was not requested, or if the training diverged.
         test_features: representations (N, H) of the test images, on the device.
     """
 
@@ -115,7 +115,7 @@ def load_labelled(
 def load_encoder(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
     """Load the encoder from the tensors of a global model.
 
-    Raises SpecError if they do not hold the one that the spec describes, or lack a BatchNorm that was trained.
+    Raises SpecError if they do not hold the encoder that the spec describes, or lack a BatchNorm that was trained.
     """
     require_batch_norm(spec)
     return encoder_of(tensors, spec.model.encoder, spec.data)
@@ -167,8 +167,8 @@ def detailed_evaluation(
         on_progress: see :data:`OnProgress`.
         on_results: see :data:`OnResults`.
 
-    Equal arguments give equal numbers on one CPU thread. The numbers of a measure do not depend on which other measures
-    are asked for. No global random state is read or changed.
+    Equal arguments give equal numbers on one CPU thread. The numbers of a measure do not depend on the other measures.
+    No global random state is read or changed.
     """
     encoder.to(device)
 

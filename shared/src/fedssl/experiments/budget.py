@@ -20,7 +20,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import read_json, write_json
 
 FEWEST_IMAGES, FEWEST_A_CLIENT = 5000, 100
-"""Fewer images, in total or per client, are only taken if everything else is already as small as possible."""
+"""Fewer images, in total or per client, are used only if everything else is already as small as possible."""
 
 LEAST_TRAINED = 50_000
 """Images, counted as often as they are trained on. On CIFAR-10, encoders that trained on 20,000 stayed at the level of
@@ -28,12 +28,12 @@ the untrained one, and those that trained on 64,000 were 10 points above it in t
 
 _EPOCHS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
 _SLACK = 0.85  # the share of the budget that is planned; the rest is for other work and for what is not estimated
-_SLACK_MEASURED = 0.92  # the same once the real work was measured
-_LEAST_USED = 0.8  # a plan that uses less of the time that is left is made larger
+_SLACK_MEASURED = 0.92  # the same share, once the real work was measured
+_LEAST_USED = 0.8  # a plan that uses less than this share of the remaining time is enlarged
 _MOST_PILOTS = 3
 _CONFIRMED = 0.1  # a second pilot that differs less from the first one confirms it
 _MOST_MEASURING = 0.15  # no further pilot once the measurements took this share of the budget
-_PILOT_SHARE = 0.06  # of the budget: a pilot ends after the first round that ends later than this
+_PILOT_SHARE = 0.06  # share of the budget: a pilot ends after the first round that ends later than this
 _JUDGING = 0.2  # the largest share of the planned time for evaluations
 _MOST_EVALUATIONS = 5
 _NUM_TEST = 10_000
@@ -163,9 +163,9 @@ def calibrated_fit(
 ) -> Fit:
     """Choose a scale as :func:`fit` does, and correct the choice by the first rounds of the real runs.
 
-    The budget begins with this call: what the measurements take is part of it. The plan uses between 80 and 100 % of
-    the time that is then left, if its cells are large enough to use it. `adapt` returns a scaled spec as it is run.
-    Raises SpecError if not even the smallest scale fits.
+    The budget begins with this call, and includes the measurements. The plan uses between 80 and 100 % of the remaining
+    time, if its cells are large enough. `adapt` returns a scaled spec in the form in which it is run. Raises SpecError
+    if not even the smallest scale fits.
     """
     started = clock()
     found = fit(cells, budget_seconds, seeds, speeds)
@@ -224,7 +224,7 @@ def _factor(parts: Sequence[_Parts], kind: str) -> float:
 def learns_little(cells: Sequence[TableCell], scale: Scale) -> list[str]:
     """Return the names of the cells that train on fewer images at this scale than `LEAST_TRAINED`, repetitions counted.
 
-    Cells that do not train, and those whose data set has an unknown size, are not among them.
+    Cells that do not train, and those whose data set has an unknown size, are left out.
     """
     trained = {cell.name: trained_images(scaled(cell, scale), cell.public_client) for cell in cells}
     return [name for name, images in trained.items() if images and images < LEAST_TRAINED]
@@ -294,12 +294,12 @@ _ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
 def _largest(
     cells: Sequence[TableCell], start: Scale, budget: float, speeds: Speeds, slack: float
 ) -> tuple[Scale, float] | None:
-    """Return the scale with the most images that one seed's budget allows, and its seconds; None if too few fit."""
+    """Return the scale with the most images that one seed's budget allows, and its seconds, or None if too few fit."""
     seconds = slack * budget
     least = _fewest(cells)
     specs = [(cell, scaled(cell, replace(start, images=least), speeds.device)) for cell in cells]
     total = 0.0
-    for cell, spec in specs:  # stop early, so that not every method is measured at a scale that cannot fit
+    for cell, spec in specs:  # stop early, so as not to measure every method at a scale that cannot fit
         total += training_seconds(cell, spec, speeds)
         if total > seconds:
             return None

@@ -38,7 +38,7 @@ def training_speed(spec: RunSpec, device: str = "cpu", seconds: float = SECONDS)
     names = client_names(spec.partition.num_clients if spec.partition is not None else 1)
     ctx = Context(
         spec=spec,
-        round_number=spec.num_rounds,  # after every warm-up
+        round_number=spec.num_rounds,  # later than every warm-up
         client_id=names[0],
         device=torch.device(device),
         dimensions=client_dimensions(spec, names).get(names[0]),
@@ -101,7 +101,7 @@ def noise(spec: RunSpec, num_train: int, num_test: int, num_classes: int) -> Lab
 
 
 def _quick(spec: RunSpec, device: str) -> RunSpec:
-    """Return a spec with the same step, with nothing expensive before it, that lasts longer than the measurement."""
+    """Return a spec with the same step and nothing expensive before it, which lasts longer than the measurement."""
     # Compilation would take longer than the measurement, and pays off only in a long run.
     # The speed does not depend on the weights, which may be registered with a coordinator only.
     # The images are noise in memory.

@@ -1,4 +1,4 @@
-"""A simulation's checkpoint after every round: safetensors files, and a manifest that lists those that belong together.
+"""A simulation's checkpoint after every round: safetensors files, and a manifest that lists a round's files.
 
 A round writes only what it changed, into new files. The new round becomes the state at the moment when the manifest is
 replaced; files that it no longer lists are removed afterwards. Therefore a process may be killed at any time.
@@ -94,7 +94,7 @@ class FolderCheckpoint:
         # Without the states that a round took from all clients, because one of them had lost its own (SCAFFOLD).
         known = {f"client.{name}" for name in result.client_states}
         files = {what: name for what, name in self._files.items() if what in known or not what.startswith("client.")}
-        if _same(result.server_state, result.model):  # so with most methods, whose state is what they broadcast
+        if _same(result.server_state, result.model):  # true for most methods, whose state is what they broadcast
             files.pop("server", None)
         else:
             changed["server"] = result.server_state
@@ -165,7 +165,7 @@ def _same(first: Tensors, second: Tensors) -> bool:
 
 
 def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
-    """Return in a few words how the run on disk differs."""
+    """Return, in a few words, how the run on disk differs."""
     ours, theirs = code_version(spec), manifest.get("code")
     if isinstance(theirs, dict) and manifest.get("spec") == spec.model_dump(mode="json", exclude={"watch"}):
         changed = [f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]

@@ -40,7 +40,10 @@ Outcome = FinishedRun | Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Callbacks of a comparison. `on_round` gets the number of a run's finished rounds, also when the run resumes."""
+    """Callbacks of a comparison.
+
+    `on_round` receives the number of a run's finished rounds, also when the run resumes.
+    """
 
     on_start: Callable[[ComparisonEntry], None] = lambda entry: None
     on_round: Callable[[ComparisonEntry, int], None] = lambda entry, rounds_done: None
@@ -55,7 +58,7 @@ def plan(
 ) -> list[ComparisonEntry]:
     """Return every variant at every seed, ordered by seed, so that all methods have results early.
 
-    Raises SpecError if names repeat, a variant changes what all share, or no variant can be run at all.
+    Raises SpecError if names repeat, a variant changes a shared section, or no variant can be run at all.
     """
     if not variants or not seeds:
         raise SpecError("a comparison needs at least one method and one seed")
@@ -107,7 +110,7 @@ def settings_apart(entries: Sequence[ComparisonEntry]) -> dict[str, dict[str, An
 def run_all(
     entries: Sequence[ComparisonEntry], *, machine: ComputeSettings, jobs: int = 1, watcher: Watcher = QUIET
 ) -> dict[tuple[str, int], Outcome]:
-    """Run all entries that are not finished. A run that fails does not end the others; the next call tries it again.
+    """Run all entries that are not finished. A run that fails does not end the others; the next call retries it.
 
     If `jobs` is above 1, that many processes are started, each with one CPU thread. A run in whose folder another
     process works fails.

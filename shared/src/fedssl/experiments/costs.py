@@ -26,8 +26,8 @@ from fedssl.protocol.runs import RunSpec
 GPU_FLOPS = 190e12
 """The floating-point operations per second at which an H200 trained a ResNet-18 at 32 x 32 (docs/performance.md).
 
-In bf16, with recorded steps and batches of 512: 28,700 images per second of FedSimCLR. Compiled steps had 41,600;
-smaller batches and float32 are slower. A machine's own speed is measured before anything is scaled to it.
+In bf16, with captured steps and batches of 512, FedSimCLR trained 28,700 images per second, and 41,600 with compiled
+steps; smaller batches and float32 are slower. A machine's own speed is measured before anything is scaled to it.
 """
 
 

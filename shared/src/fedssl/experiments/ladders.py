@@ -68,7 +68,7 @@ class Rung(StrictModel):
 
 
 class Ladder(StrictModel):
-    """Methods in the order in which they are to improve, and the settings in which they can be compared."""
+    """Methods, each of which should improve on the one before, and the settings in which they can be compared."""
 
     title: str
     seeds: tuple[int, ...] = Field(description="The seeds of the comparison. No rung was chosen on them.")

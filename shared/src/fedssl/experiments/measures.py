@@ -53,7 +53,7 @@ def measure_cell(
             on_measuring(name)
             kept[key] = _from_models(measure, spec, folder, machine)
             write_json(folder / MEASURES, kept)
-        found[name] = math.nan if kept[key] is None else float(kept[key])  # JSON has null in place of NaN
+        found[name] = math.nan if kept[key] is None else float(kept[key])  # JSON has null instead of NaN
     return found
 
 

@@ -211,8 +211,8 @@ def select(text: str) -> list[TableCell]:
 def method_cell(method: str) -> TableCell | None:
     """Return the cell whose settings are a paper's own for this method, or None if no table has the method.
 
-    A table may write the preset as its parts: FedX's has `fedsimclr` with the add-on `fedx`. The spec has the name
-    that was asked for.
+    A table may write the preset as its parts: FedX's has `fedsimclr` with the add-on `fedx`. The spec has the requested
+    name.
     """
     if method not in _CELLS_OF_METHODS:
         return None

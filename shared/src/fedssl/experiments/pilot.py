@@ -1,4 +1,4 @@
-"""The first rounds of a real run, measured: what a budget is planned with, after a first estimate."""
+"""Measures the first rounds of a real run, with which a budget is planned after a first estimate."""
 
 import contextlib
 import tempfile
@@ -28,7 +28,7 @@ class Pilot:
 
 
 class _Watch:
-    """Takes the times of a simulation, and ends it after some rounds."""
+    """Measures the times of a simulation, and ends it after some rounds."""
 
     def __init__(self, num_rounds: int, longest_seconds: float) -> None:
         self._num_rounds, self._longest_seconds = num_rounds, longest_seconds
@@ -69,7 +69,7 @@ def run_pilot(
     clients: Mapping[str, ImageData | CachedData] | None = None,
     public: ImageData | None = None,
 ) -> Pilot:
-    """Train the first rounds of a run on its own images, and return their times. Nothing of it is kept.
+    """Train the first rounds of a run on its own images, and return their times. No result is kept.
 
     Ends after two rounds, or after the first round that ends later than `longest_seconds`.
     """

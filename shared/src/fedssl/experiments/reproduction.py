@@ -161,9 +161,9 @@ def run_task(
 
 
 def _kept_device(folder: Path, here: str, *, is_finished: bool) -> str:
-    """Return the device of a run. It is kept when the run ends, because a later command may only read the run."""
+    """Return the device of a run. It is stored when the run ends, because a later command may only read the run."""
     if is_finished:
-        return str((read_json(folder / DEVICE) or {}).get("device", here))  # an earlier version kept none
+        return str((read_json(folder / DEVICE) or {}).get("device", here))  # an earlier version stored none
     write_json(folder / DEVICE, {"device": here})
     return here
 

@@ -59,7 +59,7 @@ class FinishedRun:
         losses: one loss per round.
         chance: the accuracy without an encoder; None if the run was not evaluated, or by an older version.
         site_evaluations: by round, each site's counts on its own labelled images, or why it has none.
-        cross_site: by round and by the site that a classifier is of, the counts of every other site.
+        cross_site: by round and by the site that a classifier is from, the counts of every other site.
     """
 
     num_rounds: int
@@ -216,7 +216,7 @@ def _require_images(
         if not known or images_digest(spec, clients, public=public, data_root=machine.data_root) == known:
             return
     except DataError:
-        return  # the results can be read where the images are not
+        return  # the results can be read on machines without the images
     raise ResultsError(
         f"the images of the clients or of the evaluation have changed since the run in {folder} was finished: start "
         "again with --restart, or take another folder"

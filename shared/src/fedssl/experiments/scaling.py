@@ -29,7 +29,7 @@ NARROWER = tuple(EncoderConfig(widths=widths) for widths in ((32, 64, 128, 256),
 
 _MIN_BATCH, _STEPS_AN_EPOCH = 16, 8
 _HORIZON = 10  # a moving average looks back over at most a tenth of the steps
-_FEW_STEPS, _LIVELY = 2000, 0.05  # with the papers' rates, BYOL hardly moves in few steps
+_FEW_STEPS, _LIVELY = 2000, 0.05  # with the papers' rates, BYOL's target hardly moves in few steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

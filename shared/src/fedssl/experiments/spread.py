@@ -55,7 +55,7 @@ QUALITY: Mapping[str, Callable[[float], str]] = {
     "uniformity": "{:.3f}".format,
     "effective_rank": "{:.1f}".format,
 }
-"""How the measures of an encoder's quality are written."""
+"""How the measures of an encoder's quality are formatted."""
 
 
 def mean_and_deviation(found: Spread | None, formatted: Callable[[float], str]) -> str:

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One method of a comparison, add-ons besides its own ones, and changes of the spec.
+    """One method of a comparison, further add-ons, and changes of the spec.
 
     `changes` are nested tables. Their keys are those of the spec (`training`), names of add-ons with their parameters
     (`dsr`), or keys of the method (`temperature`, `merge`). `pooled` gives all images to one client.

@@ -113,7 +113,7 @@ def _angle_over_sine(cosine: Tensor) -> Tensor:
     series = torch.zeros_like(u)
     for coefficient in SERIES:
         series = series * u + coefficient
-    # Where the series is taken, the quotient is computed from 1, so that its gradient is finite everywhere.
+    # Where the series is used, the quotient is computed from 1, so that its gradient is finite everywhere.
     safe = torch.where(near, 1.0, u)
     quotient = (1 - safe).acos() * (safe * (2 - safe)).rsqrt()
     return torch.where(near, series, quotient)

@@ -45,8 +45,8 @@ CPU = torch.device("cpu")
 class ClientData:
     """One client's images, for training on a device. `images`: uint8 or int16 (N, C, size, size); `labels`: int64 (N,).
 
-    For methods that use the sites' own labels, `labels` are -1 for an image without one, may be the presence of several
-    labels (N, C), and come with `held_out` (N,), true for the labelled images that are not trained on.
+    For methods that use the sites' own labels, `labels` are -1 for an image without a label, may be the presence of
+    several labels (N, C), and come with `held_out` (N,), true for the labelled images that are not trained on.
 
     The images are in the device's memory, or in a cache. `groups`: int64 (N,) on the CPU, equal for the images of one
     group (a patient), if the images have groups.
@@ -100,7 +100,7 @@ def refuse_to_distil(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Me
 
 @dataclass(frozen=True, slots=True)
 class MeanInputs:
-    """The arguments of `fixed_point_mean`, except the words that the engine chooses."""
+    """The arguments of `fixed_point_mean`, except for the words, which the engine chooses."""
 
     updates: Iterable[Mapping[str, torch.Tensor]]
     weights: Sequence[float]
@@ -203,7 +203,7 @@ class Distillation(Protocol):
     def optimizer(self) -> OptimizerConfig: ...
 
     def build(self, ctx: Context) -> nn.ModuleDict:
-        """Return the modules that are trained and those that they need, as they are at the start."""
+        """Return the modules that are trained and those that they need, in their first state."""
         ...
 
     def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
@@ -211,7 +211,7 @@ class Distillation(Protocol):
         ...
 
     def result(self, modules: nn.ModuleDict) -> Tensors:
-        """Return the tensors that the training is for."""
+        """Return the tensors that are the result of the training."""
         ...
 
 

@@ -55,7 +55,7 @@ def _divergence(encoder: nn.Module, broadcast: Mapping[str, torch.Tensor], ctx: 
     own = {f"{ENCODER}.{name}": each for name, each in encoder.named_parameters() if name not in left_out}
     if any(name not in broadcast or broadcast[name].shape != parameter.shape for name, parameter in own.items()):
         return None
-    # Moved first: in one call, the host would convert them, and would send twice as many bytes to a GPU.
+    # Moved before they are converted: in one call, the host would convert them, and send twice as many bytes to a GPU.
     received = {name: broadcast[name].to(parameter.device).double() for name, parameter in own.items()}
     length = torch.stack([tensor.square().sum() for tensor in received.values()]).sum()
     distance = torch.stack([(own[name].double() - tensor).square().sum() for name, tensor in received.items()]).sum()

@@ -1,4 +1,4 @@
-"""From a config to a method: the objective, add-ons, merge rule and reducer of every config."""
+"""Maps configs to methods: the objective, add-ons, merge rule and reducer of every config."""
 
 import functools
 from collections.abc import Callable
@@ -117,7 +117,7 @@ REDUCERS: dict[str, Callable[[Any], Reducer]] = {
 
 
 def objective_of(config: ComposedConfig) -> Objective:
-    """Return the objective of a config: that of the nearest class it inherits from that has one."""
+    """Return the objective of a config: that of the nearest base class that has one."""
     make = next(OBJECTIVES[kind] for kind in type(config).__mro__ if kind in OBJECTIVES)
     return make(config)
 
@@ -137,7 +137,10 @@ def client_of(config: ComposedConfig) -> ClientAlgorithm:
 
 
 def bind(spec: RunSpec) -> BoundMethod:
-    """Return the spec's method with the spec's settings. It is shared: equal specs get the same, with its plan."""
+    """Return the spec's method with the spec's settings.
+
+    It is cached: equal specs get the same object, with its plan.
+    """
     return _bound(spec.model_dump_json())
 
 

@@ -1,4 +1,5 @@
-"""One client's images as a run's method takes them: with the labels of a file, or as numbers of the run's classes."""
+"""One client's images in the form that a run's method needs: with labels from a file, as numbers of the run's
+classes."""
 
 import torch
 

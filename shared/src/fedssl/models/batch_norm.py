@@ -13,7 +13,7 @@ from fedssl.models.freezing import FixedBatchNorm
 def norm_tensors(network: nn.Module) -> frozenset[str]:
     """Return the names of the scales, shifts, statistics and counters of the network's BatchNorms.
 
-    Without those that are frozen, which are the start's at every client.
+    Leaves out those that are frozen, which keep their first values at every client.
 
     >>> sorted(norm_tensors(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False))))
     ['1.num_batches_tracked', '1.running_mean', '1.running_var']

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """Return block(x), and keep only x for the backward pass, which runs the block a second time.
+    """Return block(x), keeping only x for the backward pass, which runs the block a second time.
 
     The second run repeats the first one's numbers, and leaves the statistics of BatchNorm as the first one left them.
     So losses, gradients and statistics have the same bits as without it. The block must draw no random number.

@@ -20,9 +20,9 @@ PERSONAL = "personal"
 
 
 def classes_digest(names: Sequence[str], *, multi_label: bool) -> Tensor:
-    """Return what identifies the classes of a classifier and their order: a sha256 as int64 (4,).
+    """Return a digest of the classes of a classifier and their order: a sha256 as int64 (4,).
 
-    It travels with the weights, so that a classifier is never taken for one of other classes.
+    It is sent with the weights, so that a classifier is never mistaken for one of other classes.
     """
     text = json.dumps([list(names), multi_label], ensure_ascii=False, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).digest()

@@ -18,7 +18,8 @@ def num_multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int:
 
     Training costs about three times as much: the backward pass makes a gradient for the weights and one for the input.
     """
-    # On the meta device nothing is computed, and attention is not one operation that the counter does not know.
+    # On the meta device nothing is computed, and attention is not fused into an operation that the counter does not
+    # know.
     network = copy.deepcopy(module).to("meta").eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(torch.zeros(1, *input_shape, device="meta"))

@@ -12,8 +12,8 @@ from fedssl.protocol.model import EncoderConfig
 
 EPSILON = 1e-6
 """Added to the variance in a LayerNorm."""
-_DEVIATION = 0.02  # of the truncated normal distribution from which weights start
-_FIRST_SCALE = 1e-6  # of each block's change: it starts as almost nothing
+_DEVIATION = 0.02  # deviation of the truncated normal distribution from which weights start
+_FIRST_SCALE = 1e-6  # first scale of each block's change, which is almost nothing
 _WIDTHS = (96, 192, 384, 768)
 _DEPTHS = {"convnext-tiny": (3, 3, 9, 3), "convnext-small": (3, 3, 27, 3)}
 

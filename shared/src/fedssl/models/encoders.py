@@ -19,7 +19,7 @@ class Encoder(nn.Module):
     """The libraries, `torchvision` and `timm`, that have this network under these tensor names."""
 
     positions: str | None = None
-    """The name of its position embeddings (1, 1 + N, H), of a class token and a square grid, if it has such."""
+    """The name of its position embeddings (1, 1 + N, H), of a class token and a square grid, if it has any."""
 
     bypassed: frozenset[str] = frozenset()
     """The names of linear layers whose weights it uses without calling them, so an adapter would have no effect."""
@@ -28,15 +28,15 @@ class Encoder(nn.Module):
     """True if training computes the activations inside each block again for its gradients, and does not keep them."""
 
     def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """Return the output of blocks, one after the other: `forward` runs through this what takes most memory."""
+        """Return the output of blocks, one after the other. `forward` uses this for what takes most memory."""
         for block in blocks:
             x = recomputed(block, x) if self.recomputes and torch.is_grad_enabled() else block(x)
         return x
 
     def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return what the names of each layer's parameters begin with, from the input to the output.
+        """Return the prefixes of the names of each layer's parameters, from the input to the output.
 
-        Layer-wise learning rates follow this order. What no layer names belongs to the heads.
+        Layer-wise learning rates follow this order. Parameters without such a prefix belong to the heads.
         """
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class Encoder(nn.Module):
         return [f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Conv2d)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Representations (B, H) of images (B, C, S, S)."""
+        """Return the representations (B, H) of images (B, C, S, S)."""
         raise NotImplementedError
 
 

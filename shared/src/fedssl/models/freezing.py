@@ -28,7 +28,7 @@ def freeze(encoder: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the encoder except for the parameters whose names match one of the patterns.
 
     `*` in a pattern stands for any characters. A frozen parameter requires no gradient. A BatchNorm without a trained
-    parameter becomes a `FixedBatchNorm`, and still does all else that its class does, such as timm's activation.
+    parameter becomes a `FixedBatchNorm`, and still does everything else that its class does, such as timm's activation.
 
     Raises SpecError, with the nearest names, if a pattern matches no parameter.
 

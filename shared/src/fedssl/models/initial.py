@@ -1,4 +1,4 @@
-"""Loads weights that exist into a freshly built encoder, name by name, with a table of what became of each tensor."""
+"""Loads existing weights into a freshly built encoder, name by name, with a table of what happened to each tensor."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from fedssl.protocol.model import EncoderConfig
 Fate = Literal["loaded", "adapted", "left out", "missing", "unknown", "misfit"]
 """The fate of a tensor. loaded: taken as it is · adapted: its input channels were summed or repeated, or its positions
 interpolated · left out: the classifier's · missing: the network has it and the file does not · unknown: the reverse ·
-misfit: of another shape. Missing counters of BatchNorm, which nothing is computed from, count as loaded."""
+misfit: of another shape. Missing counters of BatchNorm, from which nothing is computed, count as loaded."""
 
 REFUSED: tuple[Fate, ...] = ("missing", "unknown", "misfit")
 _NAMES_SHOWN = 5
@@ -49,11 +49,11 @@ class LoadingTable:
 
     @property
     def fits(self) -> bool:
-        """True if the encoder starts from the weights, and from nothing else."""
+        """True if the encoder starts from these weights only."""
         return not self.of(*REFUSED) and bool(self.of("loaded", "adapted"))
 
     def __str__(self) -> str:
-        """Return the numbers by fate, with the first names of what was not simply loaded."""
+        """Return the number of tensors by fate, with the first names of those that were not simply loaded."""
         parts = []
         for fate in ("loaded", "adapted", "left out", *REFUSED):
             found = self.of(fate)
@@ -69,7 +69,7 @@ class LoadingTable:
 def loading_table(
     given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], adaptable: Collection[str]
 ) -> LoadingTable:
-    """Return what becomes of tensors of these shapes in a network of those.
+    """Return what happens to tensors of the given shapes in a network of the wanted shapes.
 
     `adaptable`: the weights of convolutions and the position embeddings that may be adapted. Names have no prefix.
     """
@@ -92,7 +92,7 @@ def loading_table(
 def table_for(
     config: EncoderConfig, data: DataConfig, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str] = ()
 ) -> LoadingTable:
-    """Return what becomes of tensors `encoder.*` of these shapes in the encoder of such images, built without memory.
+    """Return what happens to tensors `encoder.*` of these shapes in the encoder of such images, built without memory.
 
     Raises SpecError if `adapt` names anything but a convolution or the position embeddings of the encoder, or what
     needs no adapting in weights that fit.
@@ -107,15 +107,15 @@ def table_for(
 
 
 def load_initial(encoder: Encoder, tensors: Mapping[str, Tensor], adapt: Sequence[str] = ()) -> LoadingTable:
-    """Load the tensors `encoder.*` into the encoder. Others, such as the heads of a run of ours, are ignored.
+    """Load the tensors `encoder.*` into the encoder. Others, such as the heads of a fedssl run, are ignored.
 
     Names must be equal, and so must shapes, except for what `adapt` names: convolutions by their modules (`conv1`), and
     a ViT's `pos_embed`. Let the file's kernel w have I input channels and the network's C, with equal output channels
     and size:
 
-        C = 1: the sum over i of w[:, i], added in float64 and rounded once. A grey image gives what it gave to the
-            file's network when it was repeated in all I channels.
-        I = 1: w / C in each of the C channels. C equal channels give what one of them gave to the file's network.
+        C = 1: the sum over i of w[:, i], added in float64 and rounded once. A grey image gives what it gave in the
+        file's network when it was repeated in all I channels. I = 1: w / C in each of the C channels. C equal channels
+        give what one of them gave in the file's network.
 
     Both hold for images that are normalised in the same way in all channels. The position embeddings of a square grid
     of patches are interpolated to the network's grid: see `resized_positions`. Nothing else is adapted. Low-rank
@@ -208,4 +208,4 @@ def _remedy(table: LoadingTable, encoder: Encoder) -> str:
             f"To sum or repeat the input channels, or to interpolate the positions, set model.initial.adapt = "
             f"[{', '.join(names)}]"
         )
-    return "Set model.encoder to the network that the weights are of, its stem included"
+    return "Set model.encoder to the network of the weights, including its stem"

@@ -21,8 +21,8 @@ _NAMES_SHOWN = 3
 class LoRALinear(nn.Module):
     """A frozen linear layer with a trained low-rank change: y = W x + b + s B A x.
 
-    A (r, in) starts as a linear layer's weights do, B (out, r) from 0, so that the layer starts as it was. s is the
-    frozen number `lora_scale`, so that a file of weights is complete without its spec.
+    A (r, in) starts like a linear layer's weights, and B (out, r) from 0, so that the layer at first computes what it
+    did. s is the frozen number `lora_scale`, so that a file of weights is complete without its spec.
 
     Reference: LoRA (Hu et al. 2022), Section 4.1, and the authors' code for how A starts. Their dropout is left out.
     """

@@ -6,7 +6,7 @@ network, `configs/inference.json` how it is applied, `models/model.ts` is the ne
 
 The network takes images of values 0..1 and gives probabilities: normalisation is part of it. `inference.json` prepares
 image files by PIL in the same way as fedssl does, and stops at files that PIL would read differently. PIL gets
-the bytes of a file and not its path: it would map some TIFF files into memory, and scramble those that are turned.
+the bytes of a file and not its path: it would map some TIFF files into memory, and scramble those that it turns.
 """
 
 import io

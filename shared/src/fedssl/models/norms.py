@@ -24,7 +24,7 @@ def layer_norm(channels: int) -> nn.GroupNorm:
 
 
 def norm_layer(norm: NormName) -> Callable[[int], nn.Module]:
-    """Return what makes a normalisation layer for a number of channels."""
+    """Return a function that makes a normalisation layer for a number of channels."""
     makers: dict[NormName, Callable[[int], nn.Module]] = {
         "batch": nn.BatchNorm2d,
         "group": group_norm,

@@ -101,7 +101,7 @@ def require_batch_norm(spec: RunSpec) -> None:
     """Raise SpecError if the global weights lack a trained BatchNorm because each site keeps its own."""
     if spec.model.batch_norm == "local":
         raise SpecError(
-            'with model.batch_norm = "local", these weights have the BatchNorm of the start, and each site has its '
+            'with model.batch_norm = "local", these weights have the initial BatchNorm, and each site has its '
             "own: load the encoder at a site, with fedssl.models.load_encoder(FOLDER, client_state=FILE) and the "
             "newest runs/RUN/*/state.safetensors in the worker's state folder"
         )

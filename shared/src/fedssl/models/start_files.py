@@ -26,7 +26,7 @@ class Start:
 def read_start(spec: RunSpec) -> Start | None:
     """Return the weights that the spec starts from, or None if it starts from random ones.
 
-    Raises SpecError if there is no such file, it is not one of weights, or it is not that of the spec's digest.
+    Raises SpecError if there is no such file, it has no weights, or its digest is not the spec's.
     """
     config = spec.model.initial
     if config is None:

@@ -23,7 +23,7 @@ class TimmNetwork(Encoder):
     libraries = ("timm",)
 
     def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Raise SpecError: timm's networks have no order of layers that holds for all of them."""
+        """Raise SpecError, because timm's networks have no common order of layers."""
         raise SpecError("training.optimizer.layer_decay needs an order of layers, which networks of timm do not have")
 
 
@@ -62,8 +62,8 @@ def build_timm(config: EncoderConfig, channels: int, image_size: int | None) -> 
 
 
 def timm_defaults(config: EncoderConfig) -> Any:
-    """Return what timm declares of the network, as its `PretrainedCfg`: its classifier, and whether its images have one
-    size. Raises LibraryMissing."""
+    """Return what timm declares about the network (`PretrainedCfg`): its classifier, and whether its images have
+    one size. Raises LibraryMissing."""
     return _import_timm(config).models.get_pretrained_cfg(config.timm_model)
 
 

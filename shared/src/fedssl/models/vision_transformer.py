@@ -13,7 +13,7 @@ from fedssl.protocol.model import EncoderConfig
 _MLP_RATIO = 4
 EPSILON = 1e-6
 """Added to the variance in a LayerNorm."""
-_DEVIATION = 0.02  # of the truncated normal distribution from which weights and position embeddings start
+_DEVIATION = 0.02  # deviation of the truncated normal distribution from which weights and position embeddings start
 
 
 @dataclass(frozen=True, slots=True)

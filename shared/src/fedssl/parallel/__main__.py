@@ -13,6 +13,6 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from fedssl.parallel.process import serve  # this takes seconds, during which the thread waits already
+    from fedssl.parallel.process import serve  # takes seconds, during which the thread is already waiting
 
     serve(*map(int, sys.argv[1:]))

@@ -22,8 +22,8 @@ def train_on_devices(
 ) -> LocalResult:
     """Train one client for one round as `run_local_round` does, with a process on each of several devices.
 
-    Each process draws the whole batch of a step, runs the encoders on its part of the images, and gathers what they
-    return. The loss, its negatives and BatchNorm are therefore those of the whole batch, as on one device; sums are
+    Each process draws the whole batch of a step, runs the encoders on its part of the images, and gathers their
+    outputs. The loss, its negatives and BatchNorm are therefore those of the whole batch, as on one device; sums are
     taken in another order, so the result differs by rounding.
 
     The processes run for this round only. The calling process uses no device, and continues if one of them ends. `data`

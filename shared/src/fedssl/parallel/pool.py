@@ -1,4 +1,4 @@
-"""The processes that train clients, as the simulation or the worker that starts them sees them."""
+"""The processes that train clients, seen from the simulation or the worker that starts them."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from fedssl.protocol.runs import RunSpec
 PUBLIC = "public"
 
 _END_SECONDS = 1.0
-"""A process whose connections have broken has ended, or ends at once."""
+"""How long to wait for the end of a process whose connection has broken."""
 
 
 def images_of(client: str) -> str:
@@ -205,7 +205,7 @@ class _Process:
     def start_round(
         self, ctx: Context, broadcast: Layout, kept: ClientState | None, ranks: Mapping[str, Any] | None = None
     ) -> None:
-        """Let the process train a client, as one of the `ranks` if several train it together."""
+        """Make the process train a client, as one of the `ranks` if several train it together."""
         self.client = ctx.client_id
         self.send(
             {

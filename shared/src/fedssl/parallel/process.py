@@ -25,11 +25,11 @@ from fedssl.protocol.runs import RunSpec
 
 
 class _Clients:
-    """Trains the clients that it is asked to train."""
+    """Trains the clients that are requested."""
 
     def __init__(self, connection: Connection, images: int, broadcast: int, exchange: int) -> None:
         self._connection = connection
-        self._is_first = True  # of the processes that train a client together; the others report only errors
+        self._is_first = True  # of several processes that train a client together: the others report only errors
         self._broadcast, self._exchange = SharedTensors(broadcast), SharedTensors(exchange)
         setup = json.loads(connection.recv_bytes())
         torch.set_num_threads(setup["threads"])

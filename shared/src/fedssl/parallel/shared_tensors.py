@@ -8,7 +8,7 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors
 
-_ALIGNMENT = 64  # bytes, as torch aligns its own tensors: the choice of kernels may depend on it
+_ALIGNMENT = 64  # bytes, like torch's own tensors: the choice of kernels may depend on the alignment
 
 Layout = Sequence[tuple[str, str, Sequence[int], int]]
 """For each tensor: its name, its dtype, its shape, and the byte at which it starts. It can be sent as JSON."""

@@ -10,8 +10,8 @@ from fedssl.protocol.base import StrictModel
 class ServerOptimizerConfig(StrictModel):
     """The optimiser of the coordinator. It takes the clients' mean minus the broadcast as the direction of its step.
 
-    It moves the weights that the coordinator averages. BatchNorm's statistics, and tensors of other kinds such as
-    centers and control variates, are what they are without it.
+    It moves the weights that the coordinator averages. It does not change how BatchNorm's statistics, and tensors of
+    other kinds such as centers and control variates, are combined.
     """
 
     name: Literal["fedavgm", "fedadam"] = Field(
@@ -37,8 +37,8 @@ class ServerOptimizerConfig(StrictModel):
 class EncoderAverageConfig(StrictModel):
     """An exponential moving average of the global encoder over the rounds: a <- decay a + (1 - decay) x.
 
-    Clients train on from x as without it. The average is the encoder that is evaluated, pulled and exported, and from
-    which other runs start.
+    Clients continue from x, as they would without it. The average is the encoder that is evaluated, pulled and
+    exported, and from which other runs start.
     """
 
     decay: float = Field(

@@ -8,7 +8,7 @@ from pydantic_core import PydanticSerializationError
 from fedssl.protocol.validation import explained
 
 PROTOCOL_VERSION = 1
-"""Raised when a worker and a coordinator that differ in it could misunderstand each other."""
+"""Incremented when a worker and a coordinator with different versions could misunderstand each other."""
 
 ClientId = Annotated[
     str,
@@ -36,7 +36,7 @@ _RAISED_BY_SIGNALS = ("KeyboardInterrupt", "ShutdownRequested")
 
 
 class StrictModel(BaseModel):
-    """Immutable, and an unknown key is an error: a misspelt setting must never be ignored.
+    """An immutable model for which an unknown key is an error: a misspelt setting must never be ignored.
 
     A key that is added later is therefore left out (`exclude_if`) while it has the value that applied before it
     existed: coordinators and workers of neighbouring versions understand each other, and stored specs stay equal.

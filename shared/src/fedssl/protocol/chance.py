@@ -1,6 +1,6 @@
 """Chance: the accuracy of being right without an encoder, the baseline of `probe` and `knn`.
 
-Balanced accuracy has another one, 1 / classes: a constant answer has a recall of 1 in one class and of 0 in the others.
+For balanced accuracy, chance is 1 / classes: a constant answer has a recall of 1 in one class and of 0 in the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,13 +27,13 @@ class Chance:
         return f"the share of the largest of {self.num_classes:,} classes"
 
     def as_json(self) -> dict[str, object]:
-        """Return the numbers and how they come about, for JSON."""
+        """Return the numbers and how they are computed, for JSON."""
         return {"accuracy": self.accuracy, "num_classes": self.num_classes, "how": self.how}
 
 
 class ChanceOfLabels(Chance):
-    """The share of all pairs of an image and a class that are right if several labels per image are possible, and the
-    answer for each class is the more frequent one: that images have it, or that they have not."""
+    """Chance if an image may have several labels: the share of all pairs of an image and a class that are right if the
+    answer for each class is the more frequent one: that an image has it, or that it does not."""
 
     @property
     def how(self) -> str:

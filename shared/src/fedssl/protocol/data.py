@@ -67,7 +67,7 @@ class AugmentationConfig(StrictModel):
     preset: Literal["natural", "radiograph", "microscopy", "none"] | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
-        description="Is replaced by keys for a kind of images. Keys that are given come before those of the preset. "
+        description="Sets the keys for a kind of images. Keys that are given take precedence. "
         "`natural`: the defaults. `radiograph`: no flips up-down, mild rotation, brightness and contrast, no colours. "
         "`microscopy`: all flips and right angles, stain, brightness and contrast. `none`: the images as they are.",
     )
@@ -110,8 +110,9 @@ class AugmentationConfig(StrictModel):
     @classmethod
     def _from_preset(cls, values: Any) -> Any:
         if not isinstance(values, dict) or (preset := values.get("preset")) not in AUGMENTATION_PRESETS:
-            return values  # an unknown preset is the field's own error
-        # The preset itself is not kept: keys of the value 0 are not in a dump, and must not become the preset's again.
+            return values  # the field itself reports an unknown preset
+        # The preset itself is not kept: keys with the value 0 are not in a dump, and must not get the preset's value
+        # when it is read.
         return {**AUGMENTATION_PRESETS[preset], **{key: value for key, value in values.items() if key != "preset"}}
 
     @model_validator(mode="after")
@@ -439,7 +440,7 @@ class PartitionConfig(StrictModel):
     @field_validator("file")
     @classmethod
     def _file_is_only_for_its_scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
-        scheme = info.data.get("scheme")  # missing if it is not valid, which is an error of its own
+        scheme = info.data.get("scheme")  # missing if it is not valid, which is reported separately
         if scheme == "file" and value is None:
             raise ValueError('partition.scheme = "file" needs partition.file, a JSON file of image indices per client')
         if scheme is not None and scheme != "file" and value is not None:

@@ -29,7 +29,7 @@ Share = Annotated[float, Field(ge=0, le=1)] | None
 class DataCard(StrictModel):
     """Statistics of a site's images. A number of fewer than `min_count` images, or groups, is suppressed (null)."""
 
-    min_count: int = Field(ge=1, le=10**9, description="By the data owner's policy.")
+    min_count: int = Field(ge=1, le=10**9, description="From the data owner's policy.")
     num_images: int = Field(strict=True, ge=1, le=10**9)
     num_groups: Shown = Field(description="Patients, for example. Null: too few, or the images have no groups.")
     sizes: tuple[Shown, ...] = Field(
@@ -87,7 +87,7 @@ class ChannelMoments(StrictModel):
 
 
 def suppressed(counts: list[int], num_units: list[int], min_count: int) -> list[int | None]:
-    """Return the counts, with None for those that too few units (images, or patients) stand behind.
+    """Return the counts, with None for those that count too few units (images, or patients).
 
     If what is missing could be found from the total, the next smallest counts are suppressed too. Zeros are shown.
 

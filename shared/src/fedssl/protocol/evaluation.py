@@ -38,7 +38,7 @@ class SiteLabels(Protocol):
 
 
 def each_once(key: str, noun: str, value: tuple[T, ...]) -> tuple[T, ...]:
-    """Return names that are all different. Raises ValueError, which names the key."""
+    """Return the names if all are different. Raises ValueError, which names the key."""
     if len(set(value)) != len(value):
         raise ValueError(f"{key} names a {noun} twice")
     return value
@@ -91,8 +91,8 @@ class SitesConfig(StrictModel):
         default=0.2,
         gt=0,
         lt=1,
-        description="Share of a site's labelled images that judge its classifiers, drawn by the seed and by group. A "
-        "site's own split takes precedence.",
+        description="Share of a site's labelled images that evaluate its classifiers, drawn by the seed and by group. "
+        "A site's own split takes precedence.",
     )
     min_count: int = Field(
         default=DEFAULT_MIN_COUNT,

@@ -29,7 +29,7 @@ class InitialConfig(StrictModel):
         default=None,
         ge=0,
         le=100_000,
-        description="After which round of that run. Null: the last one; the coordinator writes down which that was.",
+        description="After which round of that run. Null: the last one; the coordinator records which one that was.",
     )
     adapt: tuple[ModuleName, ...] = Field(
         default=(),

@@ -22,7 +22,7 @@ Sequence = Annotated[int, Field(ge=1, lt=2**53)]
 """An entry's number in its ledger, from 1 without a gap."""
 
 _KEY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
-_MOST = 2**53  # beyond it JSON's readers do not agree on what a number is
+_MOST = 2**53  # readers of JSON do not agree on larger numbers
 _DEEPEST = 8
 
 

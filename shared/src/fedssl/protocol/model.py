@@ -178,7 +178,7 @@ class EncoderConfig(StrictModel):
 
     @property
     def has_batch_norm(self) -> bool:
-        """True if it has BatchNorm. A network of timm may have it: only a build shows whether it has."""
+        """True if it has BatchNorm. True for every network of timm, because only building it shows."""
         return self.name == "timm" or ("norm" in ENCODERS[self.name].settings and self.norm == "batch")
 
     def check_image_size(self, image_size: int) -> None:
@@ -273,7 +273,10 @@ class LoRAConfig(StrictModel):
 
     rank: int = Field(ge=1, le=4096, description="r, the rank of the change of each layer.")
     alpha: float | None = Field(
-        default=None, gt=0, le=1e4, description="The change is scaled by alpha / rank. Null: rank, so that it is not."
+        default=None,
+        gt=0,
+        le=1e4,
+        description="The change is scaled by alpha / rank. Null: rank, so that it is not scaled.",
     )
     layers: tuple[ParameterPattern, ...] = Field(
         default=("blocks.*.attn.*",),
@@ -309,7 +312,7 @@ class ModelConfig(StrictModel):
         default=None,
         max_length=64,
         description="The encoder's parameters that are trained, by name, such as `layer4.*`, where `*` stands for any "
-        "characters; the heads always are. All others are frozen: they stay those of the start and are not sent, and "
+        "characters; the heads always are. All others are frozen: they keep their initial values and are not sent, and "
         "BatchNorms without a trained parameter use the start's statistics. Null: all are trained.",
         exclude_if=lambda it: it is None,
     )
@@ -323,9 +326,9 @@ class ModelConfig(StrictModel):
 
     batch_norm: BatchNormPolicy = Field(
         default="average",
-        description="What becomes of BatchNorm in the federation. `average`: scales, shifts and statistics are "
+        description="How BatchNorm is federated. `average`: scales, shifts and statistics are "
         "averaged like all weights. `local`: each client keeps its own, and sends none (FedBN, Li et al. 2021); the "
-        "global encoder has those of the start. `recalibrate`: averaged, and each client sets the statistics of the "
+        "global encoder keeps the initial ones. `recalibrate`: averaged, and each client sets the statistics of the "
         "encoder that it receives to those of its own images, before it trains or evaluates.",
         exclude_if=lambda it: it == "average",
     )
@@ -339,7 +342,8 @@ class ModelConfig(StrictModel):
     def _has_batch_norm(self) -> "ModelConfig":
         if self.batch_norm != "average" and not self.encoder.has_batch_norm:
             raise ValueError(
-                f'model.batch_norm = "{self.batch_norm}" is about BatchNorm, and {self.encoder} has none: leave it out'
+                f'model.batch_norm = "{self.batch_norm}" applies to BatchNorm, and {self.encoder} has none: '
+                "leave it out"
             )
         return self
 

@@ -13,7 +13,7 @@ class Topic(StrEnum):
     FAILED = "failed"
     """A run, a distillation or an evaluation has failed."""
     STALLED = "stalled"
-    """A run does not move, and needs attention."""
+    """A run makes no progress, and needs attention."""
     DECLINED = "declined"
     """A client has declined work; once per round."""
     ALARM = "alarm"
@@ -30,7 +30,7 @@ class DestinationKind(StrEnum):
 
 
 class DeliveryState(StrEnum):
-    """pending -> delivered | failed, after the last of several tries."""
+    """pending -> delivered | failed, after the last of several attempts."""
 
     PENDING = "pending"
     DELIVERED = "delivered"

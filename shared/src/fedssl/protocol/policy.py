@@ -1,4 +1,4 @@
-"""What a data owner's policy lets out, as its worker tells the coordinator: nobody offers it what it would refuse."""
+"""What a data owner's policy permits, as its worker reports it, so that it is not offered work that it would refuse."""
 
 from typing import Annotated, Literal, get_args
 
@@ -16,7 +16,7 @@ DatasetPattern = Annotated[
 """A public data set that every machine finds by name, or by its digest one that the coordinator supplies."""
 
 MOST_PATTERN_BYTES = 1 << 14
-"""A notice's patterns are compiled wherever a round is offered: so many bytes of them, as JSON, and no more."""
+"""The most bytes of a notice's patterns, as JSON. They are compiled whenever a round is offered."""
 
 SiteArtifact = Literal["evaluation", "cross-evaluation", "site-head"]
 """The kinds of artifacts in a site's answer about an evaluation."""
@@ -31,7 +31,7 @@ ABOUT_IMAGES = ("statistics", "channel-sums")
 
 
 class AllowRule(StrictModel):
-    """One thing that may leave. What no rule allows stays."""
+    """One thing that may leave. What no rule allows does not leave."""
 
     artifact: Literal[Kind, "metrics", "statistics", "channel-sums", SiteArtifact] = Field(
         description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
@@ -104,7 +104,8 @@ class AllowRule(StrictModel):
 
     @model_validator(mode="after")
     def _metrics_have_names_alone(self) -> "AllowRule":
-        # By value and not by what was given: a notice is sent, stored and read again with its defaults written out.
+        # Compares values instead of the keys that were set: a notice is sent, stored and read with its defaults written
+        # out.
         fields = type(self).model_fields
         given = [name for name in _ABOUT_ARTIFACTS if getattr(self, name) != fields[name].default]
         if self.artifact == "metrics" and given:
@@ -113,7 +114,7 @@ class AllowRule(StrictModel):
 
 
 class PolicyNotice(StrictModel):
-    """A policy's digest and what it allows. The worker's own check decides; the notice saves futile rounds."""
+    """A policy's digest and what it allows. The worker's own check decides; the notice only avoids futile offers."""
 
     digest: Digest
     allow: tuple[AllowRule, ...] = Field(max_length=256, fail_fast=True)
@@ -135,12 +136,14 @@ class PolicyNotice(StrictModel):
 
     @property
     def keeps_num_images(self) -> bool:
-        """Return whether the number of images stays with the client: updates only leave in secure rounds, whose sum
-        has it."""
+        """Return whether the client keeps its number of images.
+
+        Its updates then leave only in secure rounds, whose sum contains it.
+        """
         about_runs = [rule for rule in self.allow if rule.artifact not in ("metrics", *SENT_APART)]
         return bool(about_runs) and all(rule.secure == "required" for rule in about_runs)
 
     def __str__(self) -> str:
-        """For people: the kinds of artifacts, the methods, and the beginning of the digest."""
+        """Return the kinds of artifacts, the methods, and the beginning of the digest, for people."""
         rules = [f"{rule.artifact} of {', '.join(rule.methods)}" for rule in self.allow]
         return f"{'; '.join(rules) or 'nothing may leave'} ({self.digest[:8]})"

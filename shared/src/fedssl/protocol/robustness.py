@@ -40,7 +40,7 @@ class RobustnessConfig(StrictModel):
         "factor (FLESD). An honest row has length 1, up to rounding: 1.01 is a sensible bound. Null: no limit."
     )
     max_weight_share: float | None = _limit(
-        "Largest share of one client's update in a weighted mean; what it has beyond is divided among the others in "
+        "Largest share of one client's update in a weighted mean; the excess is divided among the others in "
         "proportion to their weights. With fewer clients than 1 / max_weight_share, all count equally. Null: no limit.",
         le=1,
     )

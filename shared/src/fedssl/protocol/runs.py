@@ -84,7 +84,7 @@ class RunSpec(StrictModel):
     def continued(self, num_rounds: int) -> "RunSpec":
         """Return the spec of this run with more rounds in total.
 
-        Raises ValueError if there are not more, or if the run's own rounds would have been others in a longer run.
+        Raises ValueError if there are not more, or if the run's own rounds would have been different in a longer run.
         """
         if num_rounds <= self.num_rounds:
             raise ValueError(f"the run has {plural(self.num_rounds, 'round')} already: give more than that in total")
@@ -92,12 +92,12 @@ class RunSpec(StrictModel):
         if optimizer.schedule != "constant":
             raise ValueError(
                 f'training.optimizer.schedule = "{optimizer.schedule}" ends with the last of {self.num_rounds} rounds, '
-                f"and is another one over {num_rounds}"
+                f"and would be different over {num_rounds}"
             )
         if optimizer.final_weight_decay is not None:
             raise ValueError(
                 f"training.optimizer.final_weight_decay is reached with the last of {self.num_rounds} rounds, and the "
-                f"weight decay of each round is another one over {num_rounds}"
+                f"weight decay of each round would be different over {num_rounds}"
             )
         self.method.check_continuation(self.num_rounds, num_rounds)
         return RunSpec.model_validate(self.model_dump() | {"num_rounds": num_rounds})
@@ -167,7 +167,8 @@ class RunSpec(StrictModel):
         data, method = self.data, self.method
         if data.second_view is not None and not (isinstance(method, ComposedConfig) and "views" in method.traits):
             raise ValueError(
-                f"data.second_view is of the second view of each image, and {method.name} takes only one: leave it out"
+                f"data.second_view applies to the second view of each image, and {method.name} takes only one: "
+                "leave it out"
             )
         if (crops := data.local_crops) is None:
             return self
@@ -195,7 +196,7 @@ class RunSpec(StrictModel):
             raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')
         if self.aggregation.arithmetic != "fixed" and self.aggregation.matrix_bits != 64:
             raise ValueError(
-                'aggregation.matrix_bits is of integers: set aggregation.arithmetic = "fixed", or leave it out'
+                'aggregation.matrix_bits applies to integers: set aggregation.arithmetic = "fixed", or leave it out'
             )
         return self
 
@@ -216,14 +217,14 @@ class RunSpec(StrictModel):
     def _upload_has_weights(self) -> "RunSpec":
         if self.upload.rounds and self.method.sends_nothing:
             sends = f"{self.method.name} sends none"
-            raise ValueError(f"upload.dtype is of weights that are sent, and {sends}: leave it out")
+            raise ValueError(f"upload.dtype applies to weights that are sent, and {sends}: leave it out")
         return self
 
     @model_validator(mode="after")
     def _encoder_average_changes(self) -> "RunSpec":
         if self.aggregation.encoder_average is not None and self.method.sends_nothing:
             raise ValueError(
-                f"aggregation.encoder_average is of the global encoder, and {self.method.name} sends nothing that "
+                f"aggregation.encoder_average applies to the global encoder, and {self.method.name} sends nothing that "
                 "changes it: leave it out"
             )
         return self

@@ -28,7 +28,7 @@ SECURE_PROTOCOL = 2
 
 
 def version_refusal(worker: int, coordinator: int) -> str | None:
-    """Return why a worker and a coordinator have no secure round together, and which to upgrade, or None if they do.
+    """Return why a worker and a coordinator cannot have a secure round, and which to upgrade, or None if they can.
 
     >>> version_refusal(1, 2)
     'the worker speaks version 1 of secure aggregation, and the coordinator version 2: upgrade the worker'
@@ -63,7 +63,7 @@ def vector_tensors(num_words: int, apart: tuple[TensorSpec, ...]) -> tuple[Tenso
 
 
 OUT_OF_RANGE = "out of range: "
-"""How the reason begins with which a client declines a secure round because a value does not fit into its word."""
+"""The beginning of a client's reason to decline a secure round because a value does not fit into its word."""
 
 SecurePhase = Literal["keys", "shares", "vectors", "confirmations", "reveals", "done", "failed"]
 
@@ -118,7 +118,7 @@ class SecureConfirmation(StrictModel):
 
 
 class SecureReveals(StrictModel):
-    """The shares that remove masks: of the own mask of each survivor, and of the mask key of each lost client."""
+    """The shares that remove masks: those of each survivor's own mask, and of each lost client's mask key."""
 
     phase: Literal["reveals"] = "reveals"
     self_shares: Annotated[dict[ClientId, Hex33], Field(max_length=MOST_NEIGHBOURS)]
@@ -139,7 +139,7 @@ class SecureSubmission(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _has_this_version(cls, body: Any) -> Any:
-        # Before anything else: messages of other versions have other keys.
+        # Checked first, because messages of other versions have other keys.
         worker = body.get("protocol", 1) if isinstance(body, dict) else None
         if isinstance(worker, int) and (why := version_refusal(worker, SECURE_PROTOCOL)) is not None:
             raise ValueError(why)

@@ -79,7 +79,9 @@ class OptimizerConfig(StrictModel):
                 "schedule to cosine_per_step"
             )
         if self.final_learning_rate and self.schedule != "cosine_per_step":
-            raise ValueError("optimizer.final_learning_rate is the end of the schedule cosine_per_step: set that one")
+            raise ValueError(
+                "optimizer.final_learning_rate is the end of the schedule cosine_per_step: set that schedule"
+            )
         if self.final_learning_rate > self.learning_rate:
             raise ValueError("optimizer.final_learning_rate is larger than learning_rate: the cosine descends")
         return self
@@ -202,7 +204,7 @@ class TrainingConfig(StrictModel):
         return self.local_epochs * self.epoch_fraction
 
     def num_steps(self, num_batches: int) -> int:
-        """Return how many of the batches into which the images can be cut are an epoch, rounded half up."""
+        """Return the number of batches in an epoch, rounded half up; the images can be cut into `num_batches`."""
         return min(num_batches, _share(self.epoch_fraction, num_batches))
 
 
@@ -265,13 +267,13 @@ class CohortConfig(StrictModel):
         return _share(self.fraction, num_clients)
 
     def num_asked(self, num_clients: int) -> int:
-        """Return the number of clients that a round is offered to: `over_sampling` times as many, if there are."""
+        """Return the number of clients that a round is offered to: `over_sampling` times as many, or all of fewer."""
         return min(num_clients, math.ceil(Fraction(str(self.over_sampling)) * self.num_wanted(num_clients)))
 
 
 def _share(fraction: float, count: int) -> int:
     """Return a fraction of a count, rounded half up, and at least 1."""
-    # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
+    # Uses the decimal fraction as it was written: in binary, 0.29 * 50 is a little less than 14.5.
     return max(1, int(Fraction(str(fraction)) * count + Fraction(1, 2)))
 
 

@@ -1,4 +1,4 @@
-"""In which form updates leave a client."""
+"""The form in which updates leave a client."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Watching a run for collapse and drift, from numbers about each client that hold no image."""
+"""How a run is watched for collapse and drift, by numbers about each client that reveal no image."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a worker and the coordinator say to each other."""
+"""The messages between a worker and the coordinator."""
 
 from typing import Annotated, Literal
 from uuid import UUID
@@ -17,7 +17,7 @@ from fedssl.protocol.states import AssignmentState, Cause
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
 MetricValue = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
-"""Far beyond any loss, and small enough that a mean of them cannot overflow."""
+"""The bounds are far beyond any loss, and small enough that the mean of several values cannot overflow."""
 
 Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 SHORT_TEXT_CHARACTERS = 500

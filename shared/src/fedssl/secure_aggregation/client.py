@@ -79,14 +79,15 @@ class _Masked:
 class SecureClient:
     """One client in one round. Each phase takes what the coordinator sent and returns what the client sends.
 
-    A phase called again with the same input returns the same message, made once. With another input it raises Refused:
-    two vectors under one mask would give their difference, and two lists of survivors the masks of one client.
+    A phase that is called again with the same input returns the same message, which is made only once. With another
+    input it raises Refused: two vectors under one mask would give their difference, and two lists of survivors the
+    masks of one client.
 
-    All that is random derives from `seed`, except in what is sealed: encapsulation draws its own random numbers. A
-    client that was made again with the same seed, and then gets the same inputs and the shares that it made before,
-    returns the same messages. So a worker that stores the seed, and each input and the shares before it sends the
-    answer, can continue after it was killed. A worker that has sent keys and lost the seed must decline the round:
-    another client would mask the same update again, and the difference of two sums could be one update.
+    Everything random derives from `seed`, except in sealed messages: encapsulation draws its own random numbers. A
+    client that is rebuilt from the same seed, and then gets the same inputs and the shares that it made before, returns
+    the same messages. So a worker that stores the seed, and each input and the shares before it sends the answer, can
+    continue after it was killed. A worker that has sent keys and lost the seed must decline the round: another client
+    would mask the same update again, and the difference of two sums could be one update.
 
     Args:
         context: computed by the worker itself. client, identity: its name and its Ed25519 key. limits: its owner's.
@@ -116,7 +117,7 @@ class SecureClient:
         """The keys, to be sent first."""
 
     def _random(self, *purpose: str, of: bytes = b"") -> bytes:
-        """Return 32 bytes that only this client in this round knows, for one purpose."""
+        """Return 32 bytes for one purpose, which only this client in this round knows."""
         return derive(self._seed, self._digest, label(*purpose, "") + of)
 
     def _announce(self) -> KeyAnnouncement:
@@ -144,7 +145,7 @@ class SecureClient:
     def share(self, roster: Roster, before: SealedShares | None = None) -> SealedShares:
         """Return sealed shares of both secrets for each neighbour, and the pair secrets for those after this client.
 
-        `before`: what a client with the same seed returned for this roster; it is returned again.
+        `before`: what a client with the same seed returned for this roster, which is then returned again.
 
         Raises Refused if the roster has a key that its owner did not sign for this round, lacks this client's own, is
         too small, or differs from the one answered before.
@@ -201,8 +202,8 @@ class SecureClient:
 
         A sealed share that cannot be opened, or is not what its sender committed to, is left out and later reported in
         `Reveals.unusable`; the sum is right without it as long as enough others can be opened. Without a pair secret
-        there can be no sum that has both clients. So this one refuses: it is lost, its mask secret is given back, and
-        the coordinator sees what this client saw, and names the sender (`removed_masks`).
+        there can be no sum of both clients. So this client refuses: it counts as lost, its mask secret is given back,
+        and the coordinator sees what this client saw, and names the sender (`removed_masks`).
 
         Args:
             inbox: who sent shares, and one delivery of each neighbour among them.

@@ -93,7 +93,7 @@ class RoundContext:
 
     @property
     def quorum(self) -> int:
-        """How many survivors must confirm one list before anyone reveals shares: two lists cannot both have so many."""
+        """How many survivors must confirm one list before anyone reveals shares: no two lists can both have so many."""
         return share_threshold(len(self.cohort), self.thresholds.collusion)
 
     def identity_of(self, client: str) -> bytes | None:

@@ -1,6 +1,7 @@
 """Private keys of two kinds in one: X25519 (RFC 7748) and ML-KEM-768 (FIPS 203). An attacker must break both.
 
-Secrets are concatenated and then derived from by HKDF, as NIST SP 800-56C (revision 2, section 2) has it for hybrids.
+Secrets are concatenated, and keys derived from them by HKDF, as NIST SP 800-56C (revision 2, section 2) specifies for
+hybrids.
 """
 
 from functools import cached_property
@@ -49,10 +50,10 @@ class HybridKey:
         return agree(self._exchange, public[:KEY_BYTES])
 
     def seal(self, public: bytes, text: bytes, info: bytes) -> bytes:
-        """Return a text as only the owner of a public key can read it, and as only this key can have sealed it.
+        """Return a text, sealed so that only a public key's owner can read it and only this key can have sealed it.
 
-        The key is made of the X25519 secret of both, and of a new one that is encapsulated. So each call returns other
-        bytes, and no seed gives the same again. `info`: what the key is bound to, besides the context.
+        The key is made of the X25519 secret of both, and of a new one that is encapsulated. So each call returns
+        different bytes, which no seed can reproduce. `info`: what the key is bound to, besides the context.
         """
         secret, ciphertext = _imported(public).encapsulate()
         key = derive(self.agree(public) + secret, self._context, info)

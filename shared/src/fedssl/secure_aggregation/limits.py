@@ -1,4 +1,4 @@
-"""The demands of a data owner that a secure round must meet before its worker takes part."""
+"""A data owner's demands, which a secure round must meet before the worker takes part."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """The keys of the masks of a client and its neighbours. All derive from one secret, whose shares the neighbours hold.
 
 The first client of a pair, in name order, chooses a pair secret and seals it for the second one. The mask's key is made
-of that and of the X25519 secret of both. The secret of either client gives the key: that of the first gives the pair
-secret, that of the second opens the message. It opens nothing else: shares are sealed for another key of their
+from this secret and the X25519 secret of both. The secret of either client gives the key: that of the first gives the
+pair secret, that of the second opens the message. It opens nothing else: shares are sealed for another key of their
 receiver, which is never given back.
 """
 

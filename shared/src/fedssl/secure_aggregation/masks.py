@@ -17,11 +17,11 @@ Words = NDArray[np.uint64]
 
 AES_BLOCK = 16
 WORD_BYTES = 8
-CHUNK_BYTES = 128 << 10  # of words, zeros and stream: the three fit into a core's cache
+CHUNK_BYTES = 128 << 10  # bytes of words, zeros and stream each: the three fit into a core's cache
 
 _ZEROS = memoryview(bytes(CHUNK_BYTES))
 _OPEN_STREAMS = 256
-_PARTS_PER_THREAD = 4  # so that a core that does other work does not delay the others by much
+_PARTS_PER_THREAD = 4  # so that a core that is busy with other work does not delay the others by much
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _parts(words: Words, num_threads: int) -> Iterator[tuple[Words, int]]:
 
 
 def _apply(words: Words, first_byte: int, masks: Sequence[Mask]) -> None:
-    stream = bytearray(CHUNK_BYTES + AES_BLOCK)  # update_into wants room for one block more
+    stream = bytearray(CHUNK_BYTES + AES_BLOCK)  # update_into needs space for one more block
     step = CHUNK_BYTES // WORD_BYTES
     mask = np.frombuffer(stream, "<u8", step)
     counter = CTR((first_byte // AES_BLOCK).to_bytes(AES_BLOCK))

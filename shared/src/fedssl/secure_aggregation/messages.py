@@ -158,7 +158,7 @@ def secret_commitment(context: bytes, secret: bytes) -> bytes:
 
 
 def share_commitment(context: bytes, kind: SecretKind, owner: str, holder: str, share: bytes) -> bytes:
-    """Return the commitment to one share: the coordinator can name who sent another one.
+    """Return the commitment to one share: the coordinator can name the sender of a wrong one.
 
     Fewer shares than the threshold are uniformly random, so the hash hides them.
     """

@@ -1,6 +1,6 @@
 """Key agreement, key derivation, sealed messages and signatures: all of `cryptography`, with fedssl's names and errors.
 
-Every key, nonce and secret comes from the operating system's random numbers, or derives from a secret that does. This
+Every key, nonce and secret comes from the operating system's random numbers, or derives from such a secret. This
 package cannot import `fedssl.seeding` (import-linter): the run's seed is public.
 """
 

@@ -26,7 +26,7 @@ class CheckedRoster:
         return sorted((owner, *self.graph[owner]))
 
     def sealing_label(self, kind: str, sender: str, recipient: str) -> bytes:
-        """Return to what a message is bound that one client seals for another."""
+        """Return the label to which a message is bound that one client seals for another."""
         return label(kind, sender, recipient, "") + self.context + self.digest
 
 

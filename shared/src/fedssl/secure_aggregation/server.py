@@ -242,7 +242,7 @@ class SecureServer:
         `total`: the sum of the survivors' masked vectors, if the caller has added them up.
 
         Raises NoSum if fewer shares of a needed secret were revealed than the threshold (the phase stays open for
-        more), if a client shared another secret than it committed to or sealed a pair secret that its neighbour cannot
+        more), if a client shared a secret other than it committed to, or sealed a pair secret that its neighbour cannot
         open, or if the masks do not cancel.
         """
         self._require("reveals")
@@ -269,7 +269,7 @@ class SecureServer:
         return self.phase == "reveals" and self._too_few() is None
 
     def num_revealed(self) -> Counter[str]:
-        """Return of how many holders a share of each client's secret was revealed. It reads none of the shares."""
+        """Return the number of revealed shares of each client's secret. It reads none of the shares."""
         sharers, counts = set(self._sharers), Counter[str]()
         for holder, reveals in self._collected.reveals.items():
             counts.update(sharers.intersection(self._frozen().holders(holder)).difference(reveals.unusable))
@@ -282,7 +282,7 @@ class SecureServer:
         return [owner for owner in self._sharers if owner in survivors or survivors.intersection(graph[owner])]
 
     def _too_few(self) -> str | None:
-        """Return a client of whose secret fewer shares than the threshold were revealed."""
+        """Return a client with fewer revealed shares of its secret than the threshold."""
         counts, threshold = self.num_revealed(), self._context.thresholds.threshold
         return next((owner for owner in self._needed() if counts[owner] < threshold), None)
 

@@ -1,4 +1,4 @@
-"""How many neighbours a client has and how many of them give back a secret, so that a round is private and survives.
+"""The number of a client's neighbours, and of shares that recover a secret, so that a round is private and survives.
 
 Notation: K clients, degree k, n = k + 1 holders of each client's shares (itself and its neighbours), t shares that
 give back a secret, c clients that collude with the coordinator, d clients that are lost.
@@ -9,8 +9,8 @@ from functools import cache
 from math import comb, inf, log2
 
 LARGEST_COMPLETE = 128
-"""Up to this number of clients, everyone is connected with everyone: that guarantees what a sparser graph only makes
-improbable, for at most 1 s of masks per client."""
+"""Up to this number of clients, everyone is connected with everyone: this excludes what a sparser graph only makes
+improbable, and costs at most 1 s of masks per client."""
 
 SMALLEST_COHORT = 3
 """With two clients, each obtains the other's update by subtracting its own from the sum."""
@@ -23,8 +23,8 @@ def share_threshold(num_holders: int, collusion: int) -> int:
     """Return t = floor((n + c) / 2) + 1, the smallest t with 2 t > n + c.
 
     Each of the n - c honest holders gives one share of a client: of its mask key or of its own mask's secret. A
-    coordinator that shows different lists of survivors, with both shares of the c others, has at most n + c shares, and
-    needs 2 t for both secrets.
+    coordinator that shows different lists of survivors, and has both shares of the c others, has at most n + c shares,
+    and needs 2 t for both secrets.
 
     >>> [share_threshold(n, n // 4) for n in (5, 10, 20, 100)]
     [4, 7, 13, 63]

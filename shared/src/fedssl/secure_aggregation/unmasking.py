@@ -40,8 +40,9 @@ def removed_masks(
         shares: for each survivor, shares of its own mask's secret, by their points; for each lost client whose masks
             are in the sum, shares of its mask secret.
 
-    Raises NoSum, with the client's name, if shares or a pair secret are not what their owner committed to; without one
-    if the first word is not the number of survivors: then some client used other masks than those of this round.
+    Raises NoSum, with the client's name, if shares or a pair secret are not what their owner committed to. Raises NoSum
+    without a name if the first word is not the number of survivors, because some client used other masks than those of
+    this round.
 
     Reference: Bonawitz et al. 2017, figure 4, round 4; Bell et al. 2020, algorithm 3.
     """

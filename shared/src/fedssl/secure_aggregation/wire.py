@@ -1,4 +1,4 @@
-"""Messages of a secure round as they travel and are stored (`fedssl.protocol.secure_work`), and back."""
+"""Converts messages of a secure round to the form that is sent and stored (`fedssl.protocol.secure_work`), and back."""
 
 from collections.abc import Mapping
 

@@ -73,7 +73,7 @@ class SiteEvaluator:
     def evaluate_if_due(self, result: Result, lacking: Collection[str] = ()) -> None:
         """Evaluate the last round's encoder, unless that is not due or has been done.
 
-        `lacking`: the clients that have lost their state, and so cannot evaluate what is in it.
+        `lacking`: the clients that have lost their state, and so cannot evaluate what needs it.
         """
         number = result.rounds_done
         if self._config is None or number in result.site_evaluations:
@@ -129,7 +129,7 @@ class SiteEvaluator:
         number: int,
         **heads: Any,
     ) -> _Counted | str:
-        """Return a site's counts, or why it has none. A state is only needed if the site has its own BatchNorm."""
+        """Return a site's counts, or why it has none. The state is needed only if the site has its own BatchNorm."""
         images = self._shards[name]
         try:
             own = weights_at_site(model, state, self._spec, number)
@@ -154,7 +154,7 @@ class SiteEvaluator:
 
 
 def _is_due(config: EvaluationConfig, result: Result) -> bool:
-    """Return whether the newest weights are to be evaluated.
+    """Return whether the newest weights should be evaluated.
 
     As on the coordinator, a round without new weights is evaluated only if it is the last.
     """

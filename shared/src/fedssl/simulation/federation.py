@@ -69,7 +69,7 @@ class Federation:
         self._frozen_bytes = frozen_bytes(plan)
 
     def start(self, start: Start | None) -> Result:
-        """Return the result as it is before the first round."""
+        """Return the result before the first round."""
         first = start_run(
             self._method,
             self._everywhere,
@@ -242,7 +242,7 @@ def _measured(record: RoundRecord, norms: Norms, history: Sequence[RoundRecord])
 
 
 def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:
-    """Return the alarms about the updates that were used. Those that were left out are compared with none."""
+    """Return the alarms about the updates that were used. Those that were left out are not compared."""
 
     def numbers(
         measures: Mapping[str, Metrics], images: Mapping[str, int], rejected: Collection[str]

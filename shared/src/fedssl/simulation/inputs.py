@@ -58,7 +58,7 @@ def images_digest(
     public: ImageData | None = None,
     data_root: Path | None = None,
 ) -> str:
-    """Return the `images` of a `Result` that a simulation would have now. Raises SpecError and DataError."""
+    """Return the digest `images` that the `Result` of a simulation would have now. Raises SpecError and DataError."""
     shards = clients if clients is not None else partition(spec, data_root)
     own = {name: shards[name] for name in participants(spec.cohort, shards)}
     return fingerprint(own, evaluation_images(spec, data_root), public_images(spec, public, data_root, "cpu"))
@@ -128,7 +128,7 @@ def participants(cohort: CohortConfig, shards: Mapping[str, ImageData | CachedDa
     """Return the names of the run's clients, sorted. Raises SpecError if they cannot form a cohort."""
     names = sorted(shards if cohort.clients is None else cohort.clients)
     if missing := [name for name in names if name not in shards]:
-        raise SpecError(f"cohort.clients names {', '.join(missing)}, who have no images here")
+        raise SpecError(f"cohort.clients names {', '.join(missing)}, which have no images here")
     if len(names) < cohort.min_clients:
         raise SpecError(f"cohort.min_clients is {cohort.min_clients}, but there are {len(names)} clients")
     if (cohort.min_updates or 0) > cohort.num_wanted(len(names)):

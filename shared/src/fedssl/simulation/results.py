@@ -72,9 +72,10 @@ class Result:
     `evaluations`: the measures that `spec.evaluation` asks for, of the last evaluated round; `evaluations_by_round`:
     those of all evaluated rounds, where round 0 is before training. `chance`: the accuracy without an encoder on the
     same test images. `site_evaluations`: by round, each client's counts on its own labelled images, or why it has none.
-    `cross_site`: by round and by the site whose classifier it is, the counts of every other site. `loaded`: the tensors
-    that were loaded if the encoder did not start from random weights; empty after a simulation was resumed. `images`: a
-    digest of the images of all clients and of the evaluation, and of the public ones, if there is a checkpoint.
+    `cross_site`: by round and by the site that a classifier is from, the counts of every other site. `loaded`: the
+    tensors that were loaded if the encoder did not start from random weights; empty after a simulation was resumed.
+    `images`: a digest of the images of all clients and of the evaluation, and of the public ones, if there is a
+    checkpoint.
     """
 
     spec: RunSpec

@@ -1,4 +1,5 @@
-"""A whole federation on one machine, with the same engine. On one CPU thread, its bits are those of a deployed one."""
+"""A whole federation on one machine, with the same engine. On one CPU thread, it gives the same bits as a
+deployment."""
 
 import contextlib
 import functools
@@ -78,7 +79,7 @@ def simulate(
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is evaluated
     and `on_evaluation(round, measures)` after that. `on_trained(round, client, model)` receives the broadcast's tensors
     with the values that a client has trained, before the checkpoint of the round is written. Raises SpecError,
-    DataError, DeviceError, MethodError, ResultsError if the images are others than those of the checkpoint, LocalError
+    DataError, DeviceError, MethodError, ResultsError if the images are not those of the checkpoint, LocalError
     if one of the processes was killed, and Paused if the spec's watch asks for it.
     """
     spec = spec_of(spec)

@@ -310,7 +310,7 @@ def test_the_error_for_a_missing_map_gives_the_reason(cast: DistillingCast) -> N
     client = cast.coordinator.client
     _evaluate(cast)
     [row] = _listed(cast)
-    with pytest.raises(NotFound, match="was not asked for one"):
+    with pytest.raises(NotFound, match="was requested without one"):
         client.evaluation_map(row.id)
     with pytest.raises(NotFound, match="no evaluation"):
         client.evaluation_map(uuid4())

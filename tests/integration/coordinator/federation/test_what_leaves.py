@@ -236,7 +236,7 @@ def test_a_worker_does_not_follow_a_redirect_to_another_server(coordinator: Coor
         threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         with working(front.url, coordinator.worker_token("a"), tmp_path) as process:
             log = tmp_path / "worker.log"
-            wait_for(lambda: log.read_text().count("redirects elsewhere") >= 2, tmp_path)
+            wait_for(lambda: log.read_text().count("redirects to another address") >= 2, tmp_path)
             assert process.poll() is None  # the redirect may be temporary: the worker retries
         front.shutdown()
         assert elsewhere.num_bytes == 0

@@ -88,7 +88,7 @@ def test_a_header_that_claims_to_be_too_long_is_refused(standing: Coordinator, o
 def test_a_file_with_another_digest_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
         answer = _put(standing, DATA, name="0" * 64)
-    _assert_refused(answer, events, 422, "artifact-rejected", f"announced was {'0' * 64}")
+    _assert_refused(answer, events, 422, "artifact-rejected", f"the announced one is {'0' * 64}")
 
 
 def test_an_upload_without_a_length_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:

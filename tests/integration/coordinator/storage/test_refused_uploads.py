@@ -244,7 +244,9 @@ def test_a_file_with_another_digest_is_refused(stage: Stage, onlooker: Onlooker)
     for tensors in (stage.tensors, _with(float("nan"))(stage.tensors)):
         with onlooker.nothing_changes() as events:
             answer = stage.put(file_of(tensors), name=digest(b"something else"))
-        _assert_refused(stage, answer, events, 422, "artifact-rejected", f"announced was {digest(b'something else')}")
+        _assert_refused(
+            stage, answer, events, 422, "artifact-rejected", f"the announced one is {digest(b'something else')}"
+        )
 
 
 def test_an_upload_without_a_length_is_refused(stage: Stage, onlooker: Onlooker) -> None:

@@ -190,7 +190,7 @@ def test_bytes_with_another_digest_are_refused_and_removed(
             assert tus.send(location, OTHER[:offset], 0).status_code == 204
         answer = tus.send(location, OTHER[offset:], offset)
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
-        assert f"announced was {DIGEST}" in answer.json()["detail"]
+        assert f"the announced one is {DIGEST}" in answer.json()["detail"]
         assert tus.request("HEAD", location).status_code == 404
     assert [event.kind for event in events] == ["artifact.refused"]
 

@@ -143,7 +143,7 @@ def test_the_script_in_the_documentation_gives_the_same_probabilities(
     [
         (("classify", "scans", "--model", "run"), "either --labels"),
         ((*FIT, "--head", "head.safetensors"), "either --labels"),
-        (("classify", "scans", "--model", "run", "--head", "h", "--save-head", "g"), "kept already"),
+        (("classify", "scans", "--model", "run", "--head", "h", "--save-head", "g"), "exists already"),
         ((*FIT, "--save-head", "head.bin"), ".safetensors"),
         (("classify", "scans", "--model", "run", "--head", "nowhere.safetensors"), "nowhere.safetensors"),
         (("classify", "scans", "--model", "run", "--head", "run/encoder.safetensors"), "fedssl classify"),

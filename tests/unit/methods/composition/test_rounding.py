@@ -125,7 +125,7 @@ def test_specs_whose_uploads_cannot_be_rounded_are_refused(method: str, changes:
 
 @pytest.mark.parametrize("method", ["flesd", "ridge-probe"])
 def test_methods_that_send_no_weights_are_refused_before_training(method: str) -> None:
-    with pytest.raises(SpecError, match=f"upload.dtype is of weights that are sent, and {method} sends none"):
+    with pytest.raises(SpecError, match=f"upload.dtype applies to weights that are sent, and {method} sends none"):
         start(_spec(method))
 
 

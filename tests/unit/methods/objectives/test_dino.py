@@ -224,6 +224,6 @@ def test_the_student_also_predicts_the_teacher_from_local_crops() -> None:
 
 
 def test_a_run_can_be_continued_only_with_a_constant_momentum() -> None:
-    with pytest.raises(ValueError, match="is another one over 5"):
+    with pytest.raises(ValueError, match="would be different over 5"):
         _spec().continued(5)
     assert _spec(target_momentum_schedule="constant").continued(5).num_rounds == 5

@@ -11,7 +11,7 @@ from fedssl_coordinator.core.queues import queue_depths
 log = structlog.get_logger(__name__)
 
 MOST_WAITING = 1_000
-"""Messages: half an hour of sweeps, 1 MB. One more would find nothing that the waiting ones do not find."""
+"""The most messages in a queue: half an hour of sweeps, 1 MB. Another one would find nothing that these do not find."""
 
 
 class Beat(Scheduler):  # type: ignore[misc]

@@ -35,9 +35,9 @@ log = structlog.get_logger(__name__)
 
 
 def distil(connection: Connection, job_id: UUID) -> None:
-    """Work on a job whose lock `connection` holds, from where the last try left it, and publish the weights.
+    """Work on a job whose lock `connection` holds, from where the last attempt left it, and publish the weights.
 
-    If it is killed at any moment and called again, it gives the same bits. Exceptions are failures that may pass.
+    If it is killed at any moment and called again, it gives the same bits. Exceptions are temporary failures.
     """
     with transaction(connection) as session:
         started = service.begin(session, job_id)
@@ -97,7 +97,7 @@ def _end(connection: Connection, job_id: UUID, end: Callable[[Session, Run, Dist
 
 
 def _due(session: Session, current: Round) -> Round:
-    """Return the round of a job that still runs, as `session` has it."""
+    """Return the round of a job that is still running, in `session`."""
     due = rounds.get_one(session, current.id)
     assert due.state == RoundState.DISTILLING, "a job is unfinished while its round is"
     return due
@@ -125,7 +125,7 @@ def _end_without_result(
 
 
 def _ask_again(session: Session, run: Run, _: DistillationJob, *, current: Round, lost: Mapping[UUID, str]) -> None:
-    """End the job, and ask the clients again whose updates the store has lost. The round gets another job."""
+    """End the job, and reoffer the round to clients whose updates the store has lost. The round gets another job."""
     service.end_unfinished(session, run, "updates were lost in the store, and are asked for again")
     reopening.ask_again(session, run, _due(session, current), lost)
 

@@ -30,10 +30,11 @@ _WRITER = "writer"
 
 
 class Training:
-    """One try at a job: loads and saves its checkpoints (the engine's `Checkpoint`), and writes progress (`on_epoch`).
+    """One attempt at a job: loads and saves checkpoints (the engine's `Checkpoint`), and writes progress (`on_epoch`).
 
-    A checkpoint is an artifact, so that another machine can resume the job. Every try signs its own checkpoints, so no
-    two files have the same bytes, and a replaced one can be removed without checking whether another try stores it.
+    A checkpoint is an artifact, so that another machine can resume the job. Every attempt signs its own checkpoints, so
+    no two files have the same bytes, and a replaced one can be removed without checking whether another attempt stores
+    it.
     """
 
     def __init__(self, connection: Connection, started: StartedJob[DistillationJob]) -> None:
@@ -48,7 +49,7 @@ class Training:
         self._written_at = float("-inf")
 
     def load(self) -> Tensors | None:
-        """Return what an earlier try saved, or None if it saved nothing or nothing that can be read."""
+        """Return what an earlier attempt saved, or None if it saved nothing, or nothing that can be read."""
         saved = None if self._checkpoint is None else _read(self._checkpoint)
         if saved is not None:
             saved.pop(_WRITER, None)
@@ -88,7 +89,7 @@ class Training:
         try:
             with transaction(self._connection) as session:
                 artifacts.record_stored(session, stored.digest, stored.num_bytes)
-                # It has come further than any earlier try, so the earlier failures are over.
+                # It has come further than any earlier attempt, so the earlier failures are over.
                 is_mine = repository.set_while_running(
                     session, self._job_id, checkpoint=stored.digest, **retries.PROGRESS
                 )

@@ -37,16 +37,16 @@ from fedssl_coordinator.federation.jobs import service as jobs
 
 log = structlog.get_logger(__name__)
 
-MAP_POINTS = 2_000  # a page can draw as many, and t-SNE can place them in seconds
+MAP_POINTS = 2_000  # the most points that a page can draw, and that t-SNE can place in seconds
 MAP_NAMES, MAP_NAME_LENGTH = 100, 60  # classes that a map names
 MAP_DIGITS = 4  # after the decimal point: coordinates are around 1
 PROGRESS_SECONDS = 1.0  # between two writes to Postgres
 
 
 def evaluate(connection: Connection, evaluation_id: UUID) -> None:
-    """Work on an evaluation whose lock `connection` holds, from the measure at which the last try left it.
+    """Work on an evaluation whose lock `connection` holds, from the measure at which the last attempt left it.
 
-    If it is killed at any moment and called again, it gives the same numbers. Exceptions are failures that may pass.
+    If it is killed at any moment and called again, it gives the same numbers. Exceptions are temporary failures.
     """
     with transaction(connection) as session:
         started = service.begin(session, evaluation_id)
@@ -130,7 +130,7 @@ def _labelled(evaluation: Evaluation, config: JudgingConfig, spec: RunSpec) -> L
 
 
 class _Progress:
-    """Writes the progress of one try, and ends it if the evaluation is cancelled."""
+    """Writes the progress of one attempt, and ends it if the evaluation is cancelled."""
 
     def __init__(self, connection: Connection, evaluation: Evaluation) -> None:
         self.results = service.results_so_far(evaluation)
@@ -150,7 +150,7 @@ class _Progress:
         self._write({"doing": step, "share": share, "results": self.results})
 
     def on_results(self, results: dict[str, float]) -> None:
-        """Write the results of a measure. No earlier try came this far, so the earlier failures are over."""
+        """Write the results of a measure. No earlier attempt came this far, so the earlier failures are over."""
         self.results |= finite(results)
         self._write({"results": self.results}, **retries.PROGRESS)
 

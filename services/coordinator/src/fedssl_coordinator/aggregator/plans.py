@@ -18,7 +18,7 @@ def compute(digest: str) -> None:
     try:
         with on_meta_device():
             plan = starting_plan(METHODS[spec.method.name].bind(spec))
-    except (MethodError, DataError, SpecError) as error:  # with which the preparation of a run ends it
+    except (MethodError, DataError, SpecError) as error:  # the errors with which the preparation of a run ends it
         plan_cache.keep_refusal(digest, str(error))
         return
     plan_cache.keep(digest, plan)

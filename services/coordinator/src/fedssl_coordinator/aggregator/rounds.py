@@ -82,9 +82,9 @@ class Weights:
 
 
 def prepare(run_id: UUID) -> None:
-    """Make the run's plan and first weights, from its seed and the weights that it starts from.
+    """Create the run's plan and first weights, from its seed and the weights that it starts from.
 
-    Repeated, it gives the same bits.
+    Gives the same bits if it is repeated.
     """
     with transaction() as session:
         run = run_rows.get_one(session, run_id)
@@ -103,7 +103,7 @@ def prepare(run_id: UUID) -> None:
 
 
 def aggregate(run_id: UUID) -> None:
-    """Aggregate the round that is due, publish the result and close the round. Repeated, it gives the same bits."""
+    """Aggregate the round that is due, publish the result and close the round. Gives the same bits if repeated."""
     with transaction() as session:
         run = run_rows.get_one(session, run_id)
         current = repository.unclosed(session, run_id)
@@ -190,7 +190,7 @@ def _unmasked(spec: RunSpec, current: Round, previous: Tensors, ctx: Context) ->
     method, num_clients = METHODS[spec.method.name], len(found.survivors)
     try:
         return run_secure_aggregation(method, previous, as_tensor(found), num_clients, ctx, apart=apart)
-    except NoSecureSum as error:  # no client can end the run with words of its own
+    except NoSecureSum as error:  # not a failure of the run: no client can cause one by what it sends
         raise NoSum(str(error)) from error
 
 

@@ -72,7 +72,7 @@ def sent_apart(spec: RunSpec, digests: Mapping[str, str]) -> dict[str, Tensors]:
     found: dict[str, Tensors] = {}
     for client, digest in digests.items() if names else ():
         tensors = stored_tensors(digest, f"masked vector of {client}")
-        found[client] = {name: tensors[name].clone() for name in names}  # a copy keeps only itself in memory
+        found[client] = {name: tensors[name].clone() for name in names}  # a view would keep the whole vector in memory
     return found
 
 

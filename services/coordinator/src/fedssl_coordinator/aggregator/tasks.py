@@ -49,7 +49,7 @@ def advance_run(run_id: str) -> None:
 
 @app.task(name="fedssl.begin_mean")  # type: ignore[untyped-decorator]
 def begin_mean(run_id: str) -> None:
-    """Add the updates that have arrived to the mean of the run's open round. What fails here is left to its close."""
+    """Add the updates that have arrived to the mean of the run's open round. If this fails, the close does it."""
     from fedssl_coordinator.aggregator.begun_means import begin_mean
     from fedssl_coordinator.aggregator.device import set_threads
 
@@ -63,7 +63,7 @@ def begin_mean(run_id: str) -> None:
 
 @app.task(name="fedssl.distil")  # type: ignore[untyped-decorator]
 def distil(job_id: str) -> None:
-    """Work on one distillation job to its end, from where the last try left it."""
+    """Work on one distillation job to its end, from where the last attempt left it."""
 
     def work(connection: Connection) -> None:
         from fedssl_coordinator.aggregator.distillation import distil
@@ -75,7 +75,7 @@ def distil(job_id: str) -> None:
 
 @app.task(name="fedssl.evaluate")  # type: ignore[untyped-decorator]
 def evaluate(evaluation_id: str) -> None:
-    """Evaluate one round's encoder, from the measure at which the last try left it."""
+    """Evaluate one round's encoder, from the measure at which the last attempt left it."""
 
     def work(connection: Connection) -> None:
         from fedssl_coordinator.aggregator.evaluations import evaluate
@@ -228,7 +228,7 @@ def _compute(run_id: UUID, step: Step) -> None:
 def _work_on(table: type[Job], job_id: UUID, work: Callable[[Connection], None], *, task: str) -> None:
     """Work on a job under its lock, and record a failure.
 
-    A failed device ends this process: it answers nothing any more, and a new process can use it.
+    If the device has failed, this process ends: it could not use the device any more, and a new process can.
     """
 
     def attempt(connection: Connection) -> None:

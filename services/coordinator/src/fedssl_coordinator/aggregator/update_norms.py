@@ -68,7 +68,7 @@ def _data(measures: Metrics) -> dict[str, float]:
 
 
 def _numbers(norms: Norms, accepted: Sequence[Assignment]) -> dict[str, Metrics]:
-    """Return the measurements of the updates that were used: by those that were left out, no other one is judged."""
+    """Return the measurements of the updates that were used. No other update is compared with those left out."""
     return {
         row.client_id: {**norms.measures[row.client_id], NUM_EXAMPLES: float(row.num_examples or 0)}
         for row in accepted

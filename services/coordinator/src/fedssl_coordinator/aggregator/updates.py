@@ -39,7 +39,7 @@ def stored_update(row: Assignment) -> Update:
 
 @dataclass(frozen=True, slots=True)
 class _LoadStored:
-    """Reads an update at its turn: neither memory nor a store that has to fetch it has room for those of a cohort.
+    """Reads an update when it is needed: neither memory nor the local copies of a store have room for a whole cohort's.
 
     Equal digests are equal bytes.
     """
@@ -57,7 +57,7 @@ class _LoadStored:
             yield FileTensors(file) if _checked.get(self.digest) == _version(os.fstat(file.fileno())) else None
 
     def _checked(self, path: Path) -> Tensors:
-        version = _version(path.stat())  # before it is read: what is written meanwhile has another version
+        version = _version(path.stat())  # before it is read: a file that is written meanwhile has another version
         tensors = read_tensors(path, self.digest)
         if len(_checked) >= _MOST_CHECKED:
             _checked.clear()

@@ -20,7 +20,7 @@ _NO_RUN = "events/None"
 _COLUMNS = ("kind", "round_number", "client_id", "message", "data")
 
 _LOCK = Statement(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"))
-# The lock first: a row of the join, and with it an id, exists only once the function has returned.
+# The lock comes first: a row of the join, and with it an id, exists only once the function has returned.
 _LOCK_AND_WRITE = Statement(
     text(
         "INSERT INTO events (kind, run_id, round_number, client_id, message, data) "

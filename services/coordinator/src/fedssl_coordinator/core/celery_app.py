@@ -56,7 +56,7 @@ def _configuration() -> dict[str, Any]:
             "socket_timeout": 5,
             "socket_connect_timeout": 2,
             "retry_on_timeout": True,
-            "max_retries": 0,  # when sending: a request must not wait for Redis. Consumers retry forever.
+            "max_retries": 0,  # for sending, because a request must not wait for Redis; consumers retry forever
             # A message leaves Redis when it is taken. With acknowledgements, Celery puts unfinished messages back when
             # the connection is lost, and the process ends if that fails. The sweep resends lost messages.
             "ack_emulation": False,

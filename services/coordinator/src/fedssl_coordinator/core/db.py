@@ -57,7 +57,7 @@ class BrokenReference(IntegrityError):
 
 
 _AFTER_COMMIT = "after_commit"
-_PREFIX = "fedssl/"  # of the names of all locks
+_PREFIX = "fedssl/"  # the beginning of each lock's name
 _LOCKS = table("pg_locks", *map(column, ("locktype", "database", "classid", "objid", "objsubid")))
 _DATABASES = table("pg_database", column("oid"), column("datname"))
 _CONNECT = {"connect_timeout": 5, "keepalives_idle": 30}  # a connection that holds a lock may be idle for hours
@@ -114,14 +114,14 @@ def engine() -> Engine:
 
 
 def _settle(connection: psycopg.Connection | None, entry: ConnectionPoolEntry) -> None:
-    """Note when a connection was used, and end its use without transactions. A lost connection is None."""
+    """Record when a connection was used, and end its use without transactions. A lost connection is None."""
     entry.info[_USED_AT] = time.monotonic()
     if connection is not None and connection.autocommit:
         connection.autocommit = False
 
 
 def _test_if_idle(dialect: Dialect, connection: psycopg.Connection, entry: ConnectionPoolEntry, proxy: object) -> None:
-    """Test a connection before its use, as `pool_pre_ping` does, but only one that was idle: a test is a round trip."""
+    """Test a connection before its use, as `pool_pre_ping` does, but only if it was idle: a test is a round trip."""
     used_at = entry.info.get(_USED_AT)
     if used_at is None or time.monotonic() - used_at < _TESTED_SECONDS:
         return

@@ -35,37 +35,37 @@ def _producers() -> Any:
 
 
 def advance(session: Session, run_id: UUID) -> None:
-    """Have an aggregator check the run after the commit."""
+    """Enqueue a check of the run by an aggregator, after the commit."""
     after_commit(session, _send_task, "advance_run", str(run_id))
 
 
 def begin_mean(session: Session, run_id: UUID) -> None:
-    """Have an aggregator add the accepted updates of the run's round to their mean after the commit."""
+    """Enqueue the addition of the accepted updates of the run's round to their mean, after the commit."""
     after_commit(session, _send_task, "begin_mean", str(run_id))
 
 
 def distil(session: Session, job_id: UUID) -> None:
-    """Have a process of the queue `distill` check the job after the commit."""
+    """Enqueue a check of the job in the queue `distill`, after the commit."""
     after_commit(session, _send_task, "distil", str(job_id))
 
 
 def evaluate(session: Session, evaluation_id: UUID) -> None:
-    """Have a process of the queue `evaluate` check the evaluation after the commit."""
+    """Enqueue a check of the evaluation in the queue `evaluate`, after the commit."""
     after_commit(session, _send_task, "evaluate", str(evaluation_id))
 
 
 def compute_plan(session: Session, digest: str) -> None:
-    """Have an aggregator compute the plan of the spec with this digest after the commit."""
+    """Enqueue the computation of the plan of the spec with this digest, after the commit."""
     after_commit(session, _send_task, "compute_plan", digest)
 
 
 def collect(session: Session) -> None:
-    """Have an aggregator remove artifacts that nothing needs any more after the commit."""
+    """Enqueue the removal of artifacts that nothing needs any more, after the commit."""
     after_commit(session, _send_task, "collect")
 
 
 def notify(session: Session) -> None:
-    """Have a process of the queue `notify` deliver notifications after the commit."""
+    """Enqueue the delivery of notifications that are due, after the commit."""
     after_commit(session, _send_task, "notify")
 
 
@@ -88,7 +88,7 @@ def _publish(channel: str) -> None:
     """Wake the listeners of a channel: now, or at the end of a gap if they were woken just before.
 
     Under load each update wakes the watchers twice, and each message costs every API process a turn. Two threads at
-    once may send one message more than is needed, but none too few.
+    once may send one message too many, but never one too few.
     """
     now, last = time.monotonic(), _published_at.get(channel, 0.0)
     if last > now:

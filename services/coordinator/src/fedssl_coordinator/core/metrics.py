@@ -21,7 +21,7 @@ UPLOAD_BYTES = Counter("fedssl_upload_bytes", "Bytes of artifacts received and s
 TASK_SECONDS = Histogram("fedssl_task_seconds", "Celery tasks", ["task"], registry=REGISTRY, buckets=_SECONDS)
 TASK_FAILURES = Counter("fedssl_task_failures", "Computations that failed and are retried", ["task"], registry=REGISTRY)
 NOTIFICATIONS = Counter(
-    "fedssl_notification_tries", "Tries to deliver a notification", ["kind", "outcome"], registry=REGISTRY
+    "fedssl_notification_tries", "Attempts to deliver a notification", ["kind", "outcome"], registry=REGISTRY
 )
 GPU_BYTES = Gauge("fedssl_gpu_memory_bytes", "GPU memory that this process holds", registry=REGISTRY)
 

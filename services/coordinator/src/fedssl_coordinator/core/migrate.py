@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 _LOCK = 0x66656473736C  # "fedssl"
 _TRIES, _PAUSE_SECONDS = 10, 3.0
-_IN_USE = ("40P01", "55P03")  # a deadlock with a process that works, or a lock that it did not release in time
+_IN_USE = ("40P01", "55P03")  # a deadlock with a working process, or a lock that it did not release in time
 
 _WHAT_TO_DO = (
     "wait until the sessions that use the tables have ended, such as a backup, or end them with "
@@ -47,8 +47,8 @@ def alembic_config() -> Config:
 def upgrade(revision: str = "head") -> None:
     """Upgrade the database to `revision`.
 
-    Does nothing if a newer version has migrated the database: after a rollback this version can use its tables. Tries
-    again if it collides with the processes that use the tables meanwhile. Raises OperationalError.
+    Does nothing if a newer version has migrated the database: after a rollback this version can use its tables. Retries
+    if it collides with processes that use the tables meanwhile. Raises OperationalError.
     """
     with direct_engine().connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})

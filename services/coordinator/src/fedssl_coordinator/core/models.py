@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 class Base(DeclarativeBase):
-    """Text columns without a length, times with a zone, and constraints with predictable names."""
+    """The base of all tables: text columns without a length, times with a zone, constraints with predictable names."""
 
     type_annotation_map = {str: Text, datetime: DateTime(timezone=True), Json: JSONB(none_as_null=True)}
     metadata = MetaData(
@@ -199,7 +199,7 @@ class Run(Base):
     num_deaths: Mapped[int] = mapped_column(server_default=text("0"))
     # The last round that was aggregated without the state of a client whose loss makes all clients start cold.
     restart_round: Mapped[int | None]
-    # Words of the operators about the run. Nothing depends on them.
+    # The operators' name, tags and notes. Nothing depends on them.
     tags: Mapped[list[str]] = mapped_column(JSONB(none_as_null=True), server_default=text("'[]'"))
     notes: Mapped[str] = mapped_column(server_default=text("''"))
 
@@ -267,7 +267,7 @@ class Assignment(Base):
     update_digest: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     num_examples: Mapped[int | None] = mapped_column(BigInteger)
     progress: Mapped[Json | None]
-    # The newest report of what the worker's process holds of its machine.
+    # The newest report of the memory and GPU time that the worker's process uses.
     resources: Mapped[Json | None]
     offered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     leased_at: Mapped[datetime | None]
@@ -628,7 +628,7 @@ class NotificationDelivery(Base):
     state: Mapped[str]
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     next_try_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    # Why the last try failed.
+    # Why the last attempt failed.
     error: Mapped[str | None]
     # Increases within a transaction, so that its deliveries keep the order of its events.
     created_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())

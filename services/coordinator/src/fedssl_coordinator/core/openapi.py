@@ -13,7 +13,7 @@ _UNCOUNTED = ("/healthz", "/readyz")  # by the rate limits
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what a route's `responses` declare for the errors of its own.
+    """Return what a route's `responses` declare for its own errors.
 
     Statuses that follow from the route itself are added to the document by `DocumentedAPI`.
     """

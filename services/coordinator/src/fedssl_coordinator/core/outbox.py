@@ -17,7 +17,7 @@ from fedssl_coordinator.core.project_scope import UNRESTRICTED
 UNATTENDED, UNSEEN = "run.unattended", "run.unseen"
 MESSAGE_CHARACTERS = 500
 MOST_PENDING = 1000
-"""Deliveries per destination. While so many wait, because it does not answer, no further ones are added."""
+"""The most deliveries that wait for a destination, if it does not answer. No further ones are added."""
 
 _FINISHED, _PAUSED = "run.finished", "run.paused"
 _TOPICS = {
@@ -50,8 +50,8 @@ def add(session: Session, events: Sequence[Event]) -> None:
     ]
     if not found:  # as for most events: building the query would take longer than writing them
         return
-    # Locked, so that none is removed before the deliveries are written. One that is being removed is left out: its
-    # removal may wait for this transaction's events.
+    # Locked, so that no destination is removed before its deliveries are written. One that is being removed is left
+    # out: its removal may wait for this transaction's events.
     staying = select(NotificationDestination).where(_has_room())
     staying = staying.with_for_update(read=True, key_share=True, skip_locked=True)
     destinations = session.scalars(staying.execution_options(**{UNRESTRICTED: True})).all()

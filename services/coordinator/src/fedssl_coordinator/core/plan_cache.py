@@ -20,7 +20,7 @@ from fedssl_coordinator.core.queues import redis_connection
 log = structlog.get_logger(__name__)
 
 _KEPT_SECONDS = 24 * 3600
-_REFUSAL_KEPT_SECONDS = 600  # another version of the aggregator may have a plan for the same spec
+_REFUSAL_KEPT_SECONDS = 600  # no longer, as another version of the aggregator may have a plan for the spec
 _ASKED_SECONDS = 60
 _IRRELEVANT = (
     "name",
@@ -35,7 +35,7 @@ _IRRELEVANT = (
 
 
 def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:
-    """Return the plan of such a run. If it is not known yet, return None and have an aggregator compute it."""
+    """Return the plan of such a run. If it is not known yet, return None and enqueue its computation."""
     digest = _digest(spec)
     try:
         found = redis_connection().get(_plan_key(digest))

@@ -45,7 +45,7 @@ UNRESTRICTED = "fedssl_unrestricted"
 
 @dataclass(slots=True)
 class _Restriction:
-    """Mutable, because authentication runs in a thread with a copy of the request's context."""
+    """A request's project. Mutable, because authentication runs in a thread with a copy of the request's context."""
 
     project: str | None = None
 
@@ -54,7 +54,7 @@ _restriction: ContextVar[_Restriction | None] = ContextVar("restriction", defaul
 
 
 class ProjectScope:
-    """ASGI middleware: gives each request a restriction of its own."""
+    """ASGI middleware that gives each request its own restriction."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

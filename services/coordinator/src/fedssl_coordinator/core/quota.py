@@ -28,7 +28,7 @@ class Quota:
         self._num_refused: Counter[Hashable] = Counter()
 
     def take(self, caller: Hashable, limit: int) -> bool:
-        """Count one, and return whether it is among the first `limit` of the window."""
+        """Count one request, and return whether it is among the first `limit` of the window."""
         with self._lock:
             now = self._clock()
             window = self._windows.get(caller)
@@ -46,6 +46,6 @@ class Quota:
             return window is None or self._clock() >= window.end or window.count < limit
 
     def pop_num_refused(self, caller: Hashable) -> int:
-        """Return how many were beyond the limit since the last call."""
+        """Return how many requests of the caller were beyond the limit since the last call."""
         with self._lock:
             return self._num_refused.pop(caller, 0)

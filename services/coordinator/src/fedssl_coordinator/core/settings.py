@@ -132,10 +132,10 @@ class Settings(BaseSettings):
         "own address has these paths too.",
     )
     notify_seconds: float = Field(
-        default=5.0, gt=0, description="How often notifications that are due for another try are delivered."
+        default=5.0, gt=0, description="How often notifications that are due for another attempt are delivered."
     )
     notify_allow_http: bool = Field(
-        default=False, description="Webhooks may have http URLs, which any machine on their way can read."
+        default=False, description="Webhooks may have http URLs, which any machine on the way can read."
     )
     notify_allow_networks: str = Field(
         default="",
@@ -330,7 +330,7 @@ _SCHEMES = {"database_url": _POSTGRES, "database_direct_url": _POSTGRES, "redis_
 
 
 def _require_address(name: str, address: str, schemes: tuple[str, ...]) -> None:
-    """Raise ValueError, without any part of the address, if a client would take it apart otherwise than meant."""
+    """Raise ValueError, without any part of the address, if clients could parse it differently than it was meant."""
     scheme, _, rest = address.partition("://")
     if scheme not in schemes or not rest:
         raise ValueError(f"{name} must begin with {' or '.join(f'{each}://' for each in schemes)}")

@@ -1,6 +1,7 @@
 """Statements that are compiled once and that the driver executes: SQLAlchemy's execution takes several times as long.
 
-They are for what every update sends. The ORM does not see them: they flush nothing, and no project restricts them.
+They are for the statements that every update needs. The ORM does not see them: they flush nothing, and no project
+restricts them.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class Statement:
         return _only(self.all(session, values))
 
     def alone(self, values: Mapping[str, object]) -> tuple[Any, ...] | None:
-        """Do the same as `one_or_none`, outside of a transaction: that saves BEGIN and COMMIT, two round trips.
+        """Do the same as `one_or_none`, outside of a transaction, which saves BEGIN and COMMIT, two round trips.
 
         Behind a pooler it is a transaction, because time limits are set in each.
         """

@@ -54,7 +54,7 @@ class Telemetry:
 
 @functools.lru_cache(maxsize=1000)
 def _series(method: str, route: str, status: int) -> tuple[Counter, Histogram]:
-    """Return the two series that count such requests. They are kept: to find them takes longer than to count."""
+    """Return the two series that count such requests. They are cached: finding them takes longer than counting."""
     return REQUESTS.labels(method, route, status), REQUEST_SECONDS.labels(method, route)
 
 

@@ -41,7 +41,7 @@ def take_token(request: Request, form: Form, session: DB) -> Response:
 
 
 def sign_in_page(wanted: str, error: ProblemError | None = None) -> Response:
-    """Return the page that offers to sign in, and reports why that failed before."""
+    """Return the page that offers to sign in, and reports why an earlier attempt failed."""
     text, status = (f"Not signed in: {error.detail}.", error.status) if error else ("", 200)
     issuer = settings().oidc_issuer
     provider = urlsplit(issuer).netloc if issuer else None

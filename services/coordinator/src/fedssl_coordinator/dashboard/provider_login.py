@@ -67,7 +67,7 @@ def begin(request: Request, next: str = "/runs") -> Response:  # noqa: A002
 
 @router.get(f"{_PATH}/callback", name="finish_sign_in")
 def finish(request: Request) -> Response:
-    """Take the provider's answer, which is good once and only in the browser that began."""
+    """Take the provider's answer, which is valid once, and only in the browser that began."""
     begun = _Begun.read(request.cookies.get(ATTEMPT_COOKIE, ""))
     answer = dict(request.query_params)
     try:
@@ -88,7 +88,7 @@ def choose_project(visitor: Signed, form: Form, session: DB) -> Response:
 
 @router.post("/sign-out")
 def sign_out(request: Request, visitor: Signed, session: DB) -> Response:
-    """End the session in this browser, and a person's session at the provider if that offers it."""
+    """End the session in this browser, and the person's session at the provider if the provider offers this."""
     response: Response = see_other("/sign-in")
     if tokens.sign_out(session, visitor.caller.token_id):
         try:
@@ -97,7 +97,7 @@ def sign_out(request: Request, visitor: Signed, session: DB) -> Response:
         except ProblemError:  # the session here has ended in any case
             at_provider = None
         if at_provider is not None:
-            # Not a redirect: the page's policy allows forms to lead nowhere but here.
+            # Not a redirect: the page's policy allows forms to lead only to this site.
             response = render("signed_out.html", None, at_provider=at_provider, host=_provider().host)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     response.delete_cookie(ID_TOKEN_COOKIE, path="/sign-out", httponly=True, samesite="strict")

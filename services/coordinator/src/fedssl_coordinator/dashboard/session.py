@@ -109,7 +109,7 @@ def require_same_origin(request: Request) -> None:
 
 
 def require_csrf(visitor: Visitor, form: dict[str, str]) -> None:
-    """Raise ProblemError for a form that is not of this person's pages."""
+    """Raise ProblemError for a form that is not from this person's pages."""
     if not hmac.compare_digest(visitor.csrf.encode(), form.get("csrf", "").encode()):
         raise ProblemError("forbidden", "this form is not from your session: go back, reload the page and try again")
 
@@ -128,7 +128,7 @@ def _visitor(request: Request, session: DB) -> Visitor:
 
 
 def _noted(request: Request, visitor: Visitor) -> Visitor:
-    request.state.valid_session = visitor.caller.token_id  # as a token that is shown to the API: for the rate limits
+    request.state.valid_session = visitor.caller.token_id  # as for a token that is sent to the API: for the rate limits
     request.state.visitor = visitor
     return visitor
 
@@ -143,7 +143,7 @@ async def _visitor_without_session(request: Request) -> Visitor:
 
 Form = Annotated[dict[str, str], Depends(_form)]
 Viewing = Annotated[Visitor, Depends(_visitor, scope="function")]
-# For endpoints that wait or stream: they must not hold a database connection meanwhile.
+# For endpoints that wait or stream, which must not hold a database connection meanwhile.
 WaitingViewing = Annotated[Visitor, Depends(_visitor_without_session)]
 
 

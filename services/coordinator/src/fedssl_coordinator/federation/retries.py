@@ -1,4 +1,4 @@
-"""Computations that may fail for a reason that passes: when each may be tried again, and which failures are events.
+"""Computations that may fail for a temporary reason: when each is retried, and which failures are events.
 
 A run's row counts the tries of its aggregations, a job's row those of the job. The pauses between tries double, and a
 failure is an event only when the number of tries has doubled: a lasting failure is visible without flooding the log.
@@ -26,13 +26,13 @@ EVENTS: MappingProxyType[type[Row], str] = MappingProxyType(
 """The type of the event that reports a failure."""
 
 MOST_DEATHS = 5
-"""After this many tries in a row that ended their process, a computation is quarantined: not tried again until asked.
+"""After this many tries in a row that ended their process, a computation is quarantined until it is requested again.
 
-A failure that is recorded, for example of a store that does not answer, is tried again without end.
+After a failure that is recorded, for example because a store does not answer, it is retried indefinitely.
 """
 
 NO_TRIES: MappingProxyType[str, Any] = MappingProxyType({"num_tries": 0, "num_deaths": 0, "retry_at": None})
-"""The values of a row whose computation was not tried yet."""
+"""The values of a row whose computation has not been tried yet."""
 
 PROGRESS: MappingProxyType[str, Any] = MappingProxyType(
     {"num_tries": 1, "num_deaths": 0, "retry_at": None, "reason": None}
@@ -44,12 +44,15 @@ LONGEST_PAUSE_SECONDS = 300
 
 
 def is_over(moment: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[bool]:
-    """For queries: a pause until this moment is over, because the moment has come or lies beyond the longest pause."""
+    """Return an SQL expression that is true if a pause until this moment is over.
+
+    It is if the moment has come, or lies beyond the longest pause.
+    """
     return or_(moment <= func.now(), moment > from_now(LONGEST_PAUSE_SECONDS))
 
 
 def due(table: type[Row]) -> ColumnElement[bool]:
-    """For queries: the pause after the last failure is over."""
+    """Return an SQL expression that is true if the pause after the last failure is over."""
     return or_(table.retry_at.is_(None), is_over(table.retry_at))
 
 
@@ -60,7 +63,7 @@ def may_begin(session: Session, row: Row) -> bool:
 
 
 def begin(session: Session, row: Row) -> None:
-    """Count a try before it is made. A try that ends its process, out of memory for example, counts too."""
+    """Count a try before it begins. A try that ends its process, out of memory for example, counts too."""
     if row.num_deaths or (row.num_tries and row.reason is None):  # the second: it had made progress before it died
         row.reason = (
             "the aggregator ended while it computed (killed, or out of memory), or lost its connection to Postgres; "
@@ -72,7 +75,7 @@ def begin(session: Session, row: Row) -> None:
 
 
 def record_failure(session: Session, row: Row, why: str, *, begun: bool = True) -> None:
-    """Pause after the try that was begun has failed, or, if not `begun`, after the step that should begin one has."""
+    """Pause after a failed try, or, if none was `begun`, after the failure of the step that should begin one."""
     row.reason = f"{printable(why, 500)}; it is tried again"
     row.num_deaths = 0
     _count(session, row, max(row.num_tries + (not begun), 1))
@@ -80,13 +83,13 @@ def record_failure(session: Session, row: Row, why: str, *, begun: bool = True) 
 
 
 def reset(session: Session, row: Row) -> None:
-    """Forget the failures: the next try may come at once."""
+    """Forget the failures: the next try may begin at once."""
     row.num_tries, row.retry_at, row.num_deaths = 0, None, 0
     session.flush()
 
 
 def is_quarantined(row: Row) -> bool:
-    """Return whether the last tries all ended their process, so that another would end the next one."""
+    """Return whether so many tries in a row have ended their process that another one would probably do so too."""
     return row.num_deaths >= MOST_DEATHS
 
 
@@ -100,7 +103,7 @@ def quarantine_reason(row: Row, what: str) -> str:
 
 
 def is_reported(num_tries: int) -> bool:
-    """Return whether the failure of this try is an event: that of the first, second, fourth, eighth ... try is.
+    """Return whether the failure of this try is an event: that of the first, second, fourth, eighth, ... is.
 
     >>> [tries for tries in range(1, 20) if is_reported(tries)]
     [1, 2, 4, 8, 16]

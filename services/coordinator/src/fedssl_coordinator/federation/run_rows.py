@@ -60,9 +60,9 @@ _writing = threading.Lock()
 
 
 def definition(session: Session, run_id: UUID, num_rounds: int | None = None) -> Definition:
-    """Return the definition of a prepared run. This process keeps those of the last runs.
+    """Return the definition of a prepared run. This process caches those of the last runs.
 
-    Its spec has the `num_rounds` that the caller has read, or, if that is None, those of an earlier time.
+    Its spec has the `num_rounds` that the caller has read, or an earlier value if that is None.
     """
     known = _definitions.get(run_id)
     if known is None or num_rounds not in (None, known.spec.num_rounds):
@@ -78,7 +78,7 @@ def definition(session: Session, run_id: UUID, num_rounds: int | None = None) ->
 
 
 def known_definition(run_id: UUID, num_rounds: int | None = None) -> Definition:
-    """Do the same as `definition`. It is read in a transaction if it is not kept."""
+    """Do the same as `definition`, but read it in a transaction of its own if it is not cached."""
     known = _definitions.get(run_id)
     if known is not None and num_rounds in (None, known.spec.num_rounds):
         return known
@@ -144,9 +144,9 @@ def locked(session: Session, run_id: UUID) -> Run | None:
 
 
 def awaiting_clients(session: Session, num_eligible: ColumnElement[int]) -> Sequence[UUID]:
-    """Return the running runs without a round in progress that have enough clients: one more may be what they wait for.
+    """Return the running runs without a round in progress that have enough clients: they may be waiting for one more.
 
-    A run that needs more clients than there are is left out, or every client that registers would have it checked.
+    A run that needs more clients than there are is left out, or it would be checked each time a client registers.
     """
     in_progress = select(Round.id).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
     fewest = Run.spec["cohort"]["min_clients"].as_integer()
@@ -184,7 +184,7 @@ def count_round(session: Session, run: Run) -> None:
 
 
 def restart_states(session: Session, run: Run, round_number: int, lost: Sequence[str]) -> None:
-    """Have every client start cold after this round, because these clients trained it without their lost state."""
+    """Make every client start cold after this round, because these clients trained it without their lost state."""
     run.restart_round = round_number
     session.flush()
     message = (
@@ -195,7 +195,7 @@ def restart_states(session: Session, run: Run, round_number: int, lost: Sequence
 
 
 def set_reason(session: Session, run: Run, reason: str | None) -> None:
-    """Set why an unfinished run does not move."""
+    """Set why an unfinished run makes no progress."""
     run.reason = reason
     session.flush()
 
@@ -215,7 +215,7 @@ def delete_all(session: Session, run_id: UUID) -> None:
     secure = select(Round.id).where(Round.run_id == run_id)
     for messages in (SecureMember, SecureRound):
         session.execute(delete(messages).where(messages.round_id.in_(secure)))
-    # Evaluations before metrics: this waits for one that completes at this moment, and by then it has written metrics.
+    # Evaluations first, then metrics: this waits for an evaluation that is just completing and adds metrics.
     for table in (Evaluation, SiteEvaluation, Metric, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))
     session.execute(delete(Run).where(Run.id == run_id))
@@ -230,8 +230,8 @@ def _set_weights(session: Session, run: Run, weights: WeightDigests) -> None:
 def newest_accepted(session: Session, run: Run, client_id: str, last_round: int | None = None) -> AcceptedUpdate | None:
     """Return the client's newest accepted update in the run, up to `last_round`, but not of a skipped or failed round.
 
-    Such a round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted up
-    to the round after which all clients start cold count.
+    Such a round puts no update into the weights, so no client's state advances in it. Updates up to the round after
+    which all clients start cold do not count either.
     """
     statement = (
         select(Assignment.round_number, Assignment.update_digest)

@@ -19,7 +19,7 @@ IS_KNOWN = "is_known"
 """The key in a scope's state for the id of the caller's token, if it was valid on its last request. The rate limits set
 it."""
 
-SESSION_COOKIE = "fedssl_session"  # of the web page
+SESSION_COOKIE = "fedssl_session"  # the cookie of the web page
 
 _ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/", "POST": "/v1/work/deliver"}
 _REGISTRATION = "/v1/work/register"

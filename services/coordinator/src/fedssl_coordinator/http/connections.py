@@ -1,9 +1,9 @@
-"""Keeps places for known callers while others hold connections open and send nothing.
+"""Reserves connections for known callers while others hold connections open and send nothing.
 
 A caller is known after a request on the connection has shown a valid token or session. All other connections are
-strangers', whatever they have sent. Their number is never a reason to refuse a caller: a stranger's connection is
-closed in its place, the oldest one of the address that has the most. If all connections are known callers', one without
-a request is closed, or else the oldest of the caller with the most if those are more than one address may have.
+strangers', whatever they have sent. Their number is never a reason to refuse a caller: instead, the oldest connection
+of the address with the most strangers' connections is closed. If all connections are known callers', one without a
+request is closed, or else the oldest of the caller with the most, if it has more than one address may have.
 """
 
 import time
@@ -103,7 +103,7 @@ class Connections:
         return min(self._head_seconds, max(GRACE_SECONDS, self._head_seconds * share))
 
     def _close_a_stranger(self, opened_before: float = float("inf")) -> bool:
-        """Close the oldest of the address that has the most, or of the next one. Returns whether one was closed."""
+        """Close the oldest connection of the address with most, or of the next one. Returns whether one was closed."""
         for own in sorted(self._strangers.values(), key=len, reverse=True):
             for connection in list(own):
                 self.recognise(connection)
@@ -115,7 +115,10 @@ class Connections:
         return False
 
     def _close_a_known(self) -> bool:
-        """Close one without a request, or the oldest of a caller that has too many. Returns whether one was closed."""
+        """Close a connection without a request, or the oldest of a caller with too many.
+
+        Returns whether it closed one.
+        """
         found = next((each for each in self._known if each.is_idle), None)
         if found is None:
             own: dict[str | None, list[Connection]] = {}

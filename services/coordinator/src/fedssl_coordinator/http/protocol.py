@@ -28,7 +28,7 @@ _NO_PLACE = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Leng
 class _PatientFlow(FlowControl):
     """Waits for a caller that does not read for `stall_seconds`, and then closes the connection.
 
-    The deadline begins only where a message has to wait: a deadline per message costs more than sending it.
+    The deadline begins only when a message has to wait: a deadline per message costs more than sending it.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:

@@ -1,6 +1,6 @@
 """Limits the requests of each token, and of each address for requests without a token that is known to be valid.
 
-A token that was recently valid is counted by itself, so that two hundred workers behind one address do not limit one
+A token that was recently valid is counted separately, so that two hundred workers behind one address do not limit one
 another. Sessions of the web page count with the token that signed in. Everything else, such as guesses and floods, is
 counted by address before the database is queried. If the address has reached a limit, a token that this process has not
 seen yet is looked up before it is refused, so that the guesses of one caller do not refuse the workers behind the same
@@ -63,7 +63,7 @@ class RateLimits:
         if scope["type"] != "http" or scope["path"] in _UNCOUNTED:
             await self._app(scope, receive, send)
             return
-        if self._counts is None:  # here, because the settings are read once the process serves
+        if self._counts is None:  # created here, because the settings are read only once the process serves
             self._counts = RequestCounts(settings().redis_address)
         credential, address = _credential(scope), _address_key(scope)
         seconds = await self._seconds_to_wait(self._counts, credential, address)
@@ -123,7 +123,7 @@ class RateLimits:
 
 @dataclass(slots=True)
 class _Unreported:
-    """A caller's requests that Redis does not know of yet, and what it knew in all when they were last reported."""
+    """A caller's requests that were not reported to Redis yet, and the total that it knew at the last report."""
 
     num: int = 0
     num_reported: int = 0
@@ -148,7 +148,7 @@ class RequestCounts:
 
         It is reported with the tenth request, or with the first one after ten seconds.
         A message to Redis per request costs as much as a statement. With several processes, a caller may get up to nine
-        more requests from each of them. With one, nothing differs.
+        more requests from each of them. With a single process there is no difference.
         """
         if not per_minute:
             return 0

@@ -31,11 +31,11 @@ KEEP_ALIVE_SECONDS = 20  # longer than the pauses between a worker's requests wh
 HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
 _HEALTH_CONNECTIONS = 100
 _STOP_SECONDS = 3
-_NEW_OBJECTS = 20_000  # between two searches for garbage; with Python's 700, each request causes some
+_NEW_OBJECTS = 20_000  # new objects between two garbage collections; with Python's 700, each request causes some
 _BACKLOG = 2048  # connections that wait to be accepted
 _OTHER_FILES = 256  # besides connections: Postgres, Redis, artifacts
-# For glibc's mallopt: blocks up to this size are taken from memory that is kept, and so much free memory is kept at the
-# end of each heap.
+# For glibc's mallopt: blocks up to the first size are taken from memory that is kept, and as much free memory as the
+# second is kept at the end of each heap.
 _KEPT_BYTES = {-3: 4 << 20, -1: 16 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
@@ -92,13 +92,13 @@ def serve(app: ASGIApp, options: ListenOptions) -> None:
 
 
 def settle_memory() -> None:
-    """Have the process search for garbage less often, and keep the memory of bodies for the next ones.
+    """Configure the process to search for garbage less often, and to keep the memory of bodies for the next ones.
 
     Requests leave hardly any garbage that needs a search. Memory that is returned to the system and taken again costs a
     page fault per 4 KiB (docs/contributing/log.md).
     """
     gc.collect()
-    gc.freeze()  # what was imported stays, and is not searched again and again
+    gc.freeze()  # what was imported stays, and need not be searched repeatedly
     gc.set_threshold(_NEW_OBJECTS, 20, 20)
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "mallopt"):  # only glibc has it
@@ -161,7 +161,7 @@ class _Config(uvicorn.Config):
 class Server(uvicorn.Server):
     """uvicorn's server, and in the same process and loop a listener for health if FEDSSL_HEALTH_PORT is set.
 
-    A flood of the API's listener takes no connection of the other one, which no client should be able to reach.
+    A flood of requests to the API takes no connection of the other listener, which no client should be able to reach.
     """
 
     @property
@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
         connections = Connections(_HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS, settings().head_seconds)
         config = _Config(_only_health(self._app), connections, lifespan="off", proxy_headers=False)
         config.load()
-        # With this server's state, which ends these connections too when it stops.
+        # Both servers share this state, so these connections end too when the server stops.
         return await asyncio.get_running_loop().create_server(
             lambda: config.new_protocol(config=config, server_state=self.server_state, app_state={}),
             host,

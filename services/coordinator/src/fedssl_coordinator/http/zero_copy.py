@@ -53,7 +53,7 @@ class ZeroCopy:
         await self._drain(cycle.flow)
         while offset < stop:
             if self._transport.is_closing():
-                cycle.disconnected = True  # uvicorn learns it a turn of the event loop later
+                cycle.disconnected = True  # uvicorn notices this one turn of the event loop later
                 return
             piece = min(_PIECE_BYTES, stop - offset)
             num_sent = self._send_some(file, offset, piece) if _is_cached(file, offset, piece) else 0

@@ -40,7 +40,7 @@ ADMINS = (Role.ADMIN,)
 OPERATORS = (*ADMINS, Role.OPERATOR)
 VIEWERS = (*OPERATORS, Role.VIEWER)
 WORKERS = (Role.WORKER,)
-_ROLES = "roles"  # of a request's state: who may send it, if its endpoint checks that itself
+_ROLES = "roles"  # in a request's state: who may send it, if its endpoint checks that itself
 
 _WHOSE = {
     Role.ADMIN: "an admin's",
@@ -201,17 +201,20 @@ class PresentedToken:
 
     @property
     def secret_hash(self) -> str:
-        """The token's hash, for a statement that checks the token and does the work. No token has that of no token."""
+        """The token's hash, for a statement that checks the token and does the work. Without a token, no row has it."""
         return hash_secret("" if self._credentials is None else self._credentials.credentials)
 
     def remember(self, worker: SeenWorker) -> Caller:
-        """Return the token's owner, which such a statement has found to be this worker."""
+        """Return the token's owner: this worker, which such a statement has found."""
         say_about(client=worker.client_id)
         return _remembered(self._request, Caller(worker.id, Role.WORKER, worker.client_id))
 
 
 class _Presented(HTTPBearer):
-    """Reads a request's token, which is not checked yet. FastAPI takes long for a dependency: this is one, not two."""
+    """Reads a request's token, which is not checked yet.
+
+    FastAPI is slow at dependencies, so this is one instead of two.
+    """
 
     async def __call__(self, request: Request, scopes: SecurityScopes) -> PresentedToken:  # type: ignore[override]
         setattr(request.state, _ROLES, scopes.scopes)

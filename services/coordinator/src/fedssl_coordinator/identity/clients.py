@@ -101,8 +101,11 @@ def declarations(client: Client) -> dict[str, BaseModel | None]:
 
 
 def _understood(model: type[M], declared: Json | None) -> M | None:
-    """Return what a worker declared. None if it declared nothing, or a newer version than this one stored it, which was
-    rolled back: the worker itself declines work that it cannot do."""
+    """Return what a worker declared.
+
+    None if it declared nothing, or if a newer version, since rolled back, stored it: the worker itself declines work
+    that it cannot do.
+    """
     try:
         return None if declared is None else model.model_validate(declared)
     except ValidationError:

@@ -28,7 +28,7 @@ _MOST_RUNS = 500
 
 
 def deliver_due() -> None:
-    """Deliver what is due, for at most a minute. A destination that fails is not tried again before the next call."""
+    """Deliver what is due, for at most a minute. A destination that fails is not retried before the next call."""
     failed: set[UUID] = set()
     end = time.monotonic() + _PASS_SECONDS
     with transaction() as session:
@@ -50,8 +50,8 @@ def deliver_due() -> None:
 def record_stalled() -> None:
     """Record an event for each run that waits for an aggregator, or only for clients that are absent.
 
-    Each of the two is recorded once until something else happens in the run. Does nothing while another process does
-    the same.
+    Each of the two is recorded only once until something else happens in the run. Does nothing while another process
+    does the same.
     """
     with exclusive("stalled") as connection:
         if connection is not None:
@@ -69,7 +69,7 @@ def _record_stalled(connection: Connection) -> None:
 
 
 def _try(delivery: NotificationDelivery, destination: NotificationDestination, key: bytes) -> str | None:
-    """Send once. Returns why it failed, or None."""
+    """Make one attempt. Returns why it failed, or None."""
     try:
         if destination.kind == DestinationKind.WEBHOOK:
             body = json.dumps(delivery.payload, separators=(",", ":")).encode()

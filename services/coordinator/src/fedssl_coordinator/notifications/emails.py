@@ -14,7 +14,7 @@ _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
 def send(address: str, delivery_id: UUID, notification: Notification, settings: Settings) -> None:
-    """Hand a notification to the SMTP server. Raises NotDelivered if it does not take it."""
+    """Pass a notification to the SMTP server. Raises NotDelivered if the server does not accept it."""
     if settings.smtp_host is None or settings.smtp_from is None:
         raise NotDelivered("there is no SMTP server: set FEDSSL_SMTP_HOST and FEDSSL_SMTP_FROM")
     message = _message(settings.smtp_from, address, delivery_id, notification)
@@ -66,5 +66,5 @@ def _message(sender: str, address: str, delivery_id: UUID, notification: Notific
 
 
 def _one_line(text: str) -> str:
-    """Replace what must not be in a header, or in a line that names one fact."""
+    """Replace characters that must not be in a header, or in a line of the text."""
     return "".join(char if char.isprintable() else " " for char in text)

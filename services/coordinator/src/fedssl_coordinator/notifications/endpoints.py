@@ -25,7 +25,7 @@ def create_notification_destination(request: DestinationCreate, caller: Admin, s
 def list_notification_destinations(
     caller: Admin, session: DB, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[DestinationView]:
-    """List the destinations, oldest first, each with its newest delivery that was tried."""
+    """List the destinations, oldest first, each with the newest delivery that was attempted."""
     after = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     rows = repository.oldest_first(session, limit + 1, after)
     found = {view.id: view for view in service.views(session, rows)}
@@ -34,13 +34,13 @@ def list_notification_destinations(
 
 @router.delete("/{destination_id}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_notification_destination(destination_id: UUID, caller: Admin, session: DB) -> None:
-    """Remove a destination. What waits for it is not delivered."""
+    """Remove a destination. Notifications that wait for it are not delivered."""
     service.remove(session, destination_id)
 
 
 @router.post("/{destination_id}/test", status_code=status.HTTP_202_ACCEPTED, responses=problems(409))
 def test_notification_destination(destination_id: UUID, caller: Admin, session: DB) -> DeliveryView:
-    """Send a test notification. `GET .../deliveries` shows what becomes of it."""
+    """Send a test notification. `GET .../deliveries` shows its result."""
     return service.send_test(session, destination_id)
 
 

@@ -23,8 +23,8 @@ _NOT_PUBLIC = tuple(
         (
             "64:ff9b::/96",  # NAT64, which leads to an IPv4 address that was not checked
             "64:ff9b:1::/48",  # the same within one network, which Python calls global before 3.11.10
-            "192.0.0.0/24",  # of protocols, and of a cloud's metadata; Python calls it global before 3.11.10
-            "fec0::/10",  # of one site: an earlier form of fd00::/8
+            "192.0.0.0/24",  # for protocols, and for a cloud's metadata; Python calls it global before 3.11.10
+            "fec0::/10",  # site-local, an earlier form of fd00::/8
         ),
     )
 )
@@ -80,7 +80,7 @@ def addresses_of(host: str, port: int, seconds: float) -> list[str]:
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection each of whose steps ends at the deadline."""
+    """A connection whose every step ends at the deadline."""
 
     def __init__(self, stream: httpcore.NetworkStream, seconds_left: Callable[[], float]) -> None:
         self._stream = stream

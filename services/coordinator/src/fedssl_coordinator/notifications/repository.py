@@ -34,7 +34,7 @@ def pause_seconds(num_tries: int) -> float:
 
 
 def lock_destinations(session: Session) -> int:
-    """Let no other transaction add a destination until this one ends, and return how many there are."""
+    """Prevent other transactions from adding a destination until this one ends, and return how many there are."""
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("notification_destinations", 0))))
     return session.scalar(select(func.count()).select_from(NotificationDestination)) or 0
 
@@ -66,7 +66,7 @@ def oldest_first(session: Session, limit: int, after: Before | None) -> Sequence
 
 
 def newest_tried(session: Session, destination_ids: Iterable[UUID]) -> dict[UUID, NotificationDelivery]:
-    """Return the newest delivery of each destination that was tried."""
+    """Return each destination's newest delivery that was attempted."""
     table = NotificationDelivery
     statement = (
         select(table)
@@ -110,12 +110,12 @@ def deliveries(
 
 
 def claim(session: Session, without: Collection[UUID]) -> tuple[NotificationDelivery, NotificationDestination] | None:
-    """Return a delivery that is due, not of the destinations `without`, with its destination; None if there is none.
+    """Return a delivery that is due, with its destination, or None. Leaves out the destinations `without`.
 
-    Its try is counted, and the next one scheduled, before it is made: if this process dies, another repeats it.
+    The attempt is counted, and the next one scheduled, before it is made: if this process dies, another repeats it.
     """
     table = NotificationDelivery
-    longest = from_now(LONGEST_PAUSE_SECONDS)  # further ahead: the clock was set back
+    longest = from_now(LONGEST_PAUSE_SECONDS)  # if it is further ahead, the clock was set back
     statement = (
         select(table)
         .where(table.state == DeliveryState.PENDING, or_(table.next_try_at <= func.now(), table.next_try_at > longest))
@@ -135,9 +135,9 @@ def claim(session: Session, without: Collection[UUID]) -> tuple[NotificationDeli
 
 
 def record_try(session: Session, delivery: NotificationDelivery, error: str | None) -> None:
-    """Record how a try has ended. After the last one, the delivery has failed.
+    """Record how an attempt has ended. After the last one, the delivery has failed.
 
-    After a failure, what else is due for the destination waits a moment: its backlog must not take the turns of others.
+    After a failure, what else is due for the destination waits a moment, so that its backlog does not delay others.
     """
     values: dict[str, Any] = {"error": error}
     if error is None or delivery.num_tries >= MOST_TRIES:

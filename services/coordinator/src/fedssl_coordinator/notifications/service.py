@@ -97,7 +97,7 @@ def delivery_view(row: NotificationDelivery) -> DeliveryView:
 
 
 def remove(session: Session, destination_id: UUID) -> None:
-    """Remove a destination. What waits for it is not delivered."""
+    """Remove a destination. Notifications that wait for it are not delivered."""
     row = require(session, destination_id)
     what = f"{row.kind} to {shown_target(row)}"
     repository.remove(session, destination_id)
@@ -117,7 +117,7 @@ def send_test(session: Session, destination_id: UUID) -> DeliveryView:
 
 
 def shown_target(row: NotificationDestination) -> str:
-    """Return an address for people: of a URL only the host, because many services put a secret into the path."""
+    """Return an address for people, and only the host of a URL, because many services put a secret into the path."""
     if row.kind == DestinationKind.EMAIL:
         return row.target
     parts = urlsplit(row.target)

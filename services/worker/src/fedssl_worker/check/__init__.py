@@ -1,1 +1,1 @@
-"""`fedssl-worker check`: checks of a site before it joins. They send none of their results."""
+"""`fedssl-worker check`: checks of a site before it joins, which send none of their results."""

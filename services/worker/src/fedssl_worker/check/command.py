@@ -88,7 +88,7 @@ def check(*, spec: Path | None = None, report: bool = False, output: Format = Fo
         if found.seconds_per_round is not None:
             minutes = found.seconds_per_round / 60
             shown = f"{minutes:,.1f}" if minutes >= 0.1 else "less than 0.1"
-            note(f"expected training time: {shown} minutes per round, besides transfers")
+            note(f"expected training time: {shown} minutes per round, without transfers")
     if wrong:
         typer.echo(
             f"fedssl-worker: {len(wrong)} of {len(found.checks)} checks found a problem: {', '.join(wrong)}", err=True

@@ -1,4 +1,4 @@
-"""The artifacts that the rounds of a run would send, and whether the data owner's policy lets it leave."""
+"""The artifacts that the rounds of a run would send, and whether the data owner's policy permits them."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -55,7 +55,8 @@ def check_images(settings: Settings, spec: RunSpec | None) -> ImagesFound:
     except DataError as error:
         return ImagesFound(Check("data", Found.WRONG, str(error), "correct --data"), 0)
     if spec is not None and check.found is not Found.WRONG:
-        # Without --channels, a worker whose images have another number than 1 or 3 serves that: the trial decodes them.
+        # Without --channels, a worker whose images have a number of channels other than 1 and 3 serves that number: the
+        # trial decodes them.
         most = settings.channels or max(3, spec.data.channels)
         serves = ServedShapes(max_image_size=settings.image_size or MAX_SIZE, max_channels=most)
         if (why := serves.refusal(spec.data)) is not None:
@@ -160,7 +161,7 @@ def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoin
 
 
 def _over_total(policy: Policy, spec: RunSpec, config: EvaluationConfig) -> str | None:
-    """Return that this run by itself asks for more evaluations than the policy permits in all runs, or None."""
+    """Return a message if this run alone asks for more evaluations than the policy permits in all runs, or None."""
     most = policy.max_evaluations_total
     num_due = sum(config.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
     if most is None or num_due <= most:

@@ -1,4 +1,4 @@
-"""Trains a few steps on a sample of the images, to learn how long a round takes. Nothing is kept or sent."""
+"""Trains a few steps on a sample of the images, to estimate how long a round takes. Nothing is kept or sent."""
 
 import dataclasses
 import math
@@ -115,7 +115,7 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
     pixels = torch.from_numpy(images.images).to(ctx.device)
     if (config := wants_site_labels(spec)) is None:
         labels = None if images.labels is None else torch.from_numpy(images.labels).to(ctx.device)
-        data = ClientData(pixels, labels, groups=torch.arange(len(pixels)))  # a step takes as long with any groups
+        data = ClientData(pixels, labels, groups=torch.arange(len(pixels)))  # groups do not change the time of a step
     else:
         data = _of_one_class(pixels, config)
     method = METHODS[spec.method.name]
@@ -130,7 +130,7 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
 
 
 def _of_one_class(pixels: torch.Tensor, config: SiteLabelsConfig) -> ClientData:
-    """Return images that all have the first class and are all trained on: a step takes as long with any labels."""
+    """Return images that all have the first class and are all trained on: labels do not change the time of a step."""
     shape = (len(pixels), len(config.classes)) if config.multi_label else (len(pixels),)
     labels = torch.zeros(shape, dtype=torch.int64, device=pixels.device)
     held_out = torch.zeros(len(pixels), dtype=torch.bool, device=pixels.device)

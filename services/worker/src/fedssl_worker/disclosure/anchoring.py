@@ -87,7 +87,7 @@ class Anchoring:
                 signature=receipt.signature,
                 **({} if receipt.sent is None else receipt.sent.model_dump(mode="json")),
             )
-        except LedgerError as error:  # the next update fails in the same way, and does not leave
+        except LedgerError as error:  # the next update fails in the same way, so it does not leave
             log.error("ledger.receipt_not_stored", reason=str(error))
 
 

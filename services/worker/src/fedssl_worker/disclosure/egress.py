@@ -62,7 +62,7 @@ class Egress:
         self._ledger = ledger
         self._enforcer = enforcer or PolicyEnforcer(None, client.url)
         self.anchoring = Anchoring(ledger)
-        self._delivers = True  # until something refuses a delivery
+        self._delivers = True  # until a proxy or an older coordinator refuses a delivery
 
     def register(self, register: Callable[[dict[str, Any]], Registered], numbers: CheckNumbers | None = None) -> str:
         """Register with the policy and an anchor, and return the client whose worker this is.
@@ -87,12 +87,12 @@ class Egress:
             return False
         try:
             self._ledger.change_policy(self._enforcer.digest, self._enforcer.ledger)
-        except LedgerError as error:  # the ledger writes it before the next entry, without which nothing leaves
+        except LedgerError as error:  # recorded before the next entry, without which nothing leaves
             log.error("ledger.policy_not_recorded", reason=str(error))
         return True
 
     def require_permitted(self, item: WorkItem) -> None:
-        """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained.
+        """Raise NotPermitted if the update could not leave. Called before anything is fetched or trained.
 
         Raises LedgerError if the ledger's last write failed, and it still cannot be used.
         """
@@ -213,7 +213,7 @@ class Egress:
 
         Args:
             masked: the file of the masked vector, whose digest `message` has.
-            sum_of: with whom the sum is made, for the ledger.
+            sum_of: the clients in the sum, for the ledger.
 
         Raises what `send` raises.
         """
@@ -251,7 +251,7 @@ class Egress:
         return OwnerLimits(rules.min_cohort, rules.collusion, pins)
 
     def refuse_secure(self, item: WorkItem, reason: str) -> NotPermitted:
-        """Record why this worker does not do what a secure round asks of it, and return the error to raise."""
+        """Record why this worker refuses a request of a secure round, and return the error to raise."""
         self._ledger.append("refused", **_work_fields(item), reason=reason)
         return NotPermitted(f"secure aggregation: {reason}")
 
@@ -274,7 +274,7 @@ class Egress:
     def evaluation_min_count(self, item: SiteEvaluationItem) -> int:
         """Return the fewest images that a class needs to be counted in an evaluation.
 
-        Raise NotPermitted if the counts could not leave. Is called before anything is fetched or computed.
+        Raises NotPermitted if the counts could not leave. Called before anything is fetched or computed.
         """
         with self._refusals({**_work_fields(item), "artifact": [_artifact_of(item)]}):
             fewest = self._enforcer.evaluation_min_count(item)
@@ -316,7 +316,7 @@ class Egress:
         return answered
 
     def send_report(self, report: DataReport) -> None:
-        """Record the report about the images in the ledger, then send it. A coordinator that is older ignores it.
+        """Record the report about the images in the ledger, then send it. Older coordinators ignore it.
 
         An empty report, which makes the coordinator forget an earlier one, has no entry.
         Raises LedgerError before the first byte has left, and ClientError.
@@ -433,7 +433,7 @@ def _artifact_of(item: SiteEvaluationItem) -> str:
 
 
 def _question(item: SiteEvaluationItem) -> str:
-    """Return a digest of all that the coordinator asks with an evaluation: the encoder, the spec, the classifier."""
+    """Return a digest of everything that an evaluation is about: the encoder, the spec, the classifier."""
     return hashlib.sha256(item.model_dump_json(exclude={"evaluation_id"}).encode()).hexdigest()
 
 

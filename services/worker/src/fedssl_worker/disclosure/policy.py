@@ -49,11 +49,14 @@ class PolicyError(SettingsError):
 
 
 class NotPermitted(FedSSLError):
-    """The policy does not let this work's update leave. The coordinator receives the message as the reason."""
+    """The policy does not permit this work's update to leave. The coordinator receives the message as the reason."""
 
 
 class Privacy(StrictModel):
-    """`[dp]`: whether training must be differentially private. No training is yet, so `example` refuses all work."""
+    """`[dp]`: whether training must be differentially private.
+
+    No training is so yet, and `example` refuses all work.
+    """
 
     require: Literal["none", "example"] = "none"
 
@@ -66,9 +69,7 @@ class SecureRules(StrictModel):
     """`[secagg]`: what a secure round must have before this worker takes part in it."""
 
     min_cohort: int = Field(default=3, ge=3, le=10_000, description="The smallest number of updates in a sum.")
-    collusion: int = Field(
-        default=0, ge=0, le=9_998, description="How many clients may help the coordinator against this one."
-    )
+    collusion: int = Field(default=0, ge=0, le=9_998, description="How many clients may collude with the coordinator.")
     pins: dict[ClientId, Pin] | None = Field(
         default=None,
         max_length=10_000,
@@ -232,8 +233,8 @@ class PolicyEnforcer:
     def require_enough_held_out(self, item: WorkItem, num_images: int) -> None:
         """Raise NotPermitted unless counts and cross-entropies of this number of held-out images may leave.
 
-        The coordinator chooses the classifiers and the share that is held out, so the sums over one image would be
-        numbers of its representation.
+        The coordinator chooses the classifiers and the share that is held out, so sums over one image would disclose
+        its representation.
         """
         if self.notice is None or num_images == 0:
             return
@@ -249,7 +250,7 @@ class PolicyEnforcer:
     def evaluation_min_count(self, item: SiteEvaluationItem, num_bytes: int = 0) -> int:
         """Return the fewest images that a class needs to be counted in an evaluation.
 
-        Raise NotPermitted unless counts of this size, in bytes, may leave.
+        Raises NotPermitted unless counts of this size, in bytes, may leave.
         """
         if self._policy is None:
             return 1
@@ -275,7 +276,7 @@ class PolicyEnforcer:
     def images_min_count(self, artifact: str) -> int | None:
         """Return the fewest images whose statistics may leave, or None if the policy does not allow this artifact.
 
-        A policy must allow it: without a policy it does not leave.
+        A policy must allow it explicitly: without a policy it does not leave.
         """
         if self._policy is None or self._policy.dp.require != "none":
             return None
@@ -328,7 +329,8 @@ class PolicyEnforcer:
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the loss and the speed, unless metrics of these names may leave.
 
-        In a secure round it has per cent of complete epochs, because the number of steps discloses that of images.
+        In a secure round it has only the percentage of complete epochs, because the number of steps discloses the
+        number of images.
         """
         if item.spec.secure_aggregation is not None and progress.num_steps:
             share = 100 * max(0, progress.epoch - 1) // max(1, progress.num_epochs)

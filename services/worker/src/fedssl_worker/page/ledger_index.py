@@ -80,7 +80,7 @@ class LedgerIndex:
         self._is_read = False
 
     def follow(self, stop: threading.Event) -> None:
-        """Read what is there and what is added, until `stop` is set. A damage ends the reading."""
+        """Read what is there and what is added, until `stop` is set. Damage ends the reading."""
         while not stop.is_set() and self._damage is None:
             self.read(stop)
             stop.wait(FOLLOW_SECONDS)

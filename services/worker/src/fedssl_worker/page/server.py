@@ -63,7 +63,7 @@ class PageServer(ThreadingHTTPServer):
         self._on_key(f"http://{self.netloc}/?key={self._key}")
 
     def redeem(self, key: str) -> str | None:
-        """Return a session for the key, which is worth nothing afterwards, or None if it is not the newest one."""
+        """Return a session for the key, which is invalid afterwards, or None if it is not the newest key."""
         with self._lock:
             if not hmac.compare_digest(key.encode(), self._key.encode()):
                 return None

@@ -14,7 +14,7 @@ class S3Address:
     """The address of a bucket. `prefix` precedes every key, and has no slashes at its ends.
 
     If `endpoint` is None, it is AWS's own. `public_endpoint` is the address that clients use in direct transfer, if it
-    is another one.
+    differs.
     """
 
     bucket: str

@@ -24,7 +24,7 @@ SECONDS = 10.0  # how long each attempt waits for bytes from the store
 _WHOLE_SECONDS = 120.0  # the same, while the store copies or assembles an object
 _CONFIG = {
     "signature_version": "s3v4",
-    # Many stores are older than checksums in trailers; here the sha256 is what is checked.
+    # Many stores do not support checksums in trailers; fedssl checks the sha256 itself.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
     "connect_timeout": 5,
@@ -68,10 +68,10 @@ class SentPart:
 
 
 class Bucket:
-    """Every method raises StoreUnavailable, after trying for half a minute, and NoSuchObject. Threads may share it.
+    """One prefix of a bucket. Threads may share it.
 
-    `upload`, `copy` and `complete`, which create whole objects, may take some minutes: do not call them in a
-    transaction.
+    Every method raises StoreUnavailable, after retrying for half a minute, and NoSuchObject. `upload`, `copy` and
+    `complete`, which create whole objects, may take some minutes: do not call them in a transaction.
     """
 
     def __init__(self, address: S3Address, access_key: str | None = None, secret_key: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Bucket:
         self._signing = self._s3 if public is None else _client(session, public, SECONDS)
 
     def find(self, key: str) -> Object | None:
-        """Return what is known of an object, or None if it does not exist."""
+        """Return an object's metadata, or None if it does not exist."""
         try:
             with _translated():
                 found = self._s3.head_object(**self._at(key))
@@ -135,7 +135,7 @@ class Bucket:
             self._s3.delete_object(**self._at(key))
 
     def delete_unchanged(self, found: Object) -> bool:
-        """Delete an object unless it was stored again since it was found. Return whether it was not.
+        """Delete an object unless it was stored again since it was found. Return whether it was deleted.
 
         Some stores ignore or refuse the condition of a request to delete (MinIO, rclone). There, what is stored between
         the comparison and that request is deleted.

@@ -11,7 +11,7 @@ from fedssl.artifacts.store import drop_old_files
 from fedssl.files import sync
 from fedssl.locks import lock
 
-_ABANDONED_SECONDS = 3600.0  # without another byte: a process that is alive keeps writing
+_ABANDONED_SECONDS = 3600.0  # without another byte; a live process keeps writing
 _IN_USE_SECONDS = 10.0  # a caller that was given a path opens it within this time
 
 
@@ -46,7 +46,7 @@ class Cache:
 
     def adopt(self, path: Path, digest: str) -> Path:
         """Make a file, whose digest has been verified, a copy. Removes the least recently used copies to make room."""
-        sync(path)  # so that its name cannot survive a power cut that its bytes do not
+        sync(path)  # so that its name cannot survive a power failure that its bytes do not
         self._make_room(path.stat().st_size)
         place = self._files / digest
         os.utime(path)
@@ -79,7 +79,7 @@ class Cache:
                 excess -= size
 
     def _evicted(self, path: Path) -> bool:
-        """Remove a copy unless it was just asked for, and return whether it is gone now."""
+        """Remove a copy unless it was just requested, and return whether it no longer exists."""
         with self._locked(shared=False), suppress(FileNotFoundError):
             if _is_in_use(path.stat().st_mtime):
                 return False
@@ -88,7 +88,7 @@ class Cache:
 
     @contextmanager
     def _locked(self, *, shared: bool) -> Iterator[None]:
-        """Lock against threads and processes: a copy that is found is marked as used before its eviction is decided."""
+        """Lock against threads and processes, so that a copy that is found is marked before its eviction is decided."""
         descriptor = os.open(self._files, os.O_RDONLY)
         try:
             lock(descriptor, shared=shared)

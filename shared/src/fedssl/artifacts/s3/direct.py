@@ -11,7 +11,7 @@ _MAX_PARTS = 1000  # one page of the store's listing
 
 
 class S3Direct:
-    """An upload directly to the store: an S3 multipart upload, whose object becomes what has arrived of it.
+    """An upload directly to the store: an S3 multipart upload, whose object is what has arrived.
 
     Until it is complete, the object does not exist. After that, no one can change it any more.
     """
@@ -25,9 +25,9 @@ class S3Direct:
         self.part_bytes = max(_PART_BYTES, -(-even // _PART_BYTES) * _PART_BYTES)
 
     def missing(self, limit: int) -> list[DirectPart]:
-        """Return where to send what has not arrived, at most `limit` parts. If none, all is there and final.
+        """Return where to send the missing parts, at most `limit` of them.
 
-        Raises StoreUnavailable.
+        If there are none, the upload is complete and final. Raises StoreUnavailable.
         """
         if self._partial.size == self._num_bytes:
             return []

@@ -46,7 +46,7 @@ class S3Partial:
         self._name = name
 
     def part_bytes(self, num_bytes: int) -> int:
-        """Return how many bytes are best written at once: half of the objects are reserved for broken connections."""
+        """Return the best number of bytes to write at once: half of the objects are reserved for broken connections."""
         return max(_PART_BYTES, -(-num_bytes // (_MAX_OBJECTS // 2)))
 
     @property

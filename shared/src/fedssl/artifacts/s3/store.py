@@ -116,7 +116,7 @@ class S3Store:
                 dropped.append(found.num_bytes)
         for upload in self._bucket.multiparts():
             if not _PLACE.fullmatch(upload.key):
-                continue  # an upload that is arriving, which ends by itself, or one that is not ours
+                continue  # an upload that is arriving, which ends by itself, or one that is not fedssl's
             try:
                 parts = self._bucket.parts(upload)
             except NoSuchObject:  # it has just ended

@@ -1,4 +1,4 @@
-"""Reading what `fedssl compare` is to compare: methods by name, variants, and changes for all methods or for one."""
+"""What `fedssl compare` is asked to compare: methods by name, variants, and changes for all methods or for one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

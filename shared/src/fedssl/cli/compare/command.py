@@ -89,8 +89,8 @@ def compare(
 
     Example: `fedssl compare examples/demo.toml --methods fedbyol,fedu,fedsimclr --seeds 0,1,2`
 
-    The table shows the encoder before training and chance below the methods; --baselines adds the same method without
-    a federation, which is what a federation must be better than, and what it cannot be expected to exceed.
+    The table shows the encoder before training and chance below the methods; --baselines adds the same method without a
+    federation: local-only, which a federation must beat, and centralised, which it cannot be expected to exceed.
 
     Every method gets the rounds, epochs, batches, model and images of the spec. For each seed, all methods get the same
     partition. In a KEY, the name of an add-on is followed by its parameter (`dsr.alpha`), and the name of a section of

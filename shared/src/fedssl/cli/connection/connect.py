@@ -32,7 +32,7 @@ def connect(url: str | None, token_file: Path | None, *, patience_seconds: float
 
 
 def find_run(client: "Client", text: str) -> UUID:
-    """Return the id of the run that `text` is, or is the beginning of.
+    """Return the id of the run whose id is `text` or begins with it.
 
     Raises:
         NoSuchRun: if no run, or more than one, has such an id.

@@ -198,7 +198,7 @@ def _write(out: Path, files: ImageFiles, found: Survey, document: dict[str, Any]
 
 
 def _cut(table: Table) -> Table:
-    """Return the first rows of a table, which bounds the page."""
+    """Return the first rows of a table, so that the page stays small."""
     if len(table.rows) <= _MOST_ROWS:
         return table
     heading = f"{table.heading}: the first {_MOST_ROWS} of {len(table.rows):,}"

@@ -17,8 +17,8 @@ def data_folder() -> Path:
 def ensure(name: str, progress: Callable[[str], None]) -> bool:
     """Download a data set if it is not here and is one that is downloaded automatically. Return False if that fails.
 
-    Unknown names and paths count as present: reading them reports what is wrong. From now on, `progress` is also called
-    with what reading the images logs.
+    Unknown names and paths count as present: reading them reports what is wrong. From now on, `progress` also receives
+    what is logged while the images are read.
     """
     _forward_logs(progress)
     return fetch(name, progress) if name == FETCHED_AUTOMATICALLY else True
@@ -50,7 +50,7 @@ class _Forwarder(logging.Handler):
 
 
 def _forward_logs(progress: Callable[[str], None]) -> None:
-    """Forward what reading data sets logs, to one receiver at a time."""
+    """Forward what is logged while data sets are read, to one receiver at a time."""
     logger = logging.getLogger("fedssl.data")
     for handler in [handler for handler in logger.handlers if isinstance(handler, _Forwarder)]:
         logger.removeHandler(handler)

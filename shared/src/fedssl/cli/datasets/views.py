@@ -45,7 +45,7 @@ def draw_views(
 
 
 def _images(name_or_path: str, data: DataConfig, num: int) -> tuple[Tensor, ImageBatch]:
-    """Return some images as squares (n, C, S, S) with values 0..1, and as the run takes them to make views.
+    """Return some images as squares (n, C, S, S) with values 0..1, and in the form from which the run makes views.
 
     Raises DataError.
     """

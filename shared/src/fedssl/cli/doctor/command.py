@@ -30,7 +30,7 @@ def doctor(
 ) -> None:
     """Check versions, GPU, disk space, data, and the coordinator: its address, clock, servers, and your token.
 
-    Exits with 1 if something is wrong. A note is not an error: it works, but may not be what you want.
+    Exits with 1 if something is wrong. A note is not an error: what it names works, but may not be what you want.
     """
     from fedssl.cli.doctor.checks import coordinator, this_machine
     from fedssl.cli.doctor.findings import Check, Found

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Found(StrEnum):
-    """`WRONG` makes the command fail; `NOTE` works, but may not be what the user wants."""
+    """`WRONG` makes the command fail; `NOTE` is for what works, but may not be what the user wants."""
 
     OK = "ok"
     NOTE = "note"

@@ -98,7 +98,7 @@ def require_one_head(labels: str | None, head: Path | None, save_head: Path | No
     if (labels is None) == (head is None):
         raise UsageError("give either --labels, to fit a classifier to labelled images, or --head, to use one again")
     if save_head is not None and head is not None:
-        raise UsageError("--save-head keeps the classifier that --labels fits: --head names one that is kept already")
+        raise UsageError("--save-head keeps the classifier that --labels fits: --head names one that exists already")
 
 
 def write_predictions(
@@ -185,7 +185,7 @@ def _described(head: "Head", fit: "Fit | None") -> dict[str, Any]:
 
 
 def _chance(head: "Head", fit: "Fit") -> Chance | None:
-    """Return chance on the held-out images."""
+    """Return the accuracy by chance on the held-out images."""
     if head.multi_label:
         return chance_of_labels([each.num_held_out for each in fit.classes], head.about["fit"]["num_held_out"])
     return chance_of(number for number, each in enumerate(fit.classes) for _ in range(each.num_held_out))

@@ -50,7 +50,7 @@ def embed(
                   encoder's output). Needs pip install 'fedssl[parquet]'
     FILE.npz      arrays paths and embeddings, for numpy.load
 
-    Images are scaled and normalised as `fedssl evaluate` does it. An image that cannot be decoded is left out, and
+    Images are scaled and normalised as in `fedssl evaluate`. An image that cannot be decoded is left out, and
     named. The file's metadata have the digest of the encoder, the preprocessing, and where the images are.
 
     Memory does not grow with the number of images. If the command is interrupted, the same command continues: until

@@ -28,7 +28,7 @@ PageOption = Annotated[Path, typer.Option("--out", "-o", metavar="HTML", help="T
 
 
 def thumbnails_of(about: dict[str, Any], images: str | None, root: Path | None) -> "Thumbnail":
-    """Return what makes the thumbnails. If the images are not there, it makes none, and a note reports it."""
+    """Return a function that makes thumbnails. If the images are not there, it makes none, and a note reports it."""
     from fedssl.embeddings.sources import reopen_source
 
     try:

@@ -51,7 +51,9 @@ def search(
     found = read_index(index)
     encoder, _ = read_model(model or str(found.about.get("model")), url, token_file)
     if different := difference(found.about, encoder.identity()):
-        raise UsageError(f"{index} is of {different}: give the encoder of the index with --model, or make it again")
+        raise UsageError(
+            f"{index} holds representations of {different}: give its encoder with --model, or make a new index"
+        )
     neighbours = find_nearest(found.representations, represent_file(encoder, image, device), num)
     rows = [(found.paths[each.position], each.cosine) for each in neighbours]
     query = Shown(image.name, "the query", folder_source(image.parent).thumbnail)

@@ -51,7 +51,7 @@ class Model:
     def untrained(self) -> nn.Module | None:
         """Return the encoder before training: that of `initial.safetensors` next to the file, else a random one.
 
-        Returns None, with a remark, if it was not random and there is no such file.
+        Returns None, with a remark, if the encoder did not start at random and there is no such file.
         """
         path = self.path.with_name(INITIAL)
         if path.is_file():

@@ -1,6 +1,7 @@
 """The folder with which a data owner's site joins, as a zip file: `fedssl token enrol CLIENT --kit FILE`.
 
-`files` is also `deploy/join` of the project. Its texts name what differs between sites as `$coordinator`.
+`files` is also `deploy/join` of the project. In its texts, placeholders such as `$coordinator` stand for what differs
+between sites.
 """
 
 import io

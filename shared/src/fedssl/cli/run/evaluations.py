@@ -122,7 +122,7 @@ def request_evaluation(
 
 
 def _require_only_a_round(given: dict[str, Any], wait: bool) -> None:  # noqa: FBT001
-    """Raise UsageError if an option is given that sites do not take."""
+    """Raise UsageError if an option is given that does not apply to sites."""
     names = {"measures": "--measures", "settings": "--settings", "embedding_map": "--map", "dataset": "--data"}
     names |= {"max_train": "--num-labels", "max_test": "--num-test"}
     found = [names[name] for name, value in given.items() if value is not None]
@@ -200,7 +200,7 @@ def best_rounds(rows: Sequence[EvaluationView]) -> tuple[dict[Any, list[str]], l
 
 
 def _config(spec: RunSpec, given: dict[str, Any], limits: dict[str, int | None]) -> JudgingConfig:
-    """Return the evaluation of the run's spec, changed by what is given. Raises UsageError."""
+    """Return the evaluation of the run's spec, changed by the given options. Raises UsageError."""
     config = spec.central_evaluation
     wanted = {} if config is None else config.model_dump(exclude={"every", "at", "sites"})
     wanted |= {name: value for name, value in given.items() if value is not None}

@@ -58,8 +58,8 @@ def show_cross_site(
 ) -> None:
     """Show the accuracy of each site's own classifier at every other site.
 
-    Rows are the sites whose classifier it is, columns the sites on whose images. JSON has all results. The run's spec
-    needs `evaluation.sites.cross_site`, and the policies of both sites must allow it.
+    A row is the site whose classifier is evaluated, a column the site on whose images. JSON has all results. The run's
+    spec needs `evaluation.sites.cross_site`, and the policies of both sites must allow it.
     """
     with connect(url, token_file) as client:
         view = client.cross_site(find_run(client, run), round_number)
@@ -86,7 +86,7 @@ def show_cross_site(
 def request_at_sites(
     run: str, round_number: int | None, url: str | None, token_file: Path | None, output: Format
 ) -> None:
-    """Ask the sites of a run to evaluate a round's encoder, and show the answers that there are."""
+    """Ask the sites of a run to evaluate a round's encoder, and show the answers so far."""
     with connect(url, token_file) as client:
         view = client.request_site_evaluations(find_run(client, run), round_number)
     if output is Format.JSON:

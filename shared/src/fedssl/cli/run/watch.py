@@ -105,7 +105,7 @@ class _Events:
     def __init__(self, client: Client, run_id: UUID) -> None:
         self._client = client
         self._run_id = run_id
-        self._last_id: int | None = None  # None: events before the first poll are not shown
+        self._last_id: int | None = None  # events before the first poll are not shown
         self._not_before = 0.0
 
     def since_last(self, run: RunView) -> list[str]:

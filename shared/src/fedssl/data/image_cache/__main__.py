@@ -7,7 +7,7 @@ from fedssl.data.image_cache.decoders import serve
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a decoder prints must not be taken for an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a decoder prints must not be mistaken for an answer
     try:
         serve(sys.stdin.buffer, answers)
     except BrokenPipeError:

@@ -33,8 +33,8 @@ from fedssl.errors import DataError
 from fedssl.locks import lock, try_lock
 from fedssl.protocol.data import DataConfig
 
-_VERSION = 4  # of the decoding and of the files
-_KEPT_SETTINGS = 2  # of one folder; runs of two sizes may take turns
+_VERSION = 4  # the version of the decoding and of the files
+_KEPT_SETTINGS = 2  # the most caches per folder; runs of two sizes may take turns
 _NUM_REPORTS = 20
 _NUM_SAMPLED = 64
 _NO_PIXELS = np.empty((0, 1, 1, 1), np.uint8)
@@ -47,7 +47,7 @@ class CachedData:
     Attributes:
         images: the readable images.
         digests: sha256 of each image's file.
-        settings: what decides about the pixels besides the files, as :func:`settings_of` returns it.
+        settings: what determines the pixels besides the files, as :func:`settings_of` returns it.
         labels: int64 class numbers (N,), or None.
         class_names: the classes by number.
         unreadable: the sorted positions, in the listing of the folder, of the files that could not be read.
@@ -202,7 +202,7 @@ def _report_unusual(files: ImageFiles, kept: Sequence[Entry]) -> None:
 
 
 def settings_of(data: DataConfig) -> str:
-    """Return what decides about cached pixels besides the files' content."""
+    """Return what determines cached pixels besides the files' content."""
     window = None if data.window is None else data.window.model_dump_json()
     return f"{_VERSION} {PIL.__version__} {data.channels} {data.cache_size} {window}"
 
@@ -255,7 +255,7 @@ def _used_at(place: Path) -> float:
 
 
 def _require_room(place: Path, files: ImageFiles, missing: Sequence[str], data: DataConfig) -> None:
-    """Log how much caching takes. Raises DataError if the disk has less."""
+    """Log how much disk space caching takes. Raises DataError if the disk has less."""
     needed = expected_bytes(files, missing, data)
     free = shutil.disk_usage(place).free
     log.info(
@@ -271,7 +271,7 @@ def _require_room(place: Path, files: ImageFiles, missing: Sequence[str], data: 
 
 
 def expected_bytes(files: ImageFiles, names: Sequence[str], data: DataConfig) -> int:
-    """Return about how many bytes some files take in a cache, by the shapes of a sample of them."""
+    """Estimate how many bytes some files take in a cache, from the shapes of a sample of them."""
     assert data.cache_size is not None, "only for a run with a cache"
     if not names:
         return 0

@@ -1,4 +1,4 @@
-"""Processes that decode image files, and the conversation with them.
+"""Processes that decode image files, and the protocol for talking to them.
 
 A process gets one JSON document that describes the images, then a JSON list of names per task. For each name it
 answers with a line of JSON and the pixels' bytes.
@@ -34,7 +34,7 @@ Found = tuple[Entry, NDArray[np.generic] | None]
 _NAMES_PER_TASK = 16
 _FEWEST_PER_PROCESS = 64  # starting a process takes about as long as decoding these
 _MOST_PROCESSES = 16
-_PIPE_BYTES = 1 << 20  # room for a few images, so that a process decodes while its last answer is read
+_PIPE_BYTES = 1 << 20  # enough for a few images, so that a process decodes while its last answer is read
 
 
 def num_decoders(names: Sequence[str]) -> int:
@@ -130,7 +130,7 @@ class _Decoder:
 def _decoder(files: ImageFiles, channels: int, size: int) -> Iterator[_Decoder]:
     process = subprocess.Popen(
         [sys.executable, "-m", "fedssl.data.image_cache"],
-        stdin=subprocess.PIPE,  # it ends where this does
+        stdin=subprocess.PIPE,  # it ends when this process does
         stdout=subprocess.PIPE,
         process_group=0,  # Ctrl-C is for this process, which ends the others
     )
@@ -160,7 +160,7 @@ def _ended() -> DataError:
 
 
 def serve(tasks: IO[bytes], answers: IO[bytes]) -> None:
-    """Decode what is asked for until there are no more tasks. This is the work of a process."""
+    """Decode the requested files until there are no more tasks. This is the work of a process."""
     first = tasks.readline()
     if not first:
         return

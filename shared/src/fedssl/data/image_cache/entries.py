@@ -90,7 +90,10 @@ def decode_entry(files: ImageFiles, name: str, channels: int, size: int) -> tupl
 
 
 def digest_of(pixels: "ReadableBuffer") -> bytes:
-    """Return a digest of an image's pixels, of 8 bytes. It finds what a disk or a mistake has changed, no attack."""
+    """Return a digest of an image's pixels, of 8 bytes.
+
+    It detects changes by a disk or a mistake, not by an attacker.
+    """
     return hashlib.blake2b(pixels, digest_size=8).digest()
 
 

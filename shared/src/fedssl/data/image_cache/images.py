@@ -154,7 +154,7 @@ class CachedImages:
         return self._with(self.offsets[indices], self.sizes[indices], self.digests[indices], self.device, None)
 
     def to(self, device: torch.device | str) -> "CachedImages":
-        """Return images for batches on `device`. They are put there if it is a GPU with enough free memory."""
+        """Return images for batches on `device`. Their pixels are put there if it is a GPU with enough free memory."""
         device = torch.device(device)
         if device.type != "cuda":
             return self._with(self.offsets, self.sizes, self.digests, device, None)
@@ -221,7 +221,7 @@ class CachedImages:
             return self._resident[start : start + length].view(shape)
         wanted = length * self.dtype.itemsize
         content = self._file.read(wanted, offset)
-        if not self._is_checked[index]:  # once: later epochs mostly read from memory
+        if not self._is_checked[index]:  # checked once: later epochs mostly read from memory
             if digest_of(content) != self.digests[index].tobytes():
                 raise self._file.damaged()
             self._is_checked[index] = True
@@ -256,7 +256,7 @@ class CachedImages:
 class _PixelFile:
     """The open file of pixels, which the parts of a data set share.
 
-    It is read, not mapped: of a mapped file that was cut short, the kernel kills the process that reads it.
+    It is read, not mapped: if a mapped file was cut short, the kernel kills the process that reads it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The cache's two files: `pixels.bin`, to which decoded images are appended, and `index.jsonl`, with a line per file.
 
-A line is written after its pixels are on the disk, so a process that is killed loses the images of the last seconds,
-and what the index names is whole. A thread waits for the disk, while further images are decoded.
+A line is written after its pixels are on the disk, so a process that is killed loses only the images of the last
+seconds, and everything in the index is complete. A thread waits for the disk while further images are decoded.
 """
 
 import json
@@ -24,14 +24,14 @@ from fedssl.errors import DataError
 PIXELS, INDEX, LOCK = "pixels.bin", "index.jsonl", "lock"
 _FLUSH_BYTES, _FLUSH_SECONDS = 64 << 20, 2.0
 RESERVE_BYTES = 256 << 20
-"""The room that caching leaves on the disk, for everything else that this machine does."""
+"""The space that caching leaves on the disk for everything else on this machine."""
 _MOST_UNUSED_BYTES = 256 << 20
 
 
 class Records:
     """The entries and pixels of a cache that this process may write, because it holds the lock.
 
-    Use it in a `with` block. What was appended is in the index when the block has ended, even by an error.
+    Use it in a `with` block. What was appended is in the index when the block has ended, even if by an error.
     """
 
     def __init__(self, place: Path, itemsize: int, channels: int) -> None:
@@ -40,7 +40,7 @@ class Records:
         self._bytes_per_pixel = itemsize * channels
         self._by_name: dict[str, Entry] = {}
         self._by_content: dict[str, Entry] = {}
-        self._waiting: list[Entry] = []  # their pixels are written, and not yet flushed
+        self._waiting: list[Entry] = []  # entries whose pixels are written, and not yet flushed
         self._end = self._unflushed = 0
         self._flushed_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1)
@@ -73,14 +73,14 @@ class Records:
             self._index.close()
 
     def known(self, name: str, stamp: str) -> Entry | None:
-        """Return the entry of a file, if it is the one that was decoded."""
+        """Return the entry of a file, if the file has not changed since it was decoded."""
         entry = self._by_name.get(name)
         return entry if entry is not None and entry.stamp == stamp and entry.why is None else None
 
     def add(self, entry: Entry, pixels: NDArray[np.generic] | None) -> Entry:
         """Append a decoded file. Return its entry, with the place of its pixels.
 
-        A file that cannot be decoded is not kept: with another package, or more memory, it may be decoded later.
+        A file that cannot be decoded is not recorded: with another package, or more memory, it may be decoded later.
         Raises OSError, and DataError if the disk is nearly full.
         """
         if entry.why is not None:
@@ -105,7 +105,10 @@ class Records:
         return self._end - sum({entry.offset: self._num_bytes(entry) for entry in used if entry.why is None}.values())
 
     def clear_if_mostly_unused(self, used: Iterable[Entry]) -> bool:
-        """Remove everything if most of it belongs to files that were changed or removed. Return whether it was."""
+        """Remove everything if most of it belongs to files that were changed or removed.
+
+        Return whether it was removed.
+        """
         unused = self.unused_bytes(used)
         if unused <= max(_MOST_UNUSED_BYTES, self._end // 2):
             return False
@@ -119,7 +122,7 @@ class Records:
         return True
 
     def _flush(self) -> None:
-        """Begin to write what is waiting, after what was begun before. Raises OSError if that has failed."""
+        """Begin to write what is waiting, after the previous write has ended. Raises OSError if that has failed."""
         self._finish_flush()
         self._flushed_at, self._unflushed = time.monotonic(), 0
         if self._waiting:
@@ -146,9 +149,9 @@ class Records:
             )
 
     def _read_index(self) -> tuple[int, bool]:
-        """Know the entries up to the first damaged line.
+        """Read the entries up to the first damaged line.
 
-        Return their length in bytes, and whether more is damaged than an unfinished last line.
+        Return their length in bytes, and whether more than an unfinished last line is damaged.
         """
         length = 0
         try:
@@ -176,7 +179,7 @@ def _line(entry: Entry) -> str:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """Return the entry of a line, or None if the line is not what was written."""
+    """Return the entry of a line, or None if the line is damaged."""
     try:
         entry = Entry(**json.loads(line))
     except (ValueError, TypeError):
@@ -185,5 +188,5 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def _content(entry: Entry) -> str:
-    """Return what decides about the pixels: the content, and the suffix, by which arrays are recognised."""
+    """Return what determines the pixels: the content, and the suffix, by which arrays are recognised."""
     return entry.digest + os.path.splitext(split_name(entry.name)[0])[1].lower()

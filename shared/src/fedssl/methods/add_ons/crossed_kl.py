@@ -95,14 +95,14 @@ class CrossedKL(Part):
 
 
 def _centers(update: Update) -> Tensors:
-    """Return a copy of an update's centers, or nothing if it has none. The copy keeps only itself in memory."""
+    """Return a copy of an update's centers, or nothing if it has none. A view would keep the whole update in memory."""
     tensors = update.load()
     return {_MU: tensors[_MU].clone()} if _MU in tensors else {}
 
 
 @torch.no_grad()
 def num_used(q_BM: Tensor) -> Tensor:
-    """Return exp(entropy) of the share of samples whose nearest center each one is: 1 to M."""
+    """Return exp(entropy) of the shares of samples by their nearest center: 1 to M."""
     counts_M = torch.zeros_like(q_BM[0]).scatter_add_(0, q_BM.argmax(dim=1), torch.ones_like(q_BM[:, 0]))
     shares_M = counts_M / len(q_BM)
     entropy: Tensor = torch.special.entr(shares_M).sum()

@@ -85,7 +85,7 @@ class DimensionScaledRegularisation(Part):
 
 @dataclass(frozen=True)
 class HardSeparation(Part):
-    """Let the losses see only the client's own dimensions, or pull embeddings into them."""
+    """Restrict the losses to the client's own dimensions, or pull embeddings into them."""
 
     config: HSDConfig
 

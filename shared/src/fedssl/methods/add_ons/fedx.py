@@ -23,7 +23,7 @@ as on SimCLR (Eq. 3). "predictions" takes z = g(f(x)) as Eq. 5 defines it for BY
 as a batch of their own. The authors' code has no objective with a predictor, so it does not decide between the two.
 
 A batch here counts the anchors: FedX's batch of 128 is 64 anchors and 64 references, so `batch_size` 64. On FedBYOL and
-FedU (methods not in the authors' code), h is a second predictor besides BYOL's g, and DAPU decides only about g.
+FedU (methods not in the authors' code), h is a second predictor besides BYOL's g, and DAPU applies only to g.
 
 Deviation: the teacher embeds only the second views and the references, because the equations use nothing else; in the
 authors' code it embeds the first views too. Cold start: nothing is kept.
@@ -96,7 +96,7 @@ class CrossDistillation(Part):
         return losses, {}
 
     def _related(self, online: Online, modules: nn.ModuleDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return z of both views and of the random images, as `relational` asks."""
+        """Return z of both views and of the random images, as `relational` requires."""
         _, references = online.extra[REFERENCES]
         if self.config.relational == "projections":
             return online.z[0], online.z[1], references

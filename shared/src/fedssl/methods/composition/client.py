@@ -56,7 +56,7 @@ class ClientAlgorithm:
 
     @property
     def wires(self) -> tuple[Wire, ...]:
-        """What the coordinator must know of the parts."""
+        """What the coordinator must know about the parts."""
         return tuple(wire for part in self.parts if (wire := part.wire) is not None)
 
     @property
@@ -124,11 +124,11 @@ class ClientAlgorithm:
         return ctx.spec.model.freezes
 
     def learning_rate_factors(self, ctx: Context) -> Mapping[str, float]:
-        """Return the factor of the learning rate of each module that has another one."""
+        """Return the factor of the learning rate of each module whose rate differs."""
         return {}
 
     def trained(self, data: ClientData) -> ClientData:
-        """Return the images that it trains on. Their number is its weight in a mean."""
+        """Return the images that the client trains on. Their number is its weight in a mean."""
         return data
 
     def judge(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Metrics:
@@ -188,7 +188,7 @@ class ClientAlgorithm:
     def batches(self, data: ClientData, epoch: int, ctx: Context, make_views: MakeViews = each_view) -> Iterator[Batch]:
         """Yield one epoch's batches."""
         num_views = self.host.num_views
-        # Batches are drawn on the CPU, so that every device sees the images in one order.
+        # Batches are drawn on the CPU, so that every device sees the images in the same order.
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
         views = ctx.generator(f"views/{epoch}")
         draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
@@ -212,7 +212,7 @@ class ClientAlgorithm:
             part.before_step(modules, ctx)
 
     def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
-        """Return the loss terms of one batch, and what else is reported of it."""
+        """Return the loss terms of one batch, and further numbers to report."""
         online = self.host.online(modules, batch, ctx)
         if online is None:
             online = run_online(modules, batch, joint=self.host.is_joint())

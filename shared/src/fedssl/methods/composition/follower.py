@@ -27,7 +27,7 @@ class Follower:
         return {online: name for online, name in self.names.items() if name in modules}
 
     def restart(self, modules: nn.ModuleDict) -> None:
-        """Make it the online network, BatchNorm's statistics included."""
+        """Copy the online network into it, including BatchNorm's statistics."""
         for online, name in self.present(modules).items():
             modules[name].load_state_dict(modules[online].state_dict())
 
@@ -45,7 +45,7 @@ class Follower:
 
     @torch.no_grad()
     def embed(self, modules: nn.ModuleDict, images: torch.Tensor) -> torch.Tensor:
-        """Return what it makes of a batch, without gradients."""
+        """Return its outputs for a batch, without gradients."""
         for module in self.network(modules):
             images = module(images)
         return images

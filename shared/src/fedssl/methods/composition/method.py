@@ -28,7 +28,7 @@ class BoundMethod:
 
     @property
     def restored_plan(self) -> ArtifactPlan:
-        """The plan of what is computed with: of updates whose rounded weights are restored."""
+        """The plan of updates after their rounded weights are restored, with which everything is computed."""
         return self.server.plan
 
     @functools.cached_property
@@ -46,11 +46,11 @@ class Method:
 
     @property
     def name(self) -> str:
-        """What a spec calls it."""
+        """The name in specs."""
         name: str = self.config.model_fields["name"].default
         return name
 
     @property
     def version(self) -> int:
-        """Differs wherever the mathematics or the plan does."""
+        """A number that differs whenever the mathematics or the plan does."""
         return self.config.info.version

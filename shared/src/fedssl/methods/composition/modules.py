@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def module_of(modules: nn.ModuleDict, name: str, kind: type[M]) -> M:
-    """Return the module of this name, which is of this kind."""
+    """Return the module of this name, which must be of this kind."""
     found = modules[name]
     assert isinstance(found, kind)
     return found
@@ -75,7 +75,7 @@ def encoder_width(modules: nn.ModuleDict) -> int:
 
 
 def encoder_layers(modules: nn.ModuleDict) -> list[tuple[str, ...]]:
-    """Return what the names of the parameters of each of the encoder's layers begin with, from the input on."""
+    """Return the prefixes of the parameters' names of each of the encoder's layers, beginning at the input."""
     return module_of(modules, ENCODER, Encoder).layer_prefixes()
 
 

@@ -1,6 +1,6 @@
 """The parts that a composed method is made of: one objective, any add-ons, one merge rule.
 
-All three are `Part`s: they may build modules, declare which of those are sent and which stay with the client, and hook
+All three are `Part`s: they may build modules, declare which of them are sent and which stay with the client, and hook
 into the round. A part has no state of its own: everything that changes is in its modules, whose tensors travel or are
 kept.
 
@@ -79,11 +79,12 @@ class Wire:
     """The tensors that `plan` broadcasts, before the first round."""
 
     aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
-    """The next of those tensors and of the modules in `combines`, from the state and the updates."""
+    """The next values of those tensors and of the modules in `combines`, from the state and the updates."""
 
     aggregate_apart: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
-    """The next of those tensors that each client's own tensors of the kinds in `MethodConfig.sent_apart` give. It reads
-    no others. In a secure round these leave without masks, next to the sum that `aggregate` has."""
+    """The next values of those tensors, computed from each client's own tensors of the kinds in
+    `MethodConfig.sent_apart` only. In a secure round these leave without masks, next to the sum that `aggregate`
+    receives."""
 
     refusal: Callable[[Tensors, Update, Context], str | None] | None = None
     """Returns why an update cannot be used, from the state and the update, or None if it can. If given, it is called
@@ -93,7 +94,8 @@ class Wire:
     """The tensors of the state that begin again after a client has lost its state, if the config `restarts_states`."""
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """What a shared module's tensors are to the data owner, by the module's name, unless they are `weights`."""
+    """The kind of a shared module's tensors, for the data owner's policy, by the module's name, unless it is
+    `weights`."""
 
     combines: tuple[str, ...] = ()
     """Shared modules that `aggregate` combines, by a weighted mean, in place of the reducer."""
@@ -123,7 +125,8 @@ class Part:
 
     compiles: ClassVar[bool] = True
     """Whether one compiled program of `transform`, `complete` and `terms` serves all clients and rounds: no size in
-    them changes, and the compiler takes them in one piece. If not, they are compiled only if the spec asks for it."""
+    them changes, and the compiler handles them in one piece. Otherwise they are compiled only if the spec asks for
+    it."""
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         """Return new modules. `modules` holds those of the parts before: encoder, projector, the objective's heads.
@@ -147,7 +150,7 @@ class Part:
         """Prepare what training needs, such as teachers and reference weights."""
 
     def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
-        """Return how much this client trains in this round, from the spec."""
+        """Return how much this client trains in this round, according to the spec."""
         return schedule
 
     def start_steps(self, modules: nn.ModuleDict, schedule: Schedule, ctx: Context) -> None:
@@ -157,14 +160,14 @@ class Part:
         """Compute what an epoch needs from all of the client's images, before its first batch."""
 
     def transform(self, online: Online, modules: nn.ModuleDict, ctx: Context) -> Online:
-        """Return the online outputs as all terms will see them."""
+        """Return the online outputs in the form that all terms will see."""
         return online
 
     def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """Update networks before each batch's forward pass: moving averages that the pass is to use."""
+        """Update networks before each batch's forward pass: moving averages that the pass will use."""
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
-        """Return the weighted loss terms of one batch, and what else is reported of it. Updates no network."""
+        """Return the weighted loss terms of one batch, and further numbers to report. Updates no network."""
         return {}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
@@ -184,7 +187,7 @@ class Part:
 
     @property
     def wire(self) -> Wire | None:
-        """What the coordinator must know of this part; None if it only has shared modules that the reducer combines."""
+        """The coordinator's side of this part; None if it has only shared modules that the reducer combines."""
         return None
 
 

@@ -23,7 +23,7 @@ class Ring(nn.Module):
 
     @torch.no_grad()
     def push(self, keys_BD: Tensor) -> Tensor:
-        """Add new keys, scaled to unit length; of more than fit, the last. Returns the places that they took."""
+        """Add new keys, scaled to unit length, or the last ones if not all fit. Returns the places that they took."""
         newest = F.normalize(keys_BD.detach().float(), dim=1)[-self.length :]
         places = (self.position + torch.arange(len(newest), device=newest.device)) % self.length
         self.keys.index_copy_(0, places, newest)

@@ -40,7 +40,7 @@ def rounded_names(plan: ArtifactPlan) -> list[str]:
 def rounded_plan(plan: ArtifactPlan, method: str) -> ArtifactPlan:
     """Return the plan with rounded weights. Raises SpecError if the method sends none."""
     if not (names := set(rounded_names(plan))):
-        raise SpecError(f"upload.dtype is of weights that are sent, and {method} sends none: leave it out")
+        raise SpecError(f"upload.dtype applies to weights that are sent, and {method} sends none: leave it out")
     update = tuple(each.model_copy(update={"dtype": "BF16"}) if each.name in names else each for each in plan.update)
     return plan.model_copy(update={"update": update})
 

@@ -35,8 +35,7 @@ class Reducer:
 
 @dataclass(frozen=True)
 class ServerAlgorithm:
-    """What a method does on the coordinator in a run: one reducer for the shared modules, and each part's own rule for
-    its own tensors."""
+    """A method's coordinator in a run: one reducer for the shared modules, and each part's rule for its own tensors."""
 
     client: ClientAlgorithm
     reducer: Reducer
@@ -44,8 +43,10 @@ class ServerAlgorithm:
 
     @functools.cached_property
     def plan(self) -> ArtifactPlan:
-        """The client's plan, with each tensor's reduction as the reducer does it. A build on the meta device finds it,
-        which computes nothing."""
+        """The client's plan, with the reduction that the reducer applies to each tensor.
+
+        It is found by a build on the meta device, which computes nothing.
+        """
         plan, rule = self.client.plan(self.spec), self.reducer.declares
         if rule is None:
             return plan
@@ -77,7 +78,7 @@ class ServerAlgorithm:
         return {name: tensor for name, tensor in state.items() if name not in frozen}
 
     def frozen(self, state: ServerState, ctx: Context) -> Tensors:
-        """Return the encoder's tensors that stay those of the start: a client receives them once."""
+        """Return the encoder's tensors that never change, which a client receives once."""
         return {each.name: state[each.name] for each in self.plan.frozen}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
@@ -88,7 +89,7 @@ class ServerAlgorithm:
     def aggregate_sums(
         self, state: ServerState, updates: Sequence[Update], ctx: Context
     ) -> tuple[ServerState, Metrics]:
-        """Return what sums over the clients give: the weights and the parts' tensors, or what `finish` needs for them.
+        """Return what sums over the clients yield: the weights and the parts' tensors, or what `finish` needs for them.
 
         It reads no tensor of the kinds in `MethodConfig.sent_apart`.
         """
@@ -143,7 +144,7 @@ class ServerAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class _LoadOnly:
-    """Opens some tensors of an update. It is equal to another that opens the same ones of an equal update."""
+    """Opens some tensors of an update. It equals another one that opens the same tensors of an equal update."""
 
     load: Callable[[], Mapping[str, torch.Tensor]]
     names: frozenset[str]

@@ -20,7 +20,7 @@ class _SplitEncoder(Encoder):
 
 
 def split_encoders(modules: nn.ModuleDict) -> None:
-    """Let all encoders among the modules, and copies of them, split their batches as `split_rows` does.
+    """Make all encoders among the modules, and copies of them, split their batches as `split_rows` does.
 
     Everything else, such as heads, losses and queues, sees the whole batch and stays as it is. Raises MethodError if an
     encoder has a layer whose output depends on other rows in a way that cannot be split.

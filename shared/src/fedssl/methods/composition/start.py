@@ -1,4 +1,4 @@
-"""The first weights of a run that starts from an encoder that exists."""
+"""The first weights of a run that starts from an existing encoder."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from fedssl.models import Encoder, load_initial
 
 
 def load_start(modules: nn.ModuleDict, parts: Iterable[Part], tensors: Tensors | None, ctx: Context) -> str:
-    """Load the encoder of the spec's `model.initial` into freshly built modules, and heads if a part takes them.
+    """Load the encoder of the spec's `model.initial` into freshly built modules, and heads if a part uses them.
 
     Returns what was loaded, for people: empty if the spec names no encoder. Raises SpecError if the tensors do not fit,
     and MethodError if they are missing: a run must never start from random weights unless its spec does.

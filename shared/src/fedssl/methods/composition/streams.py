@@ -18,11 +18,11 @@ from fedssl.methods.api import ClientData, Context
 REFERENCES, ROTATED, PUBLIC = "references", "rotated", "public"
 
 Draw = Callable[[int, torch.Tensor], dict[str, ImageBatch]]
-"""From the number of the epoch's images before a batch, and the batch's indices (B,), to images by stream."""
+"""Returns images by stream, from the number of the epoch's images before a batch and the batch's indices (B,)."""
 
 
 def draw_batches(data: ClientData, generator: torch.Generator, ctx: Context) -> list[torch.Tensor]:
-    """Return the indices of one epoch's batches, which the spec's `data.distinct_groups` decides about.
+    """Return the indices of one epoch's batches, drawn as the spec's `data.distinct_groups` requires.
 
     `generator` is on the CPU. Raises DataError if the images lack the groups that the spec asks for.
     """
@@ -41,7 +41,7 @@ def draw_batches(data: ClientData, generator: torch.Generator, ctx: Context) -> 
 
 def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Context) -> Draw:
     """Return a function that draws the named streams for the batches of one epoch, in the order of the names."""
-    # Drawn on the CPU, so that every device sees the images in one order, and for the whole epoch at once.
+    # Drawn on the CPU, so that every device sees the images in the same order, and for the whole epoch at once.
     references = public = torch.empty(0, dtype=torch.int64)
     if REFERENCES in streams:
         order = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))

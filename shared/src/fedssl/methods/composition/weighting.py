@@ -1,6 +1,6 @@
 """The weights of updates in a mean, and the mean in the spec's arithmetic.
 
-Everything that weights by a number that a client reports, and everything that averages tensors, takes it from here.
+Everything that weights by a number that a client reports, and everything that averages tensors, uses this module.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

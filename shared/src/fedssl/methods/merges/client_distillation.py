@@ -6,7 +6,7 @@ The student's weights, which are the broadcast, do not fit its network. Their si
 
 and the client's network is trained to find the same among the public images, by the coordinator's own training
 (`reducers/similarity_distillation.py`, with this one teacher) for `client_distillation.num_epochs` epochs, from its
-own weights of the last round. Nothing else is broadcast or sent for it.
+own weights of the last round. Nothing else is broadcast or sent for this.
 
 This step is not part of FLESD, whose clients with other architectures take nothing from the ensemble. It is off unless
 the config asks for it. In the first round nothing has been distilled yet, so there is nothing to learn.

@@ -50,7 +50,7 @@ from fedssl.protocol.methods.merges import DivergenceAwareConfig
 MEMORY, _START, _ERROR = "ema", "ema_start", "upload_error"
 MIXED = (ENCODER, PROJECTOR, PREDICTOR)
 _MEASURED = (ENCODER, PROJECTOR)
-_ROUNDING = 1e-6  # of a network's length: nearer networks are equal, except for rounding
+_ROUNDING = 1e-6  # as a share of a network's length: nearer networks are equal, except for rounding
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class DivergenceAwareEMA(Merge):
         rounding = _upload_rounding(kept, state) if ctx.spec.upload.rounds else 0.0
         if not self.mixes(modules, ctx):
             for target in TARGETS:
-                if not set(target.names.values()) & set(names):  # an averaged one was received
+                if not set(target.names.values()) & set(names):  # an averaged target network was received
                     target.restart(modules)
             return
         coefficient = self._coefficient(modules, kept, rounding)
@@ -132,8 +132,8 @@ class DivergenceAwareEMA(Merge):
 def _upload_rounding(kept: MergeMemory, state: ClientState) -> float:
     """Return how far a client's own weights can be from those that the coordinator restored from its last update.
 
-    These have the error that the update took over, and not the one that it left: both are counted. The latter is kept,
-    because the next update takes it over.
+    The restored weights include the error that the update took over, and not the one that it left, so both are counted.
+    The latter is kept, because the next update takes it over.
     """
     left = error_length(state, _MEASURED)
     taken_over = float(kept.number(_ERROR))
@@ -142,7 +142,7 @@ def _upload_rounding(kept: MergeMemory, state: ClientState) -> float:
 
 
 def _set_first(kept: MergeMemory, distance: Tensor) -> None:
-    """Keep the first distance that is not 0."""
+    """Store the first distance that is not 0."""
     first = kept.number("first")
     first.copy_(torch.where(first > 0, first, distance))
 

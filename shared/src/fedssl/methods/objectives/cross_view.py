@@ -6,9 +6,10 @@ Shi et al. 2021, Towards Communication-Efficient and Privacy-Preserving Federate
 
 as in the authors' code: the embeddings of one view are the anchors, those of the other the positive and the B - 1
 negatives.
-tau is `temperature`. What leaves is `reducers/similarity.py`, what becomes of it the reducer
-`reducers/similarity_distillation.py`, which goes onto other objectives too. Clients whose encoder is not the model's
-(`reducer.client_encoders`) keep their own network and may learn from the student: `merges/client_distillation.py`.
+tau is `temperature`. `reducers/similarity.py` computes what leaves, and the reducer
+`reducers/similarity_distillation.py` uses it; both go onto other objectives too. Clients whose encoder is not the
+model's (`reducer.client_encoders`) keep their own network and may learn from the student:
+`merges/client_distillation.py`.
 
 The paper's setting besides the defaults: ResNet-18, projector 512(ReLU)-128 without BatchNorm, Adam 1e-3 with weight
 decay 1e-6, batches of 1024 without drop_last, 200 local epochs in all, T = 1 to 40 rounds. The public images are client

@@ -11,11 +11,11 @@ by k-means with clusters of equal size, and sends those. The coordinator cluster
 from the previous C. C is frozen on clients. In round 1 it is random, and with `clustering_round` that round only
 clusters.
 
-`target` "shared" (default) sends and averages the target network with the online one, as the authors' code does unless
-its clients are stateful; "kept" keeps it on the client. The memory is kept, as the authors' code intends, although its
-simulated clients lose it. Cold start: the target network, whose statistics do not change, fills the memory from one
-augmented view each of random images of the client, repeated if there are few; a kept target copies the online network
-just received.
+`target` "shared" (default) sends the target network and averages it like the online one, as the authors' code does
+unless its clients are stateful; "kept" keeps it on the client. The memory is kept, as the authors' code intends,
+although its simulated clients lose it. Cold start: the target network, whose statistics do not change, fills the memory
+from one augmented view each of random images of the client, repeated if there are few; a kept target copies the online
+network just received.
 
 As in the authors' code, x1 passes the online network too, which updates its BatchNorm statistics and feeds add-ons.
 The code blurs less and solarizes in view 2: `data.second_view`.
@@ -155,7 +155,7 @@ class Orchestra(Objective):
         return {GLOBAL: F.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(ctx.seed(GLOBAL))))}
 
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-        local = torch.cat([update.load()[LOCAL].clone() for update in updates])  # a copy keeps only itself in memory
+        local = torch.cat([update.load()[LOCAL].clone() for update in updates])  # a view would keep all of it in memory
         found = global_centroids(
             local,
             self.config.num_global_centroids,

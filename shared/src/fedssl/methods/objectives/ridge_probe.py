@@ -3,13 +3,13 @@
 It trains no network. In the first round each client sends the Gram matrix X'X and the moment X'Y of its labelled
 training images, X = [h, 1]. The coordinator adds them up and solves for the weights of ten penalties. In each later
 round every client counts how many of its held-out images each of the ten predicts correctly, and sends these counts.
-The penalty with the most gives the classifier. Among equals it is the largest penalty, hence the smallest weights.
-With the counts come sums of cross-entropies, from which the coordinator chooses the scale that turns the chosen scores
-into logits: `evaluation/calibration.py`. Until then the classifier has the scale 1.
+The penalty with the most gives the classifier. If several are equal, it is the largest penalty, hence the smallest
+weights. With the counts come sums of cross-entropies, from which the coordinator chooses the scale that turns the
+chosen scores into logits: `evaluation/calibration.py`. Until then the classifier has the scale 1.
 
 With `aggregation.arithmetic = "fixed"` the sums are of integers, which a secure aggregation can carry. Those of each
 client are rounded once: cross-entropies to 2^-8, the others to 2^-24. What one client adds to the cross-entropies then
-has no limit, because the coordinator sees no client's own.
+has no limit, because the coordinator does not see the clients' own.
 
 With several labels per image, a prediction is right or wrong for each pair of image and label; a score of 0.5 or more
 predicts the label, and its logit is 0.
@@ -45,10 +45,10 @@ GRAM, MOMENT, RIGHT, HELD_OUT = (f"{PROBE}.{name}" for name in ("gram", "moment"
 CROSS_ENTROPY = f"{PROBE}.cross_entropy"
 PENALTIES, SOLUTIONS, SCALE = f"{PROBE}.penalties", f"{PROBE}.solutions", f"{PROBE}.scale"
 
-_FIRST_CHOICE = 3  # 1e-3 of the Gram matrix's mean diagonal, until images have been held against it
+_FIRST_CHOICE = 3  # 1e-3 of the Gram matrix's mean diagonal, until held-out images have chosen one
 _THRESHOLD = 0.5
 _LOSSES = (2, NUM_PENALTIES, NUM_SCALES)
-_LOSS_BITS = 8  # of a sum of cross-entropies in fixed point: they are large, and only compared with one another
+_LOSS_BITS = 8  # bits of a sum of cross-entropies in fixed point: sums are large, and only compared with one another
 
 
 class Solutions(nn.Module):
@@ -218,7 +218,7 @@ def count_held_out(h_NH: torch.Tensor, labels: torch.Tensor, solutions: Solution
 
 def combine(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
     """Return the sums over the clients. The cross-entropies (K, 2, P, S) and the numbers of held-out predictions (K,)
-    are those of each client, or in fixed point the sums of all of them as those of one."""
+    are those of each client, or, in fixed point, the sums of all clients as those of one."""
     if not is_fixed(ctx):
         found = {name: _added(name, updates) for name in (GRAM, MOMENT, RIGHT)}
         by_client = {HELD_OUT: torch.cat, CROSS_ENTROPY: torch.stack}
@@ -288,7 +288,10 @@ def _why_no_sums(gram: torch.Tensor, moment: torch.Tensor, num_images: int, leas
 
 
 def _classifier(penalties: torch.Tensor, solutions: torch.Tensor, chosen: int, scale: float, ctx: Context) -> Tensors:
-    """Return the state whose classifier gives logits. A scale of 0 is not known, and 1 takes its place."""
+    """Return the state whose classifier gives logits.
+
+    A scale of 0 means that it is not known, and 1 takes its place.
+    """
     weights = (scale or 1.0) * solutions[chosen]
     bias = weights[-1] - ((scale or 1.0) * _THRESHOLD if _config(ctx).multi_label else 0.0)
     return {
@@ -315,7 +318,7 @@ def _added(name: str, updates: Sequence[Update]) -> torch.Tensor:
 
 
 def _representations(modules: nn.ModuleDict, images: Images, ctx: Context) -> torch.Tensor:
-    """Return h (N, H) of images, also of none."""
+    """Return h (N, H) of zero or more images."""
     if not len(images):
         return torch.zeros(0, encoder_width(modules), device=ctx.device)
     return embed([modules[ENCODER]], images, ctx)

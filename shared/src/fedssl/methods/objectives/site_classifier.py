@@ -1,4 +1,4 @@
-"""A linear classifier on an encoder that exists, trained with the labels of the sites that have some.
+"""A linear classifier on an existing encoder, trained with the labels of the sites that have some.
 
 FedAvg (McMahan et al. 2017, Algorithm 1) of cross-entropy; with several labels per image, the mean of one binary
 cross-entropy per pair of an image and a label. The encoder is frozen, or fine-tuned with a learning rate of its own. A
@@ -15,8 +15,8 @@ With `personal_pull`, each client also trains a classifier v of its own, on the 
     min_v  F_k(v) + (personal_pull / 2) ||v - w||^2,
 
 where w is the classifier that the client received. It stays on the client, and changes neither the encoder nor w. Its
-first weights are those of the first w that the client receives; the paper draws both from one start as well. The
-paper solves for v with steps of its own; here one step of w is also one of v.
+first weights are those of the first w that the client receives; the paper starts both from the same weights, too. The
+paper solves for v with separate steps; here each step of w is also one of v.
 """
 
 import copy

@@ -2,7 +2,7 @@
 
 Bardes et al. 2022, Eq. 1 to 6: L = lambda s(Z, Z') + mu (v(Z) + v(Z')) + nu (c(Z) + c(Z')), with lambda
 `invariance_weight`, mu `variance_weight` and nu `covariance_weight`. As in the authors' code, each view passes the
-network as a batch of its own. `variant` decides between the printed scales and the code's.
+network as a batch of its own. `variant` chooses between the printed scales and the code's.
 
 Deviation: the projector comes from the run's model config; VICReg's own is 8192(BN, ReLU)-8192(BN, ReLU)-8192.
 Statistics are those of the client's own batch: none of them leaves it.

@@ -21,7 +21,10 @@ _BY_BATCHES = MeanConfig(weighting="batches")
 
 
 def eua(config: EUAConfig) -> Reducer:
-    """FedU2 (Liao et al. 2024): a step along the clients' shortest common direction (`FedU2Config`)."""
+    """Return FedU2's reducer (Liao et al.
+
+    2024): a step along the clients' shortest common direction (`FedU2Config`).
+    """
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         tensors = [update.load() for update in updates]
@@ -33,7 +36,7 @@ def eua(config: EUAConfig) -> Reducer:
 
 
 def ldawa(config: LDAWAConfig) -> Reducer:
-    """L-DAWA (Rehman et al. 2023): scale each tensor by its cosine to the global one; see `LDAWAMethodConfig`."""
+    """Return L-DAWA's reducer (Rehman et al. 2023), which scales each tensor by its cosine to the global one."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         if ctx.round_number <= config.num_plain_rounds:
@@ -52,7 +55,7 @@ def _plain(config: LDAWAConfig) -> Callable[[str], bool]:
 
 
 def mean(config: MeanConfig) -> Reducer:
-    """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
+    """Return FedAvg's reducer (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
     is_uniform = config.weighting == "uniform"
 
     def weights(updates: Sequence[Update], ctx: Context) -> Sequence[float]:
@@ -73,7 +76,7 @@ def mean(config: MeanConfig) -> Reducer:
 
 
 def none(config: NoReducerConfig) -> Reducer:
-    """Nothing is combined: the global model does not change."""
+    """Return the reducer that combines nothing: the global model does not change."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         return {}, {}

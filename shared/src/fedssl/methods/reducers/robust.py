@@ -1,4 +1,4 @@
-"""Reducers that a minority of dishonest clients cannot move as far as it likes, by the config's name."""
+"""Reducers that a minority of dishonest clients cannot move arbitrarily far, by the config's name."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +31,7 @@ class _Updates(Sequence[Mapping[str, Tensor]]):
 
 
 def median(config: MedianConfig) -> Reducer:
-    """Return the median of each coordinate."""
+    """Return the reducer that takes the median of each coordinate."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         return coordinate_median(_Updates(updates)), {}
@@ -40,7 +40,7 @@ def median(config: MedianConfig) -> Reducer:
 
 
 def trimmed(config: TrimmedMeanConfig) -> Reducer:
-    """Return the mean of each coordinate without its extremes."""
+    """Return the reducer that takes the mean of each coordinate without its extremes."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         return trimmed_mean(_Updates(updates), config.num_trimmed), {}
@@ -49,7 +49,7 @@ def trimmed(config: TrimmedMeanConfig) -> Reducer:
 
 
 def krum(config: MultiKrumConfig) -> Reducer:
-    """Return the mean of the updates nearest to their neighbours."""
+    """Return the reducer that takes the mean of the updates nearest to their neighbours."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         num_selected = config.num_selected or len(updates) - config.num_byzantine
@@ -59,7 +59,7 @@ def krum(config: MultiKrumConfig) -> Reducer:
 
 
 def geometric(config: GeometricMedianConfig) -> Reducer:
-    """Return the geometric median of the updates."""
+    """Return the reducer that takes the geometric median of the updates."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         weights = update_weights(updates, ctx)

@@ -1,4 +1,4 @@
-"""What a client sends about public images: how similar each pair is to its network, in several packings.
+"""What a client sends about public images: how similar its network finds each pair, in several packings.
 
     S_ij = <R_i, R_j>,   R_i = n(z_i), z_i the embedding of image i by the client's network, not augmented, in eval mode
 
@@ -132,5 +132,5 @@ class Ensemble:
         same = first == second
         values = triangle[place.masked_fill(same, 0)].float()
         cosines = values / _STEPS if triangle.dtype == torch.int8 else values
-        # No cosine is larger, but a number that was sent may be, and would outweigh the other clients'.
+        # No cosine is larger than 1, but a number that was sent may be, and would outweigh the other clients'.
         return cosines.clamp(-1, 1).masked_fill(same, 1.0)

@@ -46,7 +46,7 @@ _QUEUE = "queue"
 
 
 def distillation(config: DistillationConfig) -> Reducer:
-    """Ensemble similarity distillation."""
+    """Return the reducer that distils the clients' similarities into a student."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         name = NAMES[config.form]

@@ -11,8 +11,8 @@ column k equal to R q_k. That is the same L, and since Q is orthonormal to round
 close to dependent the pivots are. O(N D^2) time, O(N D) memory.
 
 "About the largest": the d of similar images are equal except for rounding, which differs if R is rotated. The first of
-those within `_TIE` of the largest is the pivot, so the order of the images decides and not the last bit. What remains
-once no d exceeds `_FLOOR` is rounding: its columns are zero, which changes S by at most `_FLOOR`.
+those within `_TIE` of the largest is the pivot, so the order of the images decides, not the last bit. What remains once
+no d exceeds `_FLOOR` is rounding: its columns are zero, which changes S by at most `_FLOOR`.
 
 Reference: Higham 1990, Analysis of the Cholesky decomposition of a semi-definite matrix.
 """

@@ -23,7 +23,7 @@ class MethodInfo(BaseModel):
     leaves_the_client: str
     stays_on_the_client: str
     version: int = 1
-    """Raised whenever the method's mathematics or plan changes. A worker declines a version that it does not have."""
+    """Incremented when the method's mathematics or plan changes. A worker declines a version that it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ class MethodConfig(StrictModel):
         """Raise ValueError, with what to change, if the method cannot work with this cohort."""
 
     def check_continuation(self, num_rounds: int, total: int) -> None:
-        """Raise ValueError, with what to do, if the first `num_rounds` rounds of a run of `total` rounds are others."""
+        """Raise ValueError, with what to do, if a run of `total` rounds differs in its first `num_rounds` rounds."""
 
     @property
     def why_not_summed(self) -> str | None:
-        """Why the coordinator cannot compute its result from weighted sums over the clients, or None if it can."""
+        """Why the coordinator cannot compute the result from weighted sums over the clients, or None if it can."""
         return None
 
     @property
     def sent_apart(self) -> tuple[Kind, ...]:
-        """What leaves besides the tensors that are summed, and stays each client's own at the coordinator.
+        """The kinds that leave besides the tensors that are summed. The coordinator sees each client's own.
 
-        It leaves without masks in a secure round, if the data owner's policy permits that.
+        They leave without masks in a secure round, if the data owner's policy permits that.
         """
         return ()
 

@@ -54,11 +54,12 @@ class ClassifierConfig(SiteLabelsConfig):
     def check(self, model: ModelConfig) -> None:
         if self.start == "given" and model.initial is None:
             raise ValueError(
-                "method.start is given, but nothing is: set model.initial to a run of ridge-probe, or leave start out"
+                'method.start = "given" needs a classifier: set model.initial to a run of ridge-probe, '
+                "or leave start out"
             )
         if self.encoder_learning_rate is None and model.freezes:
             raise ValueError(
-                "model.trainable and model.lora are about the training of an encoder that stays as it is: set "
+                "model.trainable and model.lora apply to an encoder that is trained, and this one is not: set "
                 "method.encoder_learning_rate, or leave them out"
             )
         if other := next((part.name for part in self.add_ons if part.name != "proximal"), None):

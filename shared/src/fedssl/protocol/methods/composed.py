@@ -28,7 +28,7 @@ class ComposedConfig(MethodConfig):
     """True if a paper defines the objective for local crops besides the two views (multi-crop)."""
 
     averaged_apart: ClassVar[str | None] = None
-    """The tensors of the objective that the coordinator averages by itself, in words, or None."""
+    """The tensors of the objective that are averaged whatever the reducer is, in words, or None."""
 
     averages_weights: ClassVar[bool] = True
     """False if the coordinator has a reducer of the method's own, which averages no weights."""
@@ -59,7 +59,7 @@ class ComposedConfig(MethodConfig):
             raise ValueError(f"{self.name} predicts embeddings: leave model.projector out, or describe one")
 
     def _why_no_policy(self, policy: BatchNormPolicy) -> str | None:
-        """Return why BatchNorm cannot be treated otherwise than all weights, or None if it can."""
+        """Return why BatchNorm cannot be treated differently from the other weights, or None if it can."""
         if self.sends_nothing:
             return f"{self.name} averages nothing here, and each client has a network of its own"
         if policy == "recalibrate":

@@ -33,8 +33,8 @@ def require_constant_momentum(schedule: str, num_rounds: int, total: int) -> Non
     """Raise ValueError if the target's momentum depends on how many rounds the run has."""
     if schedule != "constant":
         raise ValueError(
-            f'method.target_momentum_schedule = "{schedule}" ends with the last of {num_rounds} rounds, and is another '
-            f"one over {total}"
+            f'method.target_momentum_schedule = "{schedule}" ends with the last of {num_rounds} rounds, and would be '
+            f"different over {total}"
         )
 
 

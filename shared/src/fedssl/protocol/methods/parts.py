@@ -54,7 +54,7 @@ class PartConfig(StrictModel):
     """True if the part sends tensors of its own: a head, centers, control variates."""
 
     averaged_apart: ClassVar[str | None] = None
-    """The tensors of this part that the coordinator averages by itself, in words, or None."""
+    """The tensors of this part that are averaged whatever the reducer is, in words, or None."""
 
     restarts_states: ClassVar[bool] = False
     """True if every client must start cold after one of them has lost its state, because their states belong

@@ -11,7 +11,7 @@ from fedssl.protocol.training import CohortConfig
 
 
 class MeanConfig(PartConfig):
-    """Weighted mean of everything, BatchNorm statistics included."""
+    """The weighted mean of everything, including BatchNorm's statistics."""
 
     name: Literal["mean"] = "mean"
     weighting: Literal["examples", "batches", "uniform"] = Field(
@@ -49,7 +49,7 @@ class LDAWAConfig(PartConfig):
 
 
 class RobustReducerConfig(PartConfig):
-    """A reducer whose result a minority of dishonest clients cannot move as far as it likes."""
+    """A reducer whose result a minority of dishonest clients cannot move arbitrarily far."""
 
     why_not_summed: ClassVar[str | None] = "a robust reducer compares each update with every other one"
 
@@ -67,7 +67,7 @@ class RobustReducerConfig(PartConfig):
         for what, owner in [*averaged, (host.averaged_apart, host.name)]:
             if what is not None:
                 raise ValueError(
-                    f"method.reducer {self.name} would leave a way around it open: the coordinator averages the {what} "
+                    f"method.reducer {self.name} would not protect the run: the coordinator averages the {what} "
                     f"of {owner} by itself; leave {owner} out, or use another reducer"
                 )
 

@@ -13,7 +13,7 @@ _TEN_NUMBERS = tuple(map(str, range(10)))
 
 
 class SiteLabelsConfig(ComposedConfig):
-    """The classes that the sites agree on, and the share of their labelled images that judge rather than train."""
+    """The classes that the sites agree on, and the share of their labelled images that evaluate rather than train."""
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"labels"})
 
@@ -26,8 +26,8 @@ class SiteLabelsConfig(ComposedConfig):
         default=0.2,
         gt=0,
         lt=1,
-        description="Share of a site's labelled images that are not trained on but judge the classifier, drawn by the "
-        "seed and by group. A site's own split takes precedence.",
+        description="Share of a site's labelled images that are not trained on but evaluate the classifier, drawn by "
+        "the seed and by group. A site's own split takes precedence.",
     )
 
     def check(self, model: ModelConfig) -> None:

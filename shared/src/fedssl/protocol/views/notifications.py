@@ -72,8 +72,8 @@ class DestinationView(View):
     topics: list[str]
     label: str
     created_at: datetime
-    last_delivery: "DeliveryView | None" = Field(description="The newest one that was tried.")
-    num_pending: int = Field(description="Deliveries that wait for their first or next try.")
+    last_delivery: "DeliveryView | None" = Field(description="The newest one that was attempted.")
+    num_pending: int = Field(description="Deliveries that wait for their first or next attempt.")
 
 
 class DestinationCreated(DestinationView):
@@ -91,6 +91,6 @@ class DeliveryView(View):
     state: DeliveryState
     num_tries: int
     next_try_at: datetime | None = Field(description="Null if it has ended.")
-    error: str | None = Field(description="Why the last try failed.")
+    error: str | None = Field(description="Why the last attempt failed.")
     created_at: datetime
     ended_at: datetime | None

@@ -54,10 +54,10 @@ class SecureRoundView(View):
     threshold: int = Field(description="How many shares recover a secret.")
     roster: Digest | None = Field(description="Digest of all keys of the round, once it is closed.")
     own_masks: list[ClientId] = Field(
-        description="Survivors about whom shares of the own mask were revealed. Their pair masks stay secret."
+        description="Survivors for whom shares of their own mask were revealed. Their pair masks stay secret."
     )
     mask_keys: list[ClientId] = Field(
-        description="Lost clients about whom shares of the mask key were revealed. Their own masks stay secret."
+        description="Lost clients for whom shares of their mask key were revealed. Their own masks stay secret."
     )
     not_promised: str = NOT_PROMISED
 

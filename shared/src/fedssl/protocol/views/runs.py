@@ -39,17 +39,17 @@ class RunCreate(BaseModel):
 
 
 class RunContinue(BaseModel):
-    """The wish to train a completed run further. The same request again changes nothing."""
+    """A request to train a completed run further. Repeating it changes nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_rounds: int = Field(
-        ge=1, le=100_000, description="The number of rounds in total, those that the run has closed included."
+        ge=1, le=100_000, description="The number of rounds in total, including those that the run has closed."
     )
 
 
 class RunEdit(BaseModel):
-    """New words about a run. What is null stays as it is."""
+    """A new name, tags or notes of a run. What is null stays as it is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,7 +80,7 @@ class RunSummary(View):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    tags: list[str] = Field(default=[], description="Words by which operators find the run.")
+    tags: list[str] = Field(default=[], description="Tags by which operators find the run.")
 
 
 class RunView(RunSummary):

@@ -49,7 +49,8 @@ class TokenView(View):
     role: Role
     project: ProjectName | None = Field(
         default=None,
-        description="The project to which the owner is restricted. Null: none; a worker is to its client's.",
+        description="The project to which the owner is restricted. Null: none. "
+        "A worker is restricted to its client's project.",
     )
     client_id: ClientId | None
     label: str

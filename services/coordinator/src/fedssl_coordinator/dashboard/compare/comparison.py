@@ -272,7 +272,7 @@ def curves(session: Session, run_ids: Sequence[UUID], measure: str) -> list[dict
 
 
 def numbers_of(found: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[int, list[str]]]:
-    """Return the values of `curves` as rows: a round, and in words each run's value and when it was reached."""
+    """Return the values of `curves` as rows: a round, and each run's value with when it was reached, in words."""
     write = _EVALUATED[measure].write if measure in _EVALUATED else formats.short
     columns = [
         {

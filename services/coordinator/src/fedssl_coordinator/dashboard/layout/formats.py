@@ -14,7 +14,7 @@ _MEASURES = {"probe": "linear probe", "knn": "kNN", "geometry": "alignment, unif
 
 
 def number(value: float | None, places: int = 0) -> str:
-    """`48210.0` as `48,210`."""
+    """Return a number with separators: `48,210`."""
     return NOTHING if value is None else f"{value:,.{places}f}".replace("-", _MINUS)
 
 
@@ -32,14 +32,14 @@ def points(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits that count."""
+    """Return a number with three significant digits, or a whole number if it has more."""
     if value is None:
         return NOTHING
     return number(value) if 100 <= abs(value) < 1e9 else f"{value:.3g}".replace("e-0", "e-").replace("-", _MINUS)
 
 
 def in_bytes(value: float | None) -> str:
-    """Decimal, with three digits: `2.56 MB`."""
+    """Return a number of bytes in decimal units, with three digits: `2.56 MB`."""
     if value is None:
         return NOTHING
     amount, units = float(value), ["B", "kB", "MB", "GB", "TB", "PB"]
@@ -50,7 +50,7 @@ def in_bytes(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """`6 h 10 min`."""
+    """Return a duration in its two largest units: `6 h 10 min`."""
     if value is None:
         return NOTHING
     whole = round(max(value, 0))
@@ -65,7 +65,7 @@ def seconds(value: float | None) -> str:
 
 
 def ago(value: datetime | None) -> str:
-    """Return roughly how long ago it was."""
+    """Return roughly how long ago a time was, in its largest unit."""
     if value is None:
         return "never"
     passed = (database_clock.now() - value).total_seconds()
@@ -73,7 +73,7 @@ def ago(value: datetime | None) -> str:
 
 
 def exact(value: datetime | None) -> str:
-    """For people, to the second, in UTC."""
+    """Return a time in UTC to the second, for people."""
     return NOTHING if value is None else value.astimezone(UTC).strftime("%-d %b %Y %H:%M:%S UTC")
 
 
@@ -82,7 +82,7 @@ def day(value: datetime | None) -> str:
 
 
 def day_time(value: datetime | None) -> str:
-    """`23 Nov 14:03`, in UTC."""
+    """Return a time in UTC to the minute, without the year: `23 Nov 14:03`."""
     return NOTHING if value is None else value.astimezone(UTC).strftime("%-d %b %H:%M")
 
 
@@ -91,7 +91,7 @@ def clock(value: datetime | None) -> str:
 
 
 def machine(value: datetime | None) -> str:
-    """For programs: the attribute `datetime`."""
+    """Return a time for programs, as in the attribute `datetime`."""
     return "" if value is None else value.astimezone(UTC).isoformat(timespec="seconds")
 
 
@@ -121,7 +121,7 @@ def sentence(text: str) -> str:
 
 
 def digest(value: str | None) -> str:
-    """Return the first eight digits, four and four."""
+    """Return the first eight digits in two groups of four."""
     return NOTHING if not value else f"{value[:4]} {value[4:8]}"
 
 

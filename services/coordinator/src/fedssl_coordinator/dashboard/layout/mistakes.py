@@ -10,7 +10,7 @@ from fedssl_coordinator.core.problems import ProblemError
 
 
 class Mistake(NamedTuple):
-    """The field is empty if it is not known, and the text too if there is no mistake."""
+    """The field with a mistake, empty if it is not known, and the reason. Both are empty if there is no mistake."""
 
     field: str = ""
     text: str = ""
@@ -23,7 +23,7 @@ def mistake_of(error: ValidationError | ProblemError, words: Mapping[str, str], 
     """Return the first mistake.
 
     Args:
-        words: replace pydantic's message, by place.
+        words: messages that replace pydantic's, by place.
         field: the field of a problem that has no place.
     """
     if isinstance(error, ProblemError):

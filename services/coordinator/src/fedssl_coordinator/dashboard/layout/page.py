@@ -95,7 +95,7 @@ def see_other(path: str) -> RedirectResponse:
 
 
 def _address(request: Request) -> str:
-    """Return the path of the page in the browser, also if a script requests only a piece of it."""
+    """Return the path of the page in the browser, even if a script requests only a piece of it."""
     try:
         shown = urlsplit(request.headers.get("hx-current-url") or str(request.url))
     except ValueError:
@@ -146,7 +146,7 @@ def problem_page(request: Request, error: ProblemError) -> Response:
 
 
 class ProblemPages:
-    """Replaces problem+json by a page for browsers: the middlewares inside of this one do not know the templates."""
+    """Replaces problem+json by a page for browsers: the middlewares inside this one do not know the templates."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -18,7 +18,7 @@ def letter(row: Round) -> str:
 
 
 def ribbon(rounds: Sequence[Round]) -> tuple[str, str]:
-    """Letters of the rounds' verdicts, oldest first, and the same in words."""
+    """Return the letters of the rounds' verdicts, oldest first, and how often each occurs, in words."""
     counts: dict[str, int] = {}
     for row in rounds:
         if row.verdict is not None:
@@ -28,7 +28,7 @@ def ribbon(rounds: Sequence[Round]) -> tuple[str, str]:
 
 
 def bars(letters: str) -> list[tuple[str, int, int, int]]:
-    """For every letter its class, x, y and height, three units apart."""
+    """Return the class, x, y and height of each letter's bar, three units apart."""
     return [(name, 3 * index, 16 - _HEIGHTS[name], _HEIGHTS[name]) for index, name in enumerate(letters)]
 
 

@@ -35,7 +35,7 @@ _WORDS = {
     "max": "maximum",
 }
 ABSENT: Any = object()
-"""The default of a setting of an object that there is none of by default."""
+"""The default of the settings of an object that does not exist by default."""
 
 Kind = Literal[
     "integer",
@@ -136,7 +136,7 @@ def all_fields(fields: Sequence[Field]) -> Iterator[Field]:
 
 
 def resolved(root: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema that `schema` stands for, following references and `or null`."""
+    """Return the schema that `schema` refers to: follows references, and leaves out `or null`."""
     if "$ref" in schema:
         found = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
         return {**resolved(root, found), **{key: value for key, value in schema.items() if key == "default"}}

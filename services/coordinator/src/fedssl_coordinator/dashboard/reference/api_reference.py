@@ -1,4 +1,4 @@
-"""The REST API as a page reads it, out of the API's own OpenAPI document."""
+"""The REST API in the form that a page shows, read from the API's own OpenAPI document."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path. `answer` and `body`: name of a schema, or words; empty: none."""
+    """One method of one path. `body` names a schema or a media type, or is empty.
+
+    `answers` have a status, such a name, and a description.
+    """
 
     verb: str
     path: str
@@ -38,14 +41,14 @@ class Operation:
 
     @property
     def id(self) -> str:
-        """Where a link leads to it."""
+        """The fragment of a link to it."""
         words = "".join(letter if letter.isalnum() else "-" for letter in self.path)
         return f"{self.verb}{words}".lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """One object that goes over the wire, or what a word may be."""
+    """One object that goes over the wire, or the words that a value may be."""
 
     name: str
     description: str
@@ -65,7 +68,7 @@ def groups(document: Mapping[str, Any]) -> dict[str, list[Operation]]:
 
 
 def schemas(document: Mapping[str, Any]) -> list[Schema]:
-    """Every object, by name."""
+    """Return every object, by name."""
     return [
         Schema(name, schema.get("description", ""), [*_fields(schema)], [str(word) for word in schema.get("enum", ())])
         for name, schema in sorted(document["components"]["schemas"].items())
@@ -118,7 +121,7 @@ def _value(name: str, where: str, schema: Mapping[str, Any], description: str, *
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """In words, as people say it."""
+    """Return a type in words."""
     if "$ref" in schema:
         return str(schema["$ref"].rsplit("/", 1)[1])
     if options := schema.get("anyOf") or schema.get("oneOf"):
@@ -138,7 +141,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _named(schema: Mapping[str, Any]) -> list[str]:
-    """Names of the schemas that this one refers to, however deep."""
+    """Return the names of the schemas to which this one refers, directly or through nested types."""
     found = [schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else []
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), Mapping):

@@ -1,4 +1,4 @@
-"""The numbers behind a run's charts, cut to what can be drawn: at most a thousand points a line, twelve lines."""
+"""The numbers behind a run's charts, cut to what can be drawn: at most twelve lines of a thousand points."""
 
 import base64
 import math
@@ -97,7 +97,7 @@ def embeddings(session: Session, run_id: UUID) -> dict[str, Any]:
 
 
 class _Scale:
-    """Return numbers as bytes, on a log scale if they are positive and span more than two orders of magnitude."""
+    """A map of numbers to bytes, on a log scale if they are positive and span more than two orders of magnitude."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.low, self.high = min(values, default=0.0), max(values, default=0.0)
@@ -106,10 +106,10 @@ class _Scale:
     def byte(self, value: float) -> int:
         if self.high == self.low:
             return 0
-        if self.name == "log":  # no quotient: that of two numbers may be past all numbers
+        if self.name == "log":  # not the logarithm of a quotient, which may overflow
             low, high = math.log(self.low), math.log(self.high)
             return round(254 * (math.log(value) - low) / (high - low))
-        low, high = self.low / 2, self.high / 2  # so is the difference, but for that of their halves
+        low, high = self.low / 2, self.high / 2  # a difference may overflow too, and that of the halves cannot
         return round(254 * ((value / 2 - low) / (high - low))) if high > low else 0
 
 

@@ -57,7 +57,7 @@ class SiteRow:
 
 @dataclass(frozen=True, slots=True)
 class CrossSite:
-    """The sites' own classifiers of one round: a row per site whose classifier it is, a cell per site that judges."""
+    """The sites' own classifiers of one round: a row per site's classifier, a cell per site that evaluates it."""
 
     measure: str
     when: str

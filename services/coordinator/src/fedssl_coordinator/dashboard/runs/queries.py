@@ -74,7 +74,7 @@ def num_paused(session: Session) -> int:
 
 
 def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, group: str, text: str) -> Sequence[Run]:
-    """Return the runs of a group whose name, method, encoder or state holds `text`, newest first."""
+    """Return the runs of a group whose name, method, encoder or state contains `text`, newest first."""
     statement = select(Run).where(GROUPS[group][1]).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if text:
         encoder = Run.spec["model"]["encoder"]["name"].astext
@@ -155,8 +155,8 @@ def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> di
 def scores(session: Session, run_ids: Sequence[UUID], most: int | None = _CURVE) -> dict[UUID, list[Score]]:
     """Return the results of evaluations by round, for one data set and one setting: those of about `most` rounds.
 
-    The setting is the spec's own if an evaluation used it, else the newest evaluation's. Measures of one round are put
-    together; if two have one name, the first counts.
+    The setting is the spec's own if an evaluation used it, else the newest evaluation's. Measures of one round are
+    combined; if two have the same name, the first counts.
     """
     columns = (Evaluation.run_id, Evaluation.round_number, Evaluation.results, Evaluation.dataset)
     statement = (
@@ -192,7 +192,7 @@ def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
 
 
 def thinned(rows: list[T], most: int) -> list[T]:
-    """Return about `most` rows at most, including the first and the last."""
+    """Return about `most` rows, including the first and the last."""
     step = max(1, -(-len(rows) // most))
     return rows[: len(rows) - 1 : step] + rows[-1:]
 

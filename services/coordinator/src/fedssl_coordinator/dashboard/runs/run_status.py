@@ -34,7 +34,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The verdict of the last closed round, or a text if no round is closed."""
+    """The verdict of the last closed round, or a text in its place if no round is closed."""
 
     word: str
     reason: str

@@ -154,7 +154,7 @@ document.addEventListener("click", (event) => {
   if (dialog) {
     event.preventDefault();
     dialog.showModal();
-    /* an update may replace the link meanwhile: the browser gives the focus back only to the one that it was on */
+    /* an update may replace the link meanwhile: the browser returns the focus only to the link that had it */
     dialog.addEventListener("close", () => document.getElementById(link.id)?.focus(), { once: true });
   }
 });

@@ -187,7 +187,7 @@ keys["["] = () => timeline.move(-1);
 keys["]"] = () => timeline.move(1);
 keys.p = () => $("#pause")?.click();
 
-/* Work that is asked for while it still loads is repeated once afterwards, so that requests do not pile up on a slow
+/* Work that is requested again while it loads is repeated once afterwards, so that requests do not pile up on a slow
    connection. */
 const loading = new Map();
 const places = new Map([
@@ -209,10 +209,10 @@ async function quietly(work) {
   loading.delete(work);
 }
 quietly(() => timeline.show(null));
-/* also what is below the fold: a page may be printed before it is scrolled */
+/* even what is below the fold: a page may be printed before it is scrolled */
 for (const work of places.keys()) quietly(work);
 
-/* Apply patches. An open dialog or menu is not replaced, nor what is as it was: text may be selected in it. */
+/* Apply patches. An open dialog or menu is not replaced, nor anything unchanged: text may be selected in it. */
 const patches = $("#patch");
 let shape = $("#shape").value;
 document.body.addEventListener("htmx:oobBeforeSwap", ({ detail }) => {

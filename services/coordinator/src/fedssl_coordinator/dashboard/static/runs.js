@@ -5,7 +5,7 @@ import { here } from "./row_keys.js";
 const bar = $("#compare");
 const list = $("#list");
 const boxes = () => $$('input[name="runs"]', list);
-const chosen = new Set(); /* with those that the filter, the group or the page of the list hides */
+const chosen = new Set(); /* including those that the filter, the group or the page of the list hides */
 const KEPT = "fedssl-chosen"; /* while this tab is open */
 const show = () => {
   const shown = boxes();

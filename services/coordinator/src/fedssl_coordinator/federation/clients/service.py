@@ -40,8 +40,10 @@ def edit(session: Session, client_id: str, request: ClientEdit) -> ClientView:
 
 
 def confirm_identity(session: Session, client_id: str, identity: str) -> ClientView:
-    """Let a client take part in secure rounds with its new identity key. Raises ProblemError if its worker has
-    announced another one."""
+    """Allow a client to take part in secure rounds with its new identity key.
+
+    Raises ProblemError if its worker has announced another one.
+    """
     if (client := clients.get(session, client_id)) is None:
         raise _not_found(client_id)
     if client.announced_identity != identity:
@@ -56,7 +58,7 @@ def confirm_identity(session: Session, client_id: str, identity: str) -> ClientV
 
 
 def revoke(session: Session, client_id: str) -> ClientView:
-    """Revoke a client: its tokens are invalid, and no round waits for it. Its accepted updates stay."""
+    """Revoke a client: its tokens become invalid, and no round waits for it. Its accepted updates stay."""
     if (shown := show(session, client_id)).revoked_at is not None:
         return shown
     client = clients.revoke(session, client_id)
@@ -68,7 +70,7 @@ def revoke(session: Session, client_id: str) -> ClientView:
         enqueue.advance(session, assignment.run_id)
     site_evaluations.expire_of_client(session, client_id, reason)
     enqueue.wake_watchers(session)
-    enqueue.wake_workers(session)  # ends the claim with which it waits
+    enqueue.wake_workers(session)  # ends a claim that waits for work
     return view(client)
 
 

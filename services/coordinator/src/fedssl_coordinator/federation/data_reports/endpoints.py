@@ -20,7 +20,7 @@ Project = Annotated[ProjectName | None, Query(description="The sites' project. N
 
 @router.post("/v1/work/data-report", tags=["work"])
 def report_data(request: DataReport, client_id: WorkerId, session: DB) -> DataReported:
-    """Store what the data owner lets the coordinator know of its images, in place of the last report."""
+    """Store what the data owner discloses about its images, in place of the last report."""
     service.receive(session, client_id, request)
     return DataReported()
 

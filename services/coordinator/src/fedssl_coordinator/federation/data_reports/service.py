@@ -10,7 +10,7 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.federation.data_reports import repository
 from fedssl_coordinator.identity import clients
 
-_ROUNDING = 1e-4  # of ten shares, each rounded to six digits
+_ROUNDING = 1e-4  # the error of the sum of ten shares, each rounded to six digits
 
 
 def receive(session: Session, client_id: str, report: DataReport) -> None:
@@ -47,7 +47,7 @@ def _drifting(session: Session, project: str) -> dict[str, float]:
 
 
 def _require_possible(client: Client, report: DataReport) -> None:
-    """Raise ProblemError if a report would count for more than the client's images in what it is compared with."""
+    """Raise ProblemError if a report would count for more images in the comparison than the client has."""
     num_images = max((part.num_images for part in (report.card, report.sums) if part is not None), default=0)
     if num_images > (client.num_images or 0):
         why = f"it is about {num_images} images, and {client.num_images or 'no number of them'} is registered"

@@ -39,14 +39,14 @@ def ensure_queued(session: Session, run: Run, round_number: int, num_epochs: int
 
 
 def resume(session: Session, run: Run) -> None:
-    """Have the job of a resumed run tried now. The caller holds the run's lock."""
+    """Retry the job of a resumed run now. The caller holds the run's lock."""
     if (job := repository.unfinished(session, run.id)) is not None:
         retries.reset(session, job)
         enqueue.distil(session, job.id)
 
 
 def begin(session: Session, job_id: UUID) -> StartedJob[DistillationJob] | None:
-    """Count a try of a job whose lock the caller holds. Returns None if there is nothing to do for it at this time."""
+    """Count an attempt at a job whose lock the caller holds. Returns None if there is nothing to do at this time."""
     job = job_rows.locked(session, DistillationJob, job_id)
     if job is None:
         return None
@@ -63,7 +63,7 @@ def begin(session: Session, job_id: UUID) -> StartedJob[DistillationJob] | None:
 
 
 def record_resumption(session: Session, started: StartedJob[DistillationJob], epoch: int) -> None:
-    """Record that a job continues after this epoch (0: from the beginning), where an earlier try left it."""
+    """Record that a job continues after this epoch (0: from the beginning), where an earlier attempt left it."""
     job = started.job
     if repository.set_while_running(session, job.id, epoch=epoch) and started.is_reported:
         where = f"continues after epoch {epoch} of {job.num_epochs}" if epoch else "starts again: nothing was saved"

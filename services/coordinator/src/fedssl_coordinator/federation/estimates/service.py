@@ -31,7 +31,7 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
     asked = spec.cohort.num_asked(len(taking)) if taking else 0
     down, up = (None, None) if plan is None else (file_bytes(plan.broadcast), file_bytes(plan.update))
     if spec.secure_aggregation is not None:
-        up = None  # of a masked vector, which only an aggregator can measure: `fedssl run create --dry-run` does
+        up = None  # the size of a masked vector, which needs torch: `fedssl run submit --dry-run` measures it
     per_round, measured = _seconds(session, spec, taking)
     return EstimateView(
         clients=taking,
@@ -49,13 +49,13 @@ def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
 
 
 def _total(num_assignments: int, num_clients: int, plan: ArtifactPlan) -> int:
-    """Return the most bytes of the whole run: each client receives the frozen tensors once."""
+    """Return an upper bound of the bytes of the whole run: each client receives the frozen tensors once."""
     per_assignment = file_bytes(plan.broadcast) + file_bytes(plan.update)
     return num_assignments * per_assignment + min(num_clients, num_assignments) * frozen_bytes(plan)
 
 
 def _seconds(session: Session, spec: RunSpec, names: Sequence[str]) -> tuple[float | None, int]:
-    """Return the time of a round, and on how many updates it is based: that of the slowest of these clients.
+    """Return the time that the slowest of these clients needs for a round, and on how many updates it is based.
 
     A client that has not trained such a model yet counts as one of median speed.
     """

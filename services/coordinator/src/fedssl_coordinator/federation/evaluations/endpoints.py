@@ -25,8 +25,10 @@ _EXISTS: dict[int | str, dict[str, Any]] = {
 def request_evaluation(
     run_id: UUID, request: EvaluationCreate, response: Response, caller: Operator, session: DB
 ) -> EvaluationView:
-    """Evaluate the encoder of a closed round on a registered data set. One that failed or was cancelled is queued
-    again."""
+    """Evaluate the encoder of a closed round on a registered data set.
+
+    An evaluation that failed or was cancelled is queued again.
+    """
     view, is_new = service.request(session, run_id, request)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return view

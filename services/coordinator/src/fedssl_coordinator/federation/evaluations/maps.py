@@ -19,7 +19,7 @@ def embedding_map(session: Session, evaluation_id: UUID) -> EmbeddingMapView:
         about_it = {"run_id": row.run_id, "round_number": row.round_number, "dataset": row.dataset}
         return EmbeddingMapView(evaluation_id=evaluation_id, **about_it, **found)
     if row.config.embedding_map is None:
-        why = "was not asked for one: `fedssl run evaluate RUN --map pca` requests an evaluation with a map"
+        why = "was requested without one: `fedssl run evaluate RUN --map pca` requests an evaluation with a map"
     elif row.state == JobState.COMPLETED:
         why = "found only one test image, or representations that are not finite because the training has diverged"
     else:

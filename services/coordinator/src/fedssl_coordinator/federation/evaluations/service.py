@@ -30,7 +30,7 @@ from fedssl_coordinator.federation.site_evaluations import service as site_evalu
 from fedssl_coordinator.federation.transitions import about, transition
 from fedssl_coordinator.storage.datasets import service as datasets
 
-_PERCENTAGES = ("probe", "knn")  # results that are shown in percent
+_PERCENTAGES = ("probe", "knn")  # the results that are shown in percent
 
 
 def queue_due(session: Session, run: Run, round_number: int) -> None:
@@ -54,7 +54,7 @@ def queue_due(session: Session, run: Run, round_number: int) -> None:
 def ask_sites_before_training(session: Session, run: Run, spec: RunSpec) -> None:
     """Offer the evaluation of the first weights to the sites, if the spec asks for it. The caller holds the run's lock.
 
-    That is when the first round opens: when the weights are made, it may be that no client has registered.
+    This happens when the first round opens: when the weights are created, no client may have registered yet.
     """
     config = spec.site_evaluation
     if config is not None and config.is_due(0, run.num_rounds) and evaluable.why_impossible(run) is None:
@@ -71,7 +71,7 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
     number = evaluable.require_closed(run, asked.round_number)
     if spec_of(run).model.batch_norm == "local":
         detail = (
-            f"each site of run {run_id} keeps its own BatchNorm, and the coordinator's encoder has that of the start: "
+            f"each site of run {run_id} keeps its own BatchNorm, and the coordinator's encoder has the initial one: "
             "only the sites can evaluate it"
         )
         raise ProblemError("conflict", detail)
@@ -82,7 +82,7 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
 
 
 def begin(session: Session, evaluation_id: UUID) -> StartedJob[Evaluation] | None:
-    """Count a try of an evaluation whose lock the caller holds. Returns None if there is nothing to do at this time."""
+    """Count an attempt at an evaluation whose lock the caller holds. Returns None if there is nothing to do now."""
     row = job_rows.locked(session, Evaluation, evaluation_id)
     if row is not None and row.state in job_rows.UNFINISHED and retries.is_quarantined(row):
         reason = f"{retries.quarantine_reason(row, 'the evaluation')}, and request it again"
@@ -105,7 +105,7 @@ def map_before(session: Session, row: Evaluation) -> dict[str, Any] | None:
 
 
 def results_so_far(row: Evaluation) -> Results:
-    """Return the results of the measures that are done, of all tries."""
+    """Return the results of the measures that are done, from all attempts."""
     return dict((row.progress or {}).get("results", {}))
 
 

@@ -62,7 +62,7 @@ def select_due_notifications(
     waiting = session.execute(select(table.id, is_new, was_sent_before).where(waits)).all()
     are_lost = num_messages < len(waiting)
     ids = [job_id for job_id, never, before in waiting if never or (are_lost and before)]
-    if ids:  # mostly there are none, and this runs every few seconds
+    if ids:  # usually there are none, and this runs every few seconds
         statement = update(table).where(among(table.id, ids)).values(sent_at=func.now())
         session.execute(statement, execution_options={"synchronize_session": False})
     return ids

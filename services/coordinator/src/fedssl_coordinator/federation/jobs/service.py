@@ -21,7 +21,7 @@ from fedssl_coordinator.federation.transitions import transition
 
 
 class StartedJob(NamedTuple, Generic[J]):
-    """A job to work on. `is_resumed`: an earlier try ended before it was done; `is_reported`: that is an event."""
+    """A job to work on. `is_resumed`: an earlier attempt ended before it was done; `is_reported`: that is an event."""
 
     run: Run
     job: J
@@ -40,13 +40,13 @@ def locked(session: Session, table: type[J], job_id: UUID) -> J:
 
 
 def running(session: Session, table: type[J], job_id: UUID) -> J | None:
-    """Return the job, locked until the transaction ends, or None if it does not run any more."""
+    """Return the job, locked until the transaction ends, or None if it is no longer running."""
     job = repository.locked(session, table, job_id)
     return job if job is not None and job.state == JobState.RUNNING else None
 
 
 def begin(session: Session, job: J, message: str) -> StartedJob[J] | None:
-    """Count a try of a locked job before it is made. Returns None if the job is finished or still pauses."""
+    """Count an attempt at a locked job before it begins. Returns None if the job is finished or still pauses."""
     if job.state not in UNFINISHED or not retries.may_begin(session, job):
         return None
     is_resumed, is_reported = job.state == JobState.RUNNING, retries.is_reported(job.num_tries)
@@ -60,14 +60,14 @@ def begin(session: Session, job: J, message: str) -> StartedJob[J] | None:
 
 
 def record_failure(session: Session, table: type[Job], job_id: UUID, why: str) -> None:
-    """Pause a job whose try failed for a reason that may pass, and try it again afterwards."""
+    """Pause a job that has failed for a temporary reason, and retry it afterwards."""
     job = repository.locked(session, table, job_id)
     if job is not None and job.state in UNFINISHED:
         retries.record_failure(session, job, why)
 
 
 def record_departure(session: Session, table: type[Job], job_id: UUID) -> None:
-    """Let another process resume the job at once: the process that worked on it ends, and has saved its work."""
+    """Allow another process to resume the job at once: the process that worked on it ends, and has saved its work."""
     if (job := running(session, table, job_id)) is not None:
         retries.reset(session, job)
 

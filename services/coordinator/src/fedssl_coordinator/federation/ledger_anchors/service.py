@@ -15,7 +15,7 @@ from fedssl_coordinator.core.secrets import key_of, signing_key
 from fedssl_coordinator.federation.ledger_anchors import repository
 from fedssl_coordinator.federation.ledger_anchors.repository import Extension
 
-# Per client and hour, because both are kept permanently. A worker with its own ledger sends far fewer.
+# Limits per client and hour, because both are kept permanently. An honest worker sends far fewer.
 _MOST_ANCHORS = 10_000
 _MOST_CONTRADICTIONS = 50
 

@@ -16,7 +16,7 @@ from fedssl_coordinator.federation.transitions import pause
 def raise_alerts(session: Session, run: Run, current: Round, used: Sequence[str], metrics: Mapping[str, float]) -> None:
     """Record the clients whose metrics crossed a threshold, and pause the run if its spec asks for that.
 
-    `used`: the clients whose updates are in the result. In a secure round, the round's `metrics` only have how many
+    `used`: the clients whose updates are in the result. In a secure round, the round's `metrics` state only how many
     clients crossed a threshold.
 
     Called once per round, in the transaction that closes it, by a caller that holds the run's lock. A run is not paused

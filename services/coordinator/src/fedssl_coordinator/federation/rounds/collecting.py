@@ -36,7 +36,7 @@ def check_open_round(session: Session, run: Run, current: Round, spec: RunSpec, 
             return _check_inputs(session, run, current, checked) or _answer_claims(session, run, current, claims)
         _forget_failures(session, run)
         return Step.WAIT
-    # Once nothing is live nothing more can be accepted, so the count below is final.
+    # If no assignment is live, no further update can be accepted, so the count below is final.
     late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
     end_live(session, current, late if has_enough else "the round's deadline has passed")
     rows = repository.assignments(session, [current.id])
@@ -96,7 +96,7 @@ def _offer_again(
         _refute(session, claims)
         if not missing or current.attempt >= cohort.max_attempts:
             return False
-        # Asked again at once, it would decline again: its attempts leave time for what it lacks to come back.
+        # A client that is asked again at once would decline again. The pauses leave time to restore what it lacks.
         pause = min(cohort.deadline_seconds / 10, LONGEST_PAUSE_SECONDS)
         pauses = {client: pause for client in again if newest[client].state == AssignmentState.DECLINED}
         repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
@@ -109,7 +109,7 @@ def _check_inputs(session: Session, run: Run, current: Round, checked: CheckedIn
     """Return the step to take before clients are held responsible, or None if the coordinator's part is all right.
 
     No attempt of a round is counted before this: what is missing or damaged in the store is not the clients' fault,
-    whatever they reported. The run stalls until it is back.
+    whatever they reported. The run stalls until it is restored.
     """
     if checked is None or checked.round_id != current.id:
         return Step.CHECK_INPUTS if retries.may_begin(session, run) else Step.WAIT
@@ -125,7 +125,7 @@ def _answer_claims(session: Session, run: Run, current: Round, claims: Sequence[
     first = _first_claims(session, current, claims)
     again = {row.client_id: row.attempt + 1 for row in claims if run.num_tries or row.client_id in first}
     _refute(session, [row for row in claims if row.client_id not in again])
-    if run.num_tries:  # the time that the fault took does not count against the round
+    if run.num_tries:  # the duration of the fault does not count against the round
         seconds = spec_of(run).cohort.deadline_seconds
         repository.extend(session, current, seconds, next_attempt=False)
     _forget_failures(session, run)
@@ -139,14 +139,14 @@ def _answer_claims(session: Session, run: Run, current: Round, claims: Sequence[
 def _first_claims(session: Session, current: Round, claims: Sequence[Assignment]) -> set[str]:
     """Return the clients that blame the coordinator for the first time in this round.
 
-    The coordinator's part was found all right, but it may have been repaired in the meantime. So this time costs no
-    attempt; from the next on it is the client's own problem.
+    The coordinator's part was found all right, but it may have been repaired in the meantime. So the first time does
+    not count as an attempt; from the second on, it is the client's own problem.
     """
     return {row.client_id for row in claims if repository.num_claims(session, current.id, row.client_id) == 1}
 
 
 def _refute(session: Session, claims: Sequence[Assignment]) -> None:
-    """Count declined work as the client's own problem: it blamed the coordinator again, whose part is all right."""
+    """Count declined work as the client's own problem: it blamed the coordinator again, which is not at fault."""
     for row in claims:
         row.cause = Cause.CLIENT_MACHINE
         row.reason = printable(

@@ -1,4 +1,4 @@
-"""Clients that have declined the work of a round in progress, as the reason why a run does not move.
+"""Clients that have declined the work of a round in progress, as the reason why a run makes no progress.
 
 Derived when a run is shown: whether it still holds changes with every claim.
 """
@@ -24,11 +24,11 @@ _DECLINED = (
     .order_by(Assignment.client_id, Assignment.attempt)
     .execution_options(populate_existing=True)
 )
-"""Finds the assignments of those open rounds of the `runs` that a client has declined, by client and attempt."""
+"""Finds the assignments of the open rounds of `runs` in which a client has declined, by client and attempt."""
 
 
 def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why a run does not move, for running runs whose clients have declined the current round."""
+    """Return why a run makes no progress, for running runs whose clients have declined the current round."""
     running = [run.id for run in runs if run.state == RunState.RUNNING]
     if not running:  # most runs that are shown have finished
         return {}

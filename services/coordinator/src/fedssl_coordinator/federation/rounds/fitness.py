@@ -56,7 +56,7 @@ def require_fit(session: Session, project: str, spec: RunSpec) -> None:
 def require_possible(spec: RunSpec) -> None:
     """Raise ProblemError if an aggregator has found that no run can have this spec.
 
-    Only an aggregator has torch: before it was asked for an estimate, nothing is known here.
+    Only an aggregator has torch, so nothing is known here until an estimate was requested from it.
     """
     if (why := plan_cache.refusal(spec)) is not None:
         loc = ["spec", *_key_of(why)]
@@ -103,7 +103,7 @@ def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None
 
 
 def _unidentified(session: Session, names: Sequence[str]) -> dict[str, str]:
-    """Return the clients that others could not recognise in a secure round, with the reason."""
+    """Return the clients that others could not identify in a secure round, with the reason."""
     found, known = {}, clients.identities(session, names)
     counts = Counter(identity for identity, _ in known.values())
     for name, (identity, announced) in known.items():

@@ -84,7 +84,7 @@ def open_next(session: Session, run: Run, spec: RunSpec, vector: NextVector | No
 def _secure_context(
     session: Session, run: Run, spec: RunSpec, number: int, vector: NextVector | None, chosen: Sequence[str]
 ) -> RoundContext:
-    """Return the context of a secure round. Raises ValueError if it cannot be one with these clients."""
+    """Return the context of a secure round. Raises ValueError if these clients cannot have a secure round."""
     assert vector is not None, "counted before"
     assert run.broadcast is not None, "a prepared run has a broadcast"
     identities = clients.identities(session, chosen)

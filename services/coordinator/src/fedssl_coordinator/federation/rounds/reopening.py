@@ -1,4 +1,4 @@
-"""Opens rounds again: of a run that had failed, or whose updates were lost. The caller holds the run's lock."""
+"""Reopens rounds of a run that had failed, or whose updates were lost. The caller holds the run's lock."""
 
 from collections.abc import Mapping
 from uuid import UUID
@@ -21,7 +21,7 @@ from fedssl_coordinator.storage.artifacts import repository as artifacts
 
 
 def take_up(session: Session, run: Run) -> None:
-    """Let a failed run continue from its last closed round. The caller holds the run's lock.
+    """Resume a failed run from its last closed round. The caller holds the run's lock.
 
     The round in which it failed is open again: its accepted updates count, and the other clients are asked again.
     Raises ProblemError if the run's weights were removed.
@@ -31,7 +31,7 @@ def take_up(session: Session, run: Run) -> None:
             detail = f"run {run.id} cannot be resumed: its weights, artifact {digest}, were removed from the store"
             raise ProblemError("conflict", detail)
     data = {"outcome": run.outcome, "reason": run.reason, "rounds_closed": run.rounds_closed}
-    message = f"taken up after round {run.rounds_closed}, although it had failed: {run.reason}"
+    message = f"resumed after round {run.rounds_closed}, although it had failed: {run.reason}"
     won = transition(
         session,
         run,
@@ -55,7 +55,7 @@ def take_up(session: Session, run: Run) -> None:
 
 
 def _reopen(session: Session, run: Run, failed: Round) -> None:
-    """Open the round in which a run had failed again. Its assignments stay as they ended."""
+    """Reopen the round in which a run had failed. Its assignments stay as they ended."""
     spec = spec_of(run)
     values = repository.values_of_reopened(spec.cohort.deadline_seconds)
     won = transition(session, failed, RoundState.OPEN, f"round {failed.number} is open again", **values)
@@ -86,8 +86,8 @@ def _reopen(session: Session, run: Run, failed: Round) -> None:
 def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, str]) -> None:
     """Reopen a round whose accepted updates the store has partly lost, and ask only their clients again.
 
-    `lost` has the reason per assignment. The round gets its whole time again, and no attempt is counted. The caller
-    holds the run's lock.
+    `lost` has the reason per assignment. The round's time starts from the beginning, and no attempt is counted. The
+    caller holds the run's lock.
     """
     rows = repository.assignments(session, [current.id])
     reasons = {row.client_id: lost[row.id] for row in rows if row.id in lost}

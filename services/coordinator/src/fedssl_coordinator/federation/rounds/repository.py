@@ -31,7 +31,7 @@ _lost = or_(
     (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at <= func.now()),
     Assignment.state.in_(LIVE) & Client.revoked_at.is_not(None),
 )
-"""For queries: the assignment is lost, because its lease has run out or its client was revoked."""
+"""An SQL expression: the assignment is lost, because its lease has run out or its client was revoked."""
 
 
 _has_enough = Round.num_wanted <= (
@@ -54,7 +54,7 @@ _claim = (
     )
     .exists()
 )
-"""For queries: the client's newest assignment was declined because of the coordinator, which has not answered yet."""
+"""An SQL expression: the client's newest assignment was declined because of the coordinator, which has not answered."""
 
 _secure_messages = (
     ("keys", SecureMember.keys, SecureMember.round_id),  # every member
@@ -81,7 +81,7 @@ _awaited = (
     )
     .correlate(SecureRound)
 )
-"""For queries: the clients whose message a secure round waits for in its phase."""
+"""A query for the clients whose message a secure round waits for in its phase."""
 
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
@@ -120,7 +120,7 @@ def gave_weights(session: Session, run_id: UUID, number: int) -> bool:
 
 
 def num_without_weights(session: Session, run_id: UUID) -> dict[Verdict, int]:
-    """Return the number of the run's rounds that closed without new weights, per verdict that any of them has."""
+    """Return the number of the run's rounds that closed without new weights, by verdict."""
     verdicts = (Verdict.SKIPPED, Verdict.FAILED)
     statement = select(Round.verdict, func.count()).where(Round.run_id == run_id, Round.verdict.in_(verdicts))
     found = {row.verdict: row[1] for row in session.execute(statement.group_by(Round.verdict))}
@@ -254,7 +254,7 @@ def has_live(session: Session, round_id: UUID) -> bool:
 
 
 def locked(session: Session, round_id: UUID) -> Round:
-    """Return a round that exists, locked until the transaction ends. Lock its assignment, if any, before."""
+    """Return a round that exists, locked until the transaction ends. Lock its assignment, if any, first."""
     return session.get_one(Round, round_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
@@ -264,7 +264,7 @@ def has_enough(session: Session, row: Round) -> bool:
 
 
 def has_all_or_enough(session: Session, round_id: UUID) -> bool:
-    """Return whether no client may deliver any more, or the round has enough updates to close."""
+    """Return whether no client can deliver any more, or the round has enough updates to close."""
     return _HAS_ALL_OR_ENOUGH.one_or_none(session, {"of": round_id}) == (True,)
 
 

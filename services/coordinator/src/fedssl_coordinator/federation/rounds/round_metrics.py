@@ -12,7 +12,7 @@ from fedssl_coordinator.core.db import among
 from fedssl_coordinator.core.models import Metric
 
 _is_finite = func.abs(Metric.value) < math.inf
-"""For queries: the metric is a finite number, as JSON requires.
+"""An SQL expression: the metric is a finite number, as JSON requires.
 
 Others are not stored any more, but older versions stored some. In Postgres NaN is the largest number.
 """

@@ -20,10 +20,10 @@ from fedssl_coordinator.federation.transitions import Passed, transition
 
 
 def check_secure_round(session: Session, run: Run, current: Round, config: SecureAggregationConfig) -> Step:
-    """Move an open secure round on, which has one attempt: nothing is offered again."""
+    """Move an open secure round forward. It has one attempt: nothing is offered again."""
     answered = secure_rounds.vectors(session, current.id)
     for assignment, is_revoked in repository.lost(session, current.id):
-        if assignment.client_id not in answered:  # otherwise its vector is in the sum, whether it comes back or not
+        if assignment.client_id not in answered:  # otherwise its vector is in the sum, whether or not it returns
             expire(session, assignment, "the client was revoked" if is_revoked else "no heartbeat within the lease")
     rows = repository.assignments(session, [current.id])
     out_of_range = [row for row in rows if row.reason is not None and row.reason.startswith(OUT_OF_RANGE)]

@@ -56,7 +56,7 @@ def next_step(
 
 
 def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
-    """Pause a run if a computation that `next_step` began, or that step itself, failed for a reason that may pass."""
+    """Pause a run if a computation that `next_step` began, or that step itself, failed for a temporary reason."""
     run = run_rows.locked(session, run_id)
     if run is not None and run.state != RunState.FINISHED:
         retries.record_failure(session, run, why, begun=begun)

@@ -1,4 +1,4 @@
-"""The steps of a run between two computations, and what the caller brings from each."""
+"""The steps of a run between two computations, and what the caller returns with from each."""
 
 from dataclasses import dataclass
 from enum import Enum, auto

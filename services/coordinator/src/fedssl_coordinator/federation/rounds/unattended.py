@@ -1,6 +1,6 @@
-"""Runs that wait for an aggregator, and none takes them up: none is started, or all are busy.
+"""Runs that wait for an aggregator although none is free: none is started, or all are busy.
 
-Derived when a run is shown, because what would write a reason is what is missing.
+Derived when a run is shown: the process that would write a reason is the one that is missing.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from fedssl_coordinator.federation.retries import due
 from fedssl_coordinator.federation.rounds.repository import LIVE
 
 SECONDS = 30.0
-"""An aggregator that is free takes a run up within a second, or at the next sweep."""
+"""An aggregator that is free starts on a run within a second, or at the next sweep."""
 
 _current = select(Round).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED).lateral("current")
 _is_live = select(Assignment.id).where(Assignment.round_id == _current.c.id, Assignment.state.in_(LIVE)).exists()
@@ -42,7 +42,7 @@ _WAITING = (
 
 
 def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why a run does not move, for those that only wait for an aggregator."""
+    """Return why runs make no progress, for those that only wait for an aggregator."""
     candidates = {run.id: run for run in runs if run.state == RunState.RUNNING and run.reason is None}
     if not candidates:  # most runs that are shown have finished
         return {}
@@ -58,7 +58,7 @@ def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
 
 
 def _rounded(seconds: float) -> str:
-    """Return SECONDS, or the largest doubling of it that has passed: the reason of a run changes rarely.
+    """Return SECONDS, or its largest doubling that has passed, so that the reason of a run changes rarely.
 
     >>> [_rounded(seconds) for seconds in (31.0, 75.0, 200.0, 7200.0)]
     ['30 s', '60 s', '2 min', '64 min']

@@ -1,4 +1,4 @@
-"""Clients that a round waits for and that have not been seen for a while, as the reason why a run does not move.
+"""Clients that a round waits for and that have not been seen for a while, as the reason why a run stalls.
 
 Derived when a run is shown, because a client that is absent writes nothing.
 """
@@ -33,7 +33,7 @@ _UNSEEN = (
 
 
 def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why a run does not move, for running runs whose round waits only for clients that have not been seen."""
+    """Return why running runs stall whose round waits only for clients that have not been seen."""
     running = [run.id for run in runs if run.state == RunState.RUNNING]
     if not running:  # most runs that are shown have finished
         return {}

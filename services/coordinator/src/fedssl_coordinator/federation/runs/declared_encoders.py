@@ -41,7 +41,7 @@ def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
 
 
 def as_asked(asked: RunSpec, stored: RunSpec) -> RunSpec:
-    """Return `stored`, with its encoders left open again if `asked` leaves them open."""
+    """Return `stored`, without its encoders if `asked` leaves them open."""
     if not _is_open(asked) or distillation_of(stored.method) is None:
         return stored
     return RunSpec.model_validate(_with_encoders(stored, "declared"))

@@ -170,8 +170,8 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
 
 
 def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined or are
-    absent."""
+    """Return why runs make no progress, if their rows do not state it: no aggregator is free, or clients declined
+    or are absent."""
     return {
         **unseen.reasons(session, runs),
         **declines.reasons(session, runs),
@@ -180,7 +180,7 @@ def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
 
 
 def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
-    """Return one line of the list of runs. `reasons`: why runs do not move, besides the reasons in their rows."""
+    """Return one line of the list of runs. `reasons`: why runs make no progress, besides the reasons in their rows."""
     found = RunSummary.model_validate(run, from_attributes=True)
     reason = reasons.get(run.id)
     return found if reason is None or found.reason is not None else found.model_copy(update={"reason": reason})

@@ -35,9 +35,9 @@ def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
 
 
 def difference(session: Session, spec: RunSpec) -> str | None:
-    """Return how a new run prepares images otherwise than the run whose weights it starts from, or None.
+    """Return how a new run prepares images differently from the run whose weights it starts from, or None.
 
-    What registered weights were trained with is not known.
+    How images were prepared for registered weights is not known.
     """
     config = spec.model.initial
     source = None if config is None or config.run is None else run_rows.get(session, config.run)

@@ -46,8 +46,10 @@ def locked(session: Session, round_id: UUID) -> SecureRound:
 
 
 class Messages(NamedTuple):
-    """The messages of a member, as far as they are needed: those of all clients for all others are hundreds of
-    megabytes at 1,000 clients. If no share is needed, messages that have shares are without them."""
+    """The messages of a member, without the shares that are not needed.
+
+    With 1,000 clients, the shares of all for all others take hundreds of megabytes.
+    """
 
     client_id: str
     keys: Json | None
@@ -70,15 +72,15 @@ _NO_REVEALED_SHARES = case(
 
 
 def messages(session: Session, round_id: UUID, *, with_revealed: bool = False) -> list[Messages]:
-    """Return the messages of all members as they are now, in name order: without shares, or with those that were
-    revealed and the pair secrets of lost clients."""
+    """Return the messages of all members as they are now, in name order: without shares, or with
+    only those that were revealed and the pair secrets of lost clients."""
     if not with_revealed:
         return _messages(session, round_id, _NO_SHARES, _NO_REVEALED_SHARES)
     return _messages(session, round_id, _lost_pairs(round_id), SecureMember.reveals)
 
 
 def _lost_pairs(round_id: UUID) -> Any:
-    """Return the column with the pair secrets that a lost client has sent or received, and without boxes."""
+    """Return the column of shares with only the pair secrets that a lost client has sent or received."""
     row, other = SecureMember, aliased(SecureMember)
     lost = select(other.client_id).where(other.round_id == round_id, other.vectors.is_(None))
     each = func.jsonb_each(row.shares["pairs"]).table_valued("key", "value")
@@ -94,7 +96,8 @@ def _lost_pairs(round_id: UUID) -> Any:
 def messages_for(session: Session, round_id: UUID, client_id: str, *, with_shares: bool) -> list[Messages]:
     """Return the messages of all members as far as one client needs them, in name order.
 
-    `with_shares`: the box and the commitments for that client. Postgres reads the shares for all others with them.
+    `with_shares`: the box and the commitments for that client. To find them, Postgres reads the shares for all other
+    clients too.
     """
     row, its = SecureMember, literal(client_id, Text)
     parts: list[Any] = []
@@ -120,8 +123,8 @@ def vectors(session: Session, round_id: UUID) -> dict[str, str]:
 
 
 class Present(NamedTuple):
-    """Which messages of a member have arrived: True, or None. It takes the place of the messages themselves: a round
-    with 1,000 clients has many megabytes of them."""
+    """Which messages of a member have arrived: True, or None. It takes the place of the messages
+    themselves, which have many megabytes in a round with 1,000 clients."""
 
     client_id: str
     keys: bool | None

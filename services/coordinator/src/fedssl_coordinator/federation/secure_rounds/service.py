@@ -3,8 +3,8 @@
 The phases are part of an open round: `keys`, `shares`, `vectors`, `confirmations`, `reveals`. Each has one message per
 client. A message is checked and stored under the lock of the round's row in `secure_rounds`; the end of a phase takes
 the same lock, so that the list of its senders is frozen: later messages are refused. The aggregator ends a phase once
-everyone has answered that still can, or its time is over, and the last one once enough shares are there to remove all
-masks. `fedssl.secure_aggregation.SecureServer`, restored from the rows, decides what is right.
+every client that still can has answered, or its time is over, and the last phase once there are enough shares to remove
+all masks. `fedssl.secure_aggregation.SecureServer`, restored from the rows, decides what is valid.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -101,7 +101,7 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
         needed["inbox"] = wire.inbox_to_wire(_restored(row, rows).inbox(client_id))
     elif phase == "confirmations":
         needed["survivors"] = _signatures(rows, "vectors")
-    elif phase == "reveals":  # with the survivors, because a client that was restarted may not have confirmed them
+    elif phase == "reveals":  # with the survivors, because a restarted client may not have confirmed them yet
         needed["survivors"] = _signatures(rows, "vectors")
         needed["confirmations"] = _signatures(rows, "confirmations")
     return SecureStatus(phase=phase, is_member=is_member, received=received, **needed)
@@ -181,11 +181,11 @@ def _may_advance(session: Session, row: SecureRound) -> bool:
 
 
 def _may_suffice(context: RoundContext, rows: Sequence[Present], num_missing: int) -> bool:
-    """Return whether the aggregator is to check if the revealed shares suffice.
+    """Return whether the aggregator should check if the revealed shares suffice.
 
     Each client holds shares of its neighbours and of itself, and each survivor's secret needs as many as the threshold.
     On a complete graph they suffice at once. Otherwise each check reads the whole cohort, so there is one whenever the
-    missing clients have become half as many; a phase's end checks as well.
+    number of missing clients has halved, and one at the end of the phase.
     """
     limits, num_survivors = context.thresholds, sum(each.vectors is not None for each in rows)
     num_neighbours = min(limits.degree, sum(each.keys is not None for each in rows) - 1)
@@ -221,7 +221,7 @@ def _add(server: SecureServer, client: str, message: SecureMessage) -> None:
 
 
 def advance(session: Session, current: Round, seconds: float, *, is_overdue: bool) -> Advanced:
-    """End each phase whose time it is. The caller holds the run's lock.
+    """End each phase that is due. The caller holds the run's lock.
 
     Args:
         seconds: how long a phase waits.

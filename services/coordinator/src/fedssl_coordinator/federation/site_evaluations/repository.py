@@ -143,7 +143,7 @@ def cross_site(session: Session, run_id: UUID, round_number: int) -> Sequence[Si
 
 
 def lock_round(session: Session, run_id: UUID, round_number: int) -> None:
-    """Wait until no other transaction pairs the sites of this round, and keep others waiting."""
+    """Lock the pairing of this round's sites until the transaction ends: others wait."""
     key = f"site_evaluations/{run_id}/{round_number}"
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(key, 0))))
 

@@ -90,7 +90,7 @@ def _offer_again(session: Session, run: Run, round_number: int, client_ids: Sequ
 
 
 def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
-    """Return the client's oldest evaluation that it has not answered, or None. The same one until it is answered."""
+    """Return the client's oldest evaluation that it has not answered, or None. Repeated calls return the same one."""
     while (found := repository.oldest_offered(session, client_id)) is not None:
         row, run = found
         if not artifacts.hold(session, row.model):
@@ -104,7 +104,7 @@ def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
 
 
 def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
-    """Keep a site's counts or its refusal. The same answer again gets the same reply. Raises ProblemError."""
+    """Store a site's counts or its refusal. The same answer again gets the same reply. Raises ProblemError."""
     row, run, client = _locked_own(session, client_id, given)
     if row.state != SiteEvaluationState.OFFERED:
         return _answered_before(row, given)

@@ -68,7 +68,7 @@ WantsBroadcast = Annotated[
     ),
 ]
 
-_GONE_SECONDS = 5.0  # between two checks that the worker of a waiting claim is still connected
+_GONE_SECONDS = 5.0  # seconds between two checks that the worker of a waiting claim is still connected
 
 
 @router.post("/register")
@@ -109,8 +109,10 @@ class _Claimed(NamedTuple):
 
 
 def _claim(token: PresentedToken, *, checks_evaluations: bool = False, may_pause: bool = False) -> _Claimed:
-    """Claim for the worker. A run that this version does not understand is paused: it would keep its clients from all
-    others."""
+    """Claim for the worker.
+
+    A run that this version does not understand is paused, because it would keep its clients from all other runs.
+    """
     while True:
         try:
             return _claim_once(token, checks_evaluations=checks_evaluations, may_pause=may_pause)
@@ -166,7 +168,7 @@ async def claim(
         return _no_work(found)  # type: ignore[return-value]
     waiting = waiting_claims.wait(found.caller, site_evaluations=claim.site_evaluations)
     with place_of(found.caller.token_id), waiting as woken:
-        # Work that came before this claim was waiting has woken nobody.
+        # Work that was offered before this claim was waiting has not woken it.
         is_woken = waiting_claims.num_wakeups != num_wakeups
         while True:
             while not is_woken:
@@ -225,7 +227,7 @@ async def deliver(
 ) -> Submitted:
     """Send an update of at most 4 MiB and submit it, in one request.
 
-    It does the same as `PUT /v1/artifacts/{digest}` followed by `submit`, whose answers and refusals it gives. The same
+    It does the same as `PUT /v1/artifacts/{digest}` followed by `submit`, with the same answers and refusals. The same
     delivery again gets the same answer. If the coordinator has the update already, it does not read the body.
     """
     submit = _parsed(submission, request.headers.getlist(DELIVERY_HEADER))

@@ -124,7 +124,7 @@ def steps_to_acceptance(client_id: str, request: Submit) -> tuple[Passed, Passed
 
 
 def advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
-    """Advance the run only at the update that its round has waited for: a check per update would find the same."""
+    """Advance the run only with the update that its round has waited for: more checks would find nothing else."""
     if rounds.has_all_or_enough(session, round_id):
         enqueue.advance(session, run_id)
 
@@ -132,8 +132,8 @@ def advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
 def advance_or_begin(run_id: UUID, round_id: UUID, session: Session) -> None:
     """Advance the run if this was the last update, or have it added to the round's mean.
 
-    This is for updates that arrive without their submission: those that are so large that reading them takes longer
-    than a message.
+    This is for updates that arrive without their submission, which are so large that reading them takes longer than a
+    message.
     """
     if rounds.has_all_or_enough(session, round_id):
         enqueue.advance(session, run_id)

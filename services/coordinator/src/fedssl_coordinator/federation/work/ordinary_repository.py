@@ -1,7 +1,7 @@
 """The statements of the ordinary case of claims, heartbeats and deliveries: each does as much as it can at once.
 
-They are built once, on tables: the ORM takes three times as long. A statement that finds another case changes nothing
-that the request would not change anyway, and the caller then decides with the queries of `repository`.
+They are built once, on tables: the ORM takes three times as long. A statement that finds another case changes only what
+the request would change anyway, and the caller then decides with the queries of `repository`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,8 +72,8 @@ class Offer(NamedTuple):
 def lease(secret_hash: str, events: Sequence[Mapping[str, object]]) -> tuple[SeenWorker, Offer | None] | None:
     """Record that a worker was seen, and lease its oldest offer, with its `events`, if it has no lease.
 
-    Returns None without a worker. The offer is None if there is nothing to claim. Claims of one client wait for one
-    another at its row. `events`: see `audit.appended`.
+    Returns None without a worker. The offer is None if there is nothing to claim. Claims of the same client wait for
+    each other at its row. `events`: see `audit.appended`.
     """
     row = _LEASE.alone({"secret": secret_hash, "events": events})
     return None if row is None else (SeenWorker(row[0], row[1]), None if row[2] is None else Offer(*row[2:]))
@@ -251,9 +251,9 @@ _leased = (
     _r.id == _a.round_id,
     _r.state == RoundState.OPEN,
 )
-"""For queries: the worker holds the assignment's lease, and its round is open.
+"""An SQL expression: the worker holds the assignment's lease, and its round is open.
 
-If the assignment is locked, both stay so: a round that ends locks its leased assignments and ends them first.
+If the assignment is locked, both remain true: a round that ends first locks and ends its leased assignments.
 """
 
 

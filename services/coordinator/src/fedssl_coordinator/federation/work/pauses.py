@@ -17,7 +17,7 @@ from fedssl_coordinator.core.models import Assignment, Client, Round, Run, table
 _LAST_ROUNDS = 5
 _OVERDUE_SHARE = 0.125
 """A round that takes longer than the last ones is expected to take this share of its time so far in addition. So a
-client comes to the round after it at most this share of its length too late."""
+client joins the round after it late by at most this share of its length."""
 
 _SHORTEST_SECONDS = 10.0
 """If the next round is expected earlier, the client waits for it: several short pauses cost more than one long poll."""
@@ -29,8 +29,8 @@ _SPREAD = 0.25
 def pause_seconds(session: Session, client_id: str) -> int:
     """Return after how many seconds a client without work claims again, or 0 if it waits for work.
 
-    It is spread at random. A client waits for work if it has an offer that begins later, or if the next round of one of
-    its runs may be opened at any moment: no round is open, or the open one is expected to end soon.
+    The pause is spread at random. A client waits for work if it has an offer that begins later, or if the next round of
+    one of its runs may be opened at any moment: no round is open, or the open one is expected to end soon.
     """
     rows = session.execute(_ROUNDS, {"claimant": client_id}).all()
     if not rows or any(elapsed is None for elapsed, _ in rows):
@@ -89,4 +89,4 @@ def _rounds() -> Any:
     )
 
 
-_ROUNDS = _rounds()  # each claim without work sends it
+_ROUNDS = _rounds()  # each claim without work executes it

@@ -22,7 +22,7 @@ is_open = (
     & (table_of(Run).c.state == RunState.RUNNING)
     & (table_of(Round).c.state == RoundState.OPEN)
 )
-"""For queries on assignments with their runs and rounds: the client can work on the assignment now."""
+"""An SQL expression, for assignments with their runs and rounds: the client can work on the assignment now."""
 
 
 class Renewed(NamedTuple):
@@ -63,7 +63,7 @@ def with_work(session: Session, client_ids: Sequence[str]) -> set[str]:
 
 
 def end_pauses(session: Session, client_id: str) -> None:
-    """Offer to the client now what was to be offered to it later."""
+    """Offer to the client now what would have been offered to it after a pause."""
     paused = (Assignment.client_id == client_id) & (Assignment.state == AssignmentState.OFFERED)
     statement = update(Assignment).where(paused, Assignment.offered_at > func.now()).values(offered_at=func.now())
     session.execute(statement, execution_options={"synchronize_session": False})
@@ -72,7 +72,7 @@ def end_pauses(session: Session, client_id: str) -> None:
 def locked(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Client] | None:
     """Return the assignment, locked until the transaction ends, if it is this client's, and the client.
 
-    Read its round afterwards: in this statement it would be as it was before the lock was waited for.
+    Read its round afterwards: this statement would return the round as it was before the wait for the lock.
     """
     statement = (
         select(Assignment, Client)

@@ -62,7 +62,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
         message = f"{client_id} registered with {request.num_images} images, and with {before.num_images} before"
         data = {"before": before.num_images, "after": request.num_images}
         record(session, "client.images_changed", message, client_id=client_id, data=data)
-    repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
+    repository.end_pauses(session, client_id)  # a restarted worker may now have what it lacked
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
     images = "number of images kept" if request.num_images is None else f"{request.num_images} images"
     message = f"{images}, {request.device}, worker {request.worker_version}{encoder}"
@@ -124,7 +124,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
     spec = spec_of(run)
     if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, client_id)
-        assignment.lost_round = None  # the worker reports it again if the state has not come back
+        assignment.lost_round = None  # the worker reports the loss again if the state was not restored
         _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
         end = from_now(spec.cohort.lease_seconds)
@@ -154,9 +154,9 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
 
 
 def check_before_delivery(session: Session, permit: UpdatePermit, request: Submit) -> None:
-    """Raise ProblemError if `submit` would refuse the numbers: then the update's bytes are not read.
+    """Raise ProblemError if `submit` would refuse the numbers, so that the update's bytes are not read.
 
-    What it refuses is in the store already, and nothing would count how much that is.
+    Bytes whose submission is refused are in the store already, and nothing would limit how many.
     """
     _require_plain(session, permit)
     _require_own_numbers(permit, repository.num_images(session, permit.client_id), request)
@@ -238,7 +238,7 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
 
 
 def _consequence(spec: RunSpec, run: Run) -> str:
-    """Return what it means for the run that a client starts cold. docs/operations/runs.md explains it per method."""
+    """Return the consequence for the run if a client starts cold. docs/operations/runs.md explains it per method."""
     if spec.method.restarts_states:
         return (
             "it starts cold, and in the round that uses its update the control variates of all clients restart from 0"
@@ -313,7 +313,7 @@ def _require_own_numbers(subject: Assignment | UpdatePermit, num_images: int | N
 
 
 def _require_plain(session: Session, subject: Assignment | UpdatePermit) -> None:
-    """Raise ProblemError if the update may only come as a masked vector."""
+    """Raise ProblemError if the update may only be sent as a masked vector."""
     if run_rows.definition(session, subject.run_id).spec.secure_aggregation is not None:
         detail = "the run has secure aggregation: send a masked vector with POST /v1/work/secure/send, and no update"
         raise refused(subject, "conflict", detail)
@@ -332,7 +332,7 @@ def _require_open(session: Session, assignment: Assignment) -> Round:
 def _require_wanted(session: Session, assignment: Assignment, current: Round) -> None:
     """Raise ProblemError if the round has as many updates as it closes with, and the aggregator has not closed it yet.
 
-    If two updates at once would be the last, one waits here for the other.
+    If either of two simultaneous updates would be the last, one waits here for the other.
     """
     if current.num_wanted is not None and rounds.has_enough(session, rounds.locked(session, current.id)):
         detail = (

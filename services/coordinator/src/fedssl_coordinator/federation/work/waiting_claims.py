@@ -18,7 +18,7 @@ from fedssl_coordinator.identity.tokens import repository as tokens
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 2.0  # between two checks even if no wake-up comes, because Redis may be down
+POLL_SECONDS = 2.0  # seconds between two checks without a wake-up, because Redis may be down
 
 
 class WaitingClaims:
@@ -30,8 +30,8 @@ class WaitingClaims:
 
     def __init__(self, wakeups: Wakeups) -> None:
         self.num_wakeups = 0
-        """How often the claims of this process were woken. If it is the same before a claim and once it waits, every
-        offer of the time between wakes it."""
+        """How often the claims of this process were woken. If it is the same before a claim and once the claim waits,
+        every offer made in between wakes it."""
         self._wakeups = wakeups
         self._waiting: defaultdict[Caller, set[Listener]] = defaultdict(set)
         self._evaluating: Counter[Caller] = Counter()

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 _SECONDS = 10.0
 _BYTES_PER_SECOND = 1 << 14
 _MAX_BYTES = 1 << 20
-_MAX_AT_A_TIME = 8  # of the threads that answer requests: a slow provider must leave some for the API
+_MAX_AT_A_TIME = 8  # at most this many request threads wait for a provider: a slow one must leave some for the API
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "fedssl-coordinator"}
 
 
@@ -29,7 +29,10 @@ class Exchange:
     """Sends requests to one provider. Redirects are not followed. Threads may share it."""
 
     def __init__(self, issuer: str, ca_file: Path | None) -> None:
-        """`ca_file`: the only authorities to trust, in PEM; None trusts the machine's. Raises ProblemError."""
+        """Create the client. Trusts only the authorities in `ca_file` (PEM), or the machine's if it is None.
+
+        Raises ProblemError.
+        """
         self._issuer = issuer
         self._places = threading.BoundedSemaphore(_MAX_AT_A_TIME)
         try:

@@ -10,7 +10,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-# Signatures with a public key only. With `none` or an HMAC, anyone could make an ID token: the key is public.
+# Only asymmetric signatures. With `none`, or an HMAC whose key is the public key, anyone could make an ID token.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 SKEW_SECONDS = 60
 _MAX_CHARACTERS = 1 << 16

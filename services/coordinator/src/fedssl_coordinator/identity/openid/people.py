@@ -11,7 +11,7 @@ from fedssl_coordinator.core.problems import ProblemError, printable
 _RANK = (Role.ADMIN, Role.OPERATOR, Role.VIEWER)
 _LABELS = ("preferred_username", "email", "name", "sub")
 _LABEL_CHARACTERS = 100
-_SUBJECT_CHARACTERS = 255  # of OpenID Connect
+_SUBJECT_CHARACTERS = 255  # the limit of OpenID Connect
 _SHOWN = 10
 
 

@@ -1,7 +1,7 @@
 """An OpenID Connect provider: where people sign in, and what it states about them.
 
 The authorisation code flow with PKCE (RFC 7636). The discovery document and the keys are kept for an hour; an ID token
-with an unknown key makes them be fetched again, at most every half minute.
+with an unknown key causes them to be fetched again, at most every half minute.
 """
 
 import base64

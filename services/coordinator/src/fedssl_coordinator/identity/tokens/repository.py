@@ -26,7 +26,7 @@ _is_valid = and_(
 is_workers = and_(
     _clients.id == _tokens.client_id, _tokens.secret_hash == bindparam("secret"), _tokens.role == Role.WORKER, _is_valid
 )
-"""For statements on the tables of tokens and clients: `secret` is the hash of this client's valid worker's token."""
+"""An SQL expression on the tables of tokens and clients: `secret` is the hash of this client's valid worker's token."""
 
 SEEN = (
     update(table_of(Client))
@@ -83,7 +83,7 @@ def add(session: Session, token: Token) -> None:
 
 
 def keep_newest(session: Session, subject: str, num_kept: int) -> None:
-    """Delete a person's sign-ins that have ended, and of the others all but the newest `num_kept`."""
+    """Delete a person's sign-ins that have ended, and all but the newest `num_kept` of the others."""
     open_ones = _VALID.where(Token.subject == subject).order_by(Token.created_at.desc(), Token.id.desc())
     kept = open_ones.limit(num_kept).with_only_columns(Token.id)
     session.execute(

@@ -17,7 +17,7 @@ from fedssl_coordinator.identity.openid.people import Person
 from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.identity.tokens import repository
 
-_MAX_SIGN_INS = 20  # of one person at a time; a further one ends the oldest
+_MAX_SIGN_INS = 20  # per person; a further one ends the oldest
 
 
 def create(session: Session, request: TokenCreate) -> TokenCreated:
@@ -87,7 +87,7 @@ def sign_in(session: Session, person: Person, lifetime_seconds: int) -> UUID:
 
 
 def choose_project(session: Session, token_id: UUID, project: str) -> None:
-    """Let a person who has signed in continue in another of their projects. Raises ProblemError if it is not theirs."""
+    """Switch a person who has signed in to another of their projects. Raises ProblemError if it is not theirs."""
     token = repository.get(session, token_id)
     role = (token.memberships or {}).get(project)
     if role is None:
@@ -122,7 +122,7 @@ def _add(session: Session, token: Token, lifetime_seconds: int | None) -> TokenC
     token.secret_hash = hash_secret(secret)
     token.expires_at = repository.expiry(lifetime_seconds)
     repository.add(session, token)
-    session.refresh(token)  # the database's clock has set its times
+    session.refresh(token)  # refreshed, because the database's clock has set its times
     message = f"a token, {token.role}" + (f", for {token.client_id}" if token.client_id else "")
     record(session, "token.created", message, client_id=token.client_id, data={"token": str(token.id)})
     return TokenCreated(**view(token).model_dump(), secret=secret)

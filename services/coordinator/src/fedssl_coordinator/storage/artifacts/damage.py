@@ -1,4 +1,4 @@
-"""Artifacts whose bytes in the store are lost or are not those of their digest any more.
+"""Artifacts whose bytes in the store are lost, or no longer match their digest.
 
 A damaged artifact is moved aside, so that every process sees that the store lacks it, and that it can be stored again.
 """
@@ -15,10 +15,10 @@ log = structlog.get_logger(__name__)
 
 
 def set_aside(digest: str) -> bool:
-    """Move an artifact aside if its bytes, read again, are not those of its digest. Return whether this process did.
+    """Move an artifact aside if its bytes, read again, do not match its digest. Return whether this process did.
 
-    The process that moves it records the event, so there is one event per damage: of each run that needs the artifact
-    to continue, or of none.
+    The process that moves it records the event, so each damage is recorded once: for each run that needs the artifact
+    to continue, or without a run.
     """
     if not store().set_aside(digest):
         return False

@@ -1,4 +1,4 @@
-"""Small artifacts that this process has sent lately, such as a round's weights, which every client of it fetches.
+"""Small artifacts that this process has sent lately, such as a round's weights, which each of its clients fetches.
 
 Their bytes were checked against their digests when they were read. A file that is written again is read again.
 """
@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from fedssl_coordinator.core.store import store
 
-LARGEST_BYTES = 8 << 20  # of one artifact: larger ones are read from their files, a mebibyte at a time
-MOST_BYTES = 32 << 20  # of all together
-_WAIT_SECONDS = 1.0  # while another thread reads: a file of this size takes some milliseconds
+LARGEST_BYTES = 8 << 20  # per artifact: larger ones are read from their files, a mebibyte at a time
+MOST_BYTES = 32 << 20  # of all artifacts together
+_WAIT_SECONDS = 1.0  # to wait while another thread reads: a file of this size takes some milliseconds
 _MESSAGE_BYTES = 1 << 20  # per message, which has a deadline (`http.protocol`)
 
 

@@ -16,7 +16,7 @@ from fedssl_coordinator.storage.artifacts.service import is_of_project
 
 @contextmanager
 def rejections(digest: str) -> Iterator[None]:
-    """Turn the error for bytes of another kind, or not those that were sent, into the caller's problem."""
+    """Turn errors about bytes of another kind, or other bytes than were sent, into problems for the caller."""
     try:
         yield
     except ArtifactError as error:

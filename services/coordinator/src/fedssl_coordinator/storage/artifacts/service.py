@@ -78,7 +78,7 @@ class UploadPermit(Protocol):
     def limit(self) -> str: ...
 
     def checked(self, text: bytes) -> Header:
-        """Return the header that is written so. Raises ArtifactError unless a file with it may be sent."""
+        """Return the header in these bytes. Raises ArtifactError unless a file with it may be sent."""
         ...
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
@@ -104,7 +104,7 @@ class UpdateForm:
 
 @functools.lru_cache(maxsize=16)
 def update_form(tensors: tuple[TensorSpec, ...]) -> UpdateForm:
-    """Return the form of these tensors' files. To look up a plan's takes long: keep it with the plan."""
+    """Return the form of these tensors' files. Looking up a plan's takes long, so keep it with the plan."""
     return UpdateForm(tensors)
 
 
@@ -128,7 +128,7 @@ class UpdatePermit:
         return max_header_bytes(self.form.tensors)
 
     def checked(self, text: bytes) -> Header:
-        """Return the header. Raises ArtifactError unless it holds exactly the declared tensors, in the only form."""
+        """Return the header. Raises ArtifactError unless it has exactly the declared tensors, in the only form."""
         if text == self.form.header.text:
             return self.form.header
         check_header(header := parse_header(text), self.form.tensors, "update")
@@ -168,7 +168,7 @@ class UploadStatus(Enum):
     """The state of an artifact that a caller wants to send, according to the database."""
 
     MISSING = "missing"
-    STORED = "stored"  # it is in the store, unless it was removed there by other means
+    STORED = "stored"  # it is in the store, unless it was removed from there by other means
     SETTLED = "settled"  # its bytes are no longer needed, whether or not they are still stored
 
 
@@ -181,7 +181,7 @@ def is_lost(upload_status: UploadStatus, digest: str) -> bool:
 
 
 def has_arrived(upload_status: UploadStatus, digest: str) -> bool:
-    """Return whether the bytes need not be sent. Do not call this in a transaction either."""
+    """Return whether the bytes need not be sent. Like `is_lost`, do not call this in a transaction."""
     return upload_status is not UploadStatus.MISSING and not is_lost(upload_status, digest)
 
 
@@ -208,7 +208,7 @@ def permit_for(
 
 
 def is_of_project(session: Session, digest: str) -> bool:
-    """Return whether the caller's project has an artifact: otherwise its bytes are sent, although they are stored.
+    """Return whether the caller's project has an artifact: otherwise its bytes must be sent, although they are stored.
 
     Its digest, which others may learn, must not give access to the data set of another project.
     """
@@ -256,7 +256,7 @@ def permit_upload(
     if assignment.state == AssignmentState.ACCEPTED:
         if assignment.update_digest == digest:
             if is_uploaded and current.state == RoundState.CLOSED:
-                return permit, UploadStatus.SETTLED  # it may have been removed since, and must not come back
+                return permit, UploadStatus.SETTLED  # it may have been removed since, and must not be stored again
             return permit, upload_status
         detail = f"round {current.number} has already accepted another update of {client_id}: claim new work"
         raise permit.refusal("duplicate-update", detail)
@@ -326,5 +326,5 @@ def may_fetch(session: Session, digest: str, caller: Caller) -> None:
         or repository.is_public_for(session, digest, caller.client_id)
     )
     if not found:
-        known = "one that an upload or a run has made" if caller.client_id is None else "what your work names"
+        known = "one from an upload or a run" if caller.client_id is None else "one that your work names"
         raise ProblemError("not-found", f"no artifact {digest} for you: ask for {known}")

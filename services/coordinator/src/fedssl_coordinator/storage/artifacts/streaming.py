@@ -33,7 +33,7 @@ from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_ann
 
 CHUNK = 1 << 20
 SYNC_BYTES = 16 << 20
-"""How many bytes of an upload arrive before those that are written so far are synced, while more of them arrive."""
+"""After how many bytes of an upload the written ones are synced, while more bytes arrive."""
 
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}},
@@ -91,10 +91,10 @@ def _store(parts: Parts, digest: str, header: Header) -> None:
 
 
 def add_chunk(parts: Parts, chunk: bytes) -> None:
-    """Add the next bytes of a body to those that are to be written together.
+    """Add the next bytes of a body to those that will be written together.
 
-    Large chunks are not joined: copying them into new memory takes longer than to write them one by one. Small ones
-    are, so that a sender of single bytes does not cause as many objects and writes.
+    Large chunks are not joined, because copying them into new memory takes longer than writing them one by one. Small
+    ones are, so that a sender of single bytes does not cause as many objects and writes.
     """
     if len(chunk) >= _LARGE_CHUNK or not parts:
         parts.append(chunk)
@@ -120,7 +120,7 @@ def _finish(writer: Writer, rest: Parts, digest: str, header: Header) -> None:
 
 @contextmanager
 def refusals(permit: UploadPermit) -> Iterator[None]:
-    """Turn what goes wrong with an upload into the problem that its sender receives."""
+    """Turn errors of an upload into the problem that its sender receives."""
     try:
         yield
     except OffsetMismatch as error:
@@ -171,9 +171,9 @@ async def _receive_into(
 
 @asynccontextmanager
 async def behind() -> AsyncIterator[Callable[..., Awaitable[None]]]:
-    """Give a function that calls another one in a thread while its caller continues, one call at a time.
+    """Yield a function that calls another one in a thread while its caller continues, one call at a time.
 
-    It waits for the call before, and raises what that raised. At the end of the block all calls have ended.
+    It waits for the previous call, and raises what that raised. At the end of the block all calls have ended.
     """
     running: asyncio.Task[None] | None = None
 
@@ -206,7 +206,7 @@ async def _ahead(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
         while (part := await reading) is not None:
             reading = asyncio.create_task(run_in_thread(read))
             yield part
-    finally:  # the caller may have gone: then the error of the last reading is not asked for
+    finally:  # the caller may have gone, and then nobody needs the error of the last read
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
@@ -249,7 +249,7 @@ def _response(digest: str, request_headers: Headers, method: str, *, direct: boo
         return Response(status_code=307, headers={"Location": link, "ETag": etag, "Cache-Control": "no-store"})
     headers = {"ETag": etag, "Accept-Ranges": "bytes"}
     start, stop, status = 0, size, 200
-    # A range only of what the caller had begun to fetch: a run's newest weights may be others by now.
+    # A range only of what the caller had begun to fetch: a run's newest weights may have changed since.
     is_same = method == "GET" and request_headers.get("if-range", etag) == etag  # RFC 9110: a range only for GET
     asked = _range(request_headers.get("range", "")) if is_same else None
     if asked is not None:
@@ -272,7 +272,7 @@ def _response(digest: str, request_headers: Headers, method: str, *, direct: boo
 
 
 class _FileResponse(StreamingResponse):
-    """Has the kernel send the bytes of `file` from `start` on, if the server can, and otherwise sends `content`."""
+    """Lets the kernel send the bytes of `file` from `start` on, if the server can, and otherwise sends `content`."""
 
     def __init__(
         self, content: AsyncIterator[bytes], status: int, headers: dict[str, str], file: BinaryIO, start: int
@@ -292,9 +292,9 @@ class _FileResponse(StreamingResponse):
 
 
 def _is_check_due(digest: str, version: str) -> bool:
-    """Return whether a download is to compare the file with its digest: one per minute, unless it was written to.
+    """Return whether a download should compare the file with its digest: one per minute, or the first after a write.
 
-    Its receiver compares it too. The coordinator's own check finds out that the store has a damaged file.
+    Its receiver compares it too. The coordinator's own check detects that the store has a damaged file.
     """
     now, last = time.monotonic(), _checked_at.get((digest, version))
     if last is not None and now - last < _CHECKED_SECONDS:
@@ -308,8 +308,8 @@ def _is_check_due(digest: str, version: str) -> bool:
 def _checked(digest: str, size: int) -> Iterator[bytes]:
     """Yield an artifact's bytes, and the last ones of them only if all of them have its digest.
 
-    Otherwise it raises ArtifactDamaged, which breaks the connection off, and the artifact is missing from then on. A
-    range cannot be checked here: its reader has the whole, and checks that.
+    Otherwise it raises ArtifactDamaged, which breaks the connection, and the artifact is missing from then on. A
+    range cannot be checked here: its reader has the whole file, and checks it.
     """
     whole, held = hashlib.sha256(), b""
     for chunk in store().read(digest, 0, size):

@@ -2,8 +2,8 @@
 
 An artifact's row is locked while it is decided whether the artifact is needed, and while its file is removed. A process
 that stores the same bytes in the meantime records that in the same row afterwards, and checks that the file exists. A
-process that wants to refer to the artifact needs a lock on the row, for which it waits. So either the collector sees
-that the artifact is needed, or the other process sees that its bytes are gone.
+process that wants to refer to the artifact waits for a lock on the row. So either the collector sees that the artifact
+is needed, or the other process sees that its bytes are gone.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from fedssl_coordinator.storage.retention.service import CollectionTotals, reten
 from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
 LOCK = "collect"
-ABANDONED = "abandoned"  # in addition to the repository's kinds: what never became an artifact
+ABANDONED = "abandoned"  # what never became an artifact, in addition to the repository's kinds
 _BATCH = 100
 T = TypeVar("T")
 _WAIT_SECONDS = 0.2
@@ -71,7 +71,7 @@ def _remove(totals: CollectionTotals) -> None:
         for batch in _batches(rows):
             with transaction() as session:
                 sizes, failure = service.remove_batch(session, run_id, kind, batch)
-            if failure is not None:  # raised after the commit: what was removed until then is recorded
+            if failure is not None:  # raised after the commit, so that what was removed until then is recorded
                 raise failure
             totals.add(kind, sizes)
 
@@ -83,7 +83,7 @@ def _adopt_unknown_files() -> None:
 
 
 def _remove_unfinished(totals: CollectionTotals) -> None:
-    """Remove what is left of interrupted uploads of every kind that nothing has resumed."""
+    """Remove the remains of interrupted uploads of every kind that were not resumed."""
     removed = store().drop_abandoned(settings().keep_unreferenced_seconds)
     removed += expire_uploads(datetime.now(UTC))
     if removed:

@@ -22,7 +22,7 @@ def collect(
                   (FEDSSL_KEEP_BROADCASTS_SECONDS)
     unreferenced  unregistered data sets, artifacts of deleted runs
                   (FEDSSL_KEEP_UNREFERENCED_SECONDS)
-    abandoned     what interrupted uploads have left
+    abandoned     the remains of interrupted uploads
     """
     from fedssl_coordinator.storage.retention import collection
 

@@ -53,7 +53,7 @@ _REFERENCES = text(
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriods:
-    """For how many seconds artifacts stay that no run needs to continue; see the settings of the same names."""
+    """For how many seconds artifacts that no run needs are kept; see the settings of the same names."""
 
     updates: float
     broadcasts: float
@@ -115,7 +115,7 @@ def unknown(session: Session, digests: Sequence[str]) -> set[str]:
 
 
 def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> None:
-    """Add a row, of the same age, for a file that has none, so that it expires as every other artifact does."""
+    """Add a row, of the same age, for a file that has none, so that it expires like any other artifact."""
     since = func.now() - timedelta(seconds=age_seconds)
     statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes, touched_at=since)
     revived = {"touched_at": since, "collected_at": None}

@@ -69,12 +69,12 @@ def record_removal(session: Session, run_id: UUID | None, kind: str, sizes: Sequ
 
 
 def adopt(session: Session, files: Sequence[StoredFile]) -> None:
-    """Give a row to each of the files that has none, so that it expires as every other artifact does."""
+    """Add a row for each of the files that has none, so that it expires like any other artifact."""
     for file in without_row(session, files):
         repository.adopt(session, file.digest, file.num_bytes, file.age_seconds)
 
 
 def without_row(session: Session, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Return those of the files that no row describes."""
+    """Return those of the files that have no row."""
     unknown = repository.unknown(session, [file.digest for file in files])
     return [file for file in files if file.digest in unknown]

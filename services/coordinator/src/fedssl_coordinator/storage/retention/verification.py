@@ -26,7 +26,7 @@ def verify_store() -> Iterator[ArtifactCheck]:
         needed = repository.needed(session, retention_periods())
     for digest, num_bytes in needed:
         fault = fault_of(digest, num_bytes)
-        if fault is None or _is_needed(digest):  # it may have been removed in the meantime, rightly
+        if fault is None or _is_needed(digest):  # it may have been removed legitimately in the meantime
             yield ArtifactCheck(digest, num_bytes, fault)
 
 

@@ -19,7 +19,7 @@ def expire_uploads(now: datetime) -> list[int]:
     with transaction() as session:
         old = repository.ids_begun_before(session, limit)
     for upload_id in old:
-        # One short transaction per upload: its sender may be back, and waits for the row's lock.
+        # One short transaction per upload: its sender may have returned, and waits for the row's lock.
         with partial_files.left_over(upload_id.hex), transaction() as session:
             upload = repository.locked_if_idle(session, upload_id)
             if upload is not None and partial_files.last_progress(upload) < limit:

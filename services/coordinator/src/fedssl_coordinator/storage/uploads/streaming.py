@@ -61,10 +61,10 @@ async def settle(upload: PartialUpload, permit: UploadPermit, offset: int, arriv
 class _Arriving:
     """Appends a request's bytes to an upload, and hashes the file meanwhile if they are its first ones.
 
-    What the file has before the last of these bytes cannot change, because every request only appends to it. So it
-    has the digest that was computed here if it is still the same file in the end, and has no further bytes. No other
-    file can have had its place in between, because files only leave it. Only the first bytes are read again: a file
-    that another request has put in place before this one was opened may have others.
+    Bytes that the file has cannot change, because every request only appends. So the digest that was computed here is
+    right if the file is still the same one in the end, and has no further bytes. No other file can have had its place
+    in between, because files are only removed from it. Only the first bytes are read again: they may differ in a file
+    that another request put there before this one was opened.
     """
 
     def __init__(self, partial: Partial) -> None:
@@ -88,11 +88,11 @@ class _Arriving:
             self.hashed.add(parts)
 
     def sync(self) -> None:
-        """Sync what has arrived. If the disk fails, it is lost."""
+        """Sync what has arrived. If the disk fails, these bytes are lost."""
         try:
             self._partial.sync()
         except FileNotFoundError:
-            pass  # another request has removed it: the next call of `append` finds that out
+            pass  # another request has removed it: the next call of `append` reports that
         except OSError:
             self.is_lost = True
             raise
@@ -176,7 +176,7 @@ def _finish(upload: PartialUpload, permit: UploadPermit, arrived: HashedFile | N
     partial = service.partial_of(upload)
     with partial.locked() as held:
         if not held or partial.size != upload.num_bytes:
-            # Another request holds the file or has just finished it, or this process holds too many.
+            # Another request holds the file or has just finished it, or this process holds too many files.
             with transaction() as session:
                 if service.is_complete(session, upload.id):
                     return

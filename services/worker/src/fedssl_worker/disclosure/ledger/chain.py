@@ -12,7 +12,7 @@ from fedssl_worker.disclosure.ledger.entries import GENESIS, LedgerEntry, Ledger
 from fedssl_worker.disclosure.ledger.keys import SigningKey, is_signed_by
 
 _CHECKPOINT_DOMAIN = b"fedssl/checkpoint/1\n"
-_ALWAYS_SIGNED = ("opened", "policy")  # they determine whether entries are signed, so they are signed themselves
+_ALWAYS_SIGNED = ("opened", "policy")  # they determine whether entries are signed, so they are always signed
 
 
 @dataclass(frozen=True, slots=True)

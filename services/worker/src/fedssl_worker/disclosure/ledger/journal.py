@@ -176,7 +176,7 @@ class Ledger:
         self._resume()
 
     def _resume(self) -> None:
-        """Read the newest segment to its end. Remove and record a line that a crash left there in part."""
+        """Read the newest segment to its end. Remove and record a last line that a crash has cut short."""
         last = segments(self._folder)[-1]
         self._point, self._length = point_before(self._folder, last), 0
         torn: TornLine | None = None
@@ -241,7 +241,7 @@ class Ledger:
         try:
             totals = self.totals()
         except LedgerError:
-            return {}  # an old segment was damaged: that is for `verify` to report, and must not stop the ledger
+            return {}  # an old segment was damaged: `verify` reports that, and it must not stop the ledger
         if not totals.is_known:
             return {}
         evaluations = {"evaluations_total": totals.num_evaluations} if totals.knows_evaluations else {}

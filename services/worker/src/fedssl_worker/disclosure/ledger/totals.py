@@ -1,4 +1,4 @@
-"""Counts what has left in all runs together from the ledger's entries, and applies the policy's limits on it."""
+"""Counts what has left in all runs together, from the ledger's entries, and applies the policy's limits to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ class Totals:
     An update that was sent again after an interruption, or after a restart, counts once. Another update of the same
     round counts as another round: a coordinator could have one round trained again and again, from other weights or
     with another spec. The first entry of a segment has the totals before it, because earlier segments may be archived
-    or deleted. An answer about an evaluation is not an update, and is counted apart: the same answer to the same
-    question counts once. `knows_evaluations`: versions before that count left no totals of them.
+    or deleted. An answer about an evaluation is not an update, and is counted separately: the same answer to the same
+    question counts once. `knows_evaluations` is False if the totals are from a version that did not count them.
     """
 
     is_known: bool = False
@@ -41,7 +41,7 @@ class Totals:
         return self._evaluations_before + len(self._answers)
 
     def count(self, entry: LedgerEntry) -> None:
-        """Count an entry. They come in their order, beginning with the first that is still here."""
+        """Count an entry. Entries must be counted in order, beginning with the first that still exists."""
         body = entry.body
         if entry.kind == "opened":
             self.is_known = self.knows_evaluations = True
@@ -65,7 +65,7 @@ class Totals:
             self._revealed[str(body["run"]), int(body["round"])] = body["own_masks"], body["mask_keys"]
 
     def has_other_update(self, item: WorkItem, digest: str) -> bool:
-        """Return whether an update of this round has left, or may have, and not the one with this digest."""
+        """Return whether an update of this round other than the one with this digest has left, or may have."""
         at = (str(item.run_id), item.round_number)
         return at in self._rounds and (*at, digest) not in self._updates
 
@@ -75,7 +75,7 @@ class Totals:
         return self._revealed.get((str(item.run_id), item.round_number), revealed) != revealed
 
     def require_within(self, limits: TotalLimits, item: WorkItem, num_bytes: int, digest: str | None) -> None:
-        """Raise NotPermitted if this update would lead beyond a limit. An update that was counted may be sent again.
+        """Raise NotPermitted if this update would exceed a limit. An update that was counted may be sent again.
 
         Args:
             num_bytes: the size of the update.
@@ -100,7 +100,7 @@ class Totals:
             )
 
     def require_evaluation(self, policy_digest: str, most: int, question: str, digest: str | None = None) -> None:
-        """Raise NotPermitted if `most` other answers have left. One that was counted may be sent again.
+        """Raise NotPermitted if `most` other answers have left. An answer that was counted may be sent again.
 
         Args:
             policy_digest: of the policy with this limit.
