@@ -1,6 +1,6 @@
 """Write the reference of the library's public modules as pages that need nothing else: python_reference.py FOLDER.
 
-What it says are the docstrings. A warning, for example of an annotation that cannot be resolved, is an error.
+Its text is that of the docstrings. A warning, for example of an annotation that cannot be resolved, is an error.
 """
 
 import sys

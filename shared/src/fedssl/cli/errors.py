@@ -7,7 +7,7 @@ FedSSLError
 ├── NoSuchJob                the run has no job that the command could act on
 ├── RunNotCompleted          the run ended without completing
 │   ├── RunStopped           an operator stopped the run
-│   ├── RunPaused            the run is paused until somebody resumes it
+│   ├── RunPaused            the run is paused until it is resumed
 │   └── WaitedTooLong        the run did not end within the given time
 ├── ChecksFailed             `fedssl doctor` found a problem
 └── EvaluationNotCompleted   the evaluation ended without completing

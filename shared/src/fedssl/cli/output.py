@@ -1,4 +1,4 @@
-"""What the command prints: results to standard output, everything else to standard error."""
+"""The output of a command: results to standard output, everything else to standard error."""
 
 import codecs
 import json

@@ -1,4 +1,4 @@
-"""Reading run specs: TOML or YAML, changed by `--set key=value`, with errors that say which key to correct and how."""
+"""Read run specs: TOML or YAML, changed by `--set key=value`. Errors name the key and how to correct it."""
 
 import sys
 import tomllib
@@ -82,7 +82,7 @@ def _parse(text: str, suffix: str, name: str) -> Any:
         return _parse_toml(text, name)
     if suffix:
         return _parse_yaml(text, name)
-    # Standard input has no file name that would tell the format. No text is a table in both TOML and YAML.
+    # Standard input has no file name that would show the format. No text is a table in both TOML and YAML.
     try:
         return _parse_toml(text, name)
     except SpecError as not_toml:

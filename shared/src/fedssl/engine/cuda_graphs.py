@@ -200,7 +200,7 @@ def wants_compiling(algorithm: ClientAlgorithm, spec: RunSpec, num_steps: int) -
 
 
 def _has_c_compiler() -> bool:
-    """Return whether torch.compile will find the C compiler that it needs, where Triton looks for it."""
+    """Return whether torch.compile will find the C compiler that it needs, where Triton searches for it."""
     return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 

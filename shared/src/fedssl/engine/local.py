@@ -67,7 +67,7 @@ def run_local_round(
 
     `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch if the
     broadcast or the update is not what the method declares, and MethodError if the loss, the update or the state is no
-    longer finite. (The last step's loss is computed before its weights change, so the loss alone does not show that.)
+    longer finite. (The last step's loss is computed before its weights change, so the loss does not show that.)
     """
     # A client that also trains on public images (FLESD with client_distillation) can be cancelled after each epoch.
     distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))

@@ -15,7 +15,7 @@ LossFunction = Callable[[nn.ModuleDict, Batch, Context], Terms]
 
 
 class StepValues(NamedTuple):
-    """What a step reports: the names of its losses, its measurements and last the total `loss`, and their values (T,),
+    """The report of a step: the names of its losses, its measurements and last the total `loss`, and their values (T,),
     float32 on the device.
 
     The next step on a GPU overwrites the values.

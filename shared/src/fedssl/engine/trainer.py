@@ -1,4 +1,4 @@
-"""What local training builds and the next client reuses: modules, the optimiser's state, captured steps."""
+"""The objects that local training builds and the next client reuses: modules, the optimiser's state, captured steps."""
 
 import itertools
 import threading

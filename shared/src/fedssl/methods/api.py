@@ -1,4 +1,4 @@
-"""What methods and the engine exchange: contexts, batches, updates, and trainings on public images.
+"""The types that methods and the engine exchange: contexts, batches, updates, and trainings on public images.
 
 Shape suffixes used throughout: B batch, C image channels, H representation width, D embedding width, K clients.
 """
@@ -28,13 +28,13 @@ Measurements = dict[str, torch.Tensor]
 """Named numbers of a step that are reported and not minimised, as tensors on the device."""
 
 Terms = tuple[Losses, Measurements]
-"""What the objective or another part computes from a batch."""
+"""The tensors that the objective or another part computes from a batch."""
 
 ClientState = Tensors
-"""What a method keeps on the client between rounds and never sends."""
+"""The tensors that a method keeps on the client between rounds and never sends."""
 
 ServerState = Tensors
-"""What a method keeps on the coordinator between rounds."""
+"""The tensors that a method keeps on the coordinator between rounds."""
 
 Metrics = dict[str, float]
 
@@ -117,7 +117,7 @@ class MeanInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Who computes, in which round, and on which device. `client_id` "" is the coordinator. `round_number` counts from
+    """The client that computes, the round and the device. `client_id` "" is the coordinator. `round_number` counts from
     1; 0 is before the first round."""
 
     spec: RunSpec

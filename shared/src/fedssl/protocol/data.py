@@ -1,4 +1,4 @@
-"""What the images are and how views are made of them."""
+"""The images of a run, and how views are made of them."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ KNOWN_DATASETS = (
     "imagenet-100",
     "digits",
 )
-"""Those of `fedssl.data.DATASETS`: every machine finds them by name. Other names are paths, or were registered."""
+"""The names in `fedssl.data.DATASETS`: every machine finds them by name. Other names are paths, or were registered."""
 
 Scheme = Literal["iid", "classes", "dirichlet", "file"]
 Probability = Annotated[float, Field(ge=0, le=1)]

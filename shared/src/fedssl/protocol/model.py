@@ -1,4 +1,4 @@
-"""What network a run trains."""
+"""The network that a run trains."""
 
 import json
 import tomllib
@@ -173,7 +173,7 @@ class EncoderConfig(StrictModel):
 
     @property
     def is_convolutional(self) -> bool:
-        """Whether its layers are convolutions."""
+        """True if its layers are convolutions."""
         return ENCODERS[self.name].is_convolutional
 
     @property

@@ -12,7 +12,7 @@ DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
 Kind = Literal[
     "weights", "centers", "similarity", "representations", "control", "centroids", "dictionary", "probe-sums"
 ]
-"""What a tensor contains, for the data owner whose policy must permit it."""
+"""The content of a tensor, for the data owner whose policy must permit it."""
 
 SENT_APART: tuple[Kind, ...] = ("centroids",)
 """The kinds that leave next to a secure sum without masks. They never leave without that sum in such a run."""

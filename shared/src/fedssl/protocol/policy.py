@@ -1,4 +1,4 @@
-"""What a data owner's policy permits, as its worker reports it, so that it is not offered work that it would refuse."""
+"""A data owner's policy, as its worker reports it, so that it is not offered work that it would refuse."""
 
 from typing import Annotated, Literal, get_args
 

@@ -8,7 +8,7 @@ NOT_PROMISED = (
     "Not promised: active security (protection from participants that break the protocol), anonymity, and protection "
     "of what the sum itself discloses. No cryptographer outside this project has reviewed the protocol."
 )
-"""What secure aggregation does not promise. Shown with each run that has it."""
+"""The limits of secure aggregation, which are shown with each run that has it."""
 
 
 class SecureAggregationConfig(StrictModel):

@@ -1,4 +1,4 @@
-"""What a token's owner may do, and for how long."""
+"""The rights of a token's owner, and how long they last."""
 
 import re
 from enum import StrEnum

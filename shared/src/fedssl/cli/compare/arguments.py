@@ -1,4 +1,4 @@
-"""What `fedssl compare` is asked to compare: methods by name, variants, and changes for all methods or for one."""
+"""The arguments of `fedssl compare`: methods by name, variants, and changes for all methods or for one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `fedssl compare` writes and shows."""
+"""The files and the output of `fedssl compare`."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What decides which coordinator a command connects to."""
+"""The order of the settings that decide which coordinator a command connects to."""
 
 from contextvars import ContextVar
 from pathlib import Path

@@ -24,7 +24,7 @@ def connect(url: str | None, token_file: Path | None, *, patience_seconds: float
     from fedssl.client import Client, Retry, Tls
 
     target = find_target(url, token_file, connection=chosen_connection.get())
-    # Silence the warning before each retry: only `watch` shows it, and the final error says what went wrong.
+    # Silence the warning before each retry: only `watch` shows it, and the final error has the reason.
     logging.getLogger("fedssl.client").addHandler(logging.NullHandler())
     tls = Tls.from_environment(os.environ)
     with Client(target.url, target.token, retry=Retry(seconds=patience_seconds), tls=tls) as client:

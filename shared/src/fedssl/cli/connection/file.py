@@ -1,4 +1,4 @@
-"""The user's file of named coordinators: their addresses, and for each a token or the path of a file that holds one."""
+"""The user's file of named coordinators: the address of each, and its token or the path of a file with it."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What `fedssl partition` shows and writes."""
+"""The output and the files of `fedssl partition`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `fedssl public-dataset add` and `fedssl evaluation-dataset add` have in common."""
+"""The common part of `fedssl public-dataset add` and `fedssl evaluation-dataset add`."""
 
 import tempfile
 from collections.abc import Iterator

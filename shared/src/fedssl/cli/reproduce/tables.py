@@ -1,4 +1,4 @@
-"""What `fedssl reproduce` shows: the tables and their costs, specs, results and the report."""
+"""The output of `fedssl reproduce`: the tables and their costs, specs, results and the report."""
 
 from collections.abc import Sequence
 from pathlib import Path

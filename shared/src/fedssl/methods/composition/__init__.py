@@ -1,1 +1,1 @@
-"""What composes an objective, add-ons, a merge rule and a reducer into a method."""
+"""Methods, composed of an objective, add-ons, a merge rule and a reducer."""

@@ -33,7 +33,7 @@ from fedssl.protocol.runs import RunSpec
 
 @dataclass(frozen=True)
 class ClientAlgorithm:
-    """What a method does on a client: it trains one objective with its add-ons, and sends the modules that they share
+    """The client's side of a method: it trains one objective with its add-ons, and sends the modules that they share
     unless its merge rule sends nothing.
 
     It has no state of its own: everything that changes is in `modules`. One set of modules serves client after client:
@@ -56,12 +56,12 @@ class ClientAlgorithm:
 
     @property
     def wires(self) -> tuple[Wire, ...]:
-        """What the coordinator must know about the parts."""
+        """The facts about the parts that the coordinator needs."""
         return tuple(wire for part in self.parts if (wire := part.wire) is not None)
 
     @property
     def sends_modules(self) -> bool:
-        """Whether the shared modules are in the update."""
+        """True if the shared modules are in the update."""
         return self.merge_rule.sends
 
     def keeps_modules(self, ctx: Context) -> bool:
@@ -79,7 +79,7 @@ class ClientAlgorithm:
 
     @property
     def compiles(self) -> bool:
-        """Whether one compiled program of `objective` serves all clients and rounds."""
+        """True if one compiled program of `objective` serves all clients and rounds."""
         return all(part.compiles for part in self.parts)
 
     def architecture(self, ctx: Context) -> Hashable:

@@ -102,7 +102,7 @@ class Wire:
 
 
 class Part:
-    """What objectives, add-ons and merge rules have in common. Each attribute and method has a default."""
+    """The base of objectives, add-ons and merge rules. Each attribute and method has a default."""
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Modules that are sent and averaged."""
@@ -121,10 +121,10 @@ class Part:
         return 1.0
 
     built_last: ClassVar[bool] = False
-    """Whether `heads` reads the modules of all other parts, and is therefore called after theirs."""
+    """True if `heads` reads the modules of all other parts, and is therefore called after theirs."""
 
     compiles: ClassVar[bool] = True
-    """Whether one compiled program of `transform`, `complete` and `terms` serves all clients and rounds: no size in
+    """True if one compiled program of `transform`, `complete` and `terms` serves all clients and rounds: no size in
     them changes, and the compiler handles them in one piece. Otherwise they are compiled only if the spec asks for
     it."""
 
@@ -199,7 +199,7 @@ class Objective(Part):
     num_views: ClassVar[int] = 2
 
     joint_forward: ClassVar[bool] = True
-    """Whether the views pass the network as one batch, and so share BatchNorm statistics. `is_joint` returns it unless
+    """True if the views pass the network as one batch, and so share BatchNorm statistics. `is_joint` returns it unless
     the config decides."""
 
     def is_joint(self) -> bool:
@@ -218,10 +218,10 @@ class Objective(Part):
 
 
 class Merge(Part):
-    """What a client does with the global model that it receives."""
+    """A client's treatment of the global model that it receives."""
 
     sends: ClassVar[bool] = True
-    """Whether the shared modules are sent. If not, the client keeps them, the update is empty, and the broadcast holds
+    """True if the shared modules are sent. If not, the client keeps them, the update is empty, and the broadcast holds
     the initial weights for a cold start."""
 
     def source(self, name: str) -> str:

@@ -22,7 +22,7 @@ class Reducer:
     """How the coordinator combines the shared modules of the clients.
 
     `combine` returns the next global weights and metrics, from the updates (in client-id order) and the state.
-    `declares` is what the artifact plan says about every tensor that `combine` returns; None leaves a mean of each.
+    `declares` is what the artifact plan declares of every tensor that `combine` returns; None leaves a mean of each.
     `begin` adds the first updates of a round to `ctx.prefix_mean`, which `combine` continues. If `finish` is given,
     `combine` returns sums over the clients, from which, with the state, `finish` computes the weights and metrics.
     """

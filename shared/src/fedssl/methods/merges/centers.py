@@ -11,7 +11,7 @@ encoder f_* and centers mu_*, and the client's own f_k and mu_k as its last roun
 f is encoder and projector, as in the paper's first footnote. gamma is `merges/ema.py`'s mu. epsilon = 0 gives the
 global centers. In a client's first round, or if FedEMA's rule overwrites, mu = mu_* and epsilon is not computed.
 
-What the paper does not say: f runs in eval mode, without gradients, and the views are the training's augmentations.
+The paper leaves open: f runs in eval mode, without gradients, and the views are the training's augmentations.
 `centers` "global" leaves Eq. 10 out.
 """
 

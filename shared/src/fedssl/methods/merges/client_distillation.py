@@ -1,4 +1,4 @@
-"""What a client with an encoder of its own may do with FLESD's student: learn its similarities before it trains.
+"""A client with its own encoder may learn the similarities of FLESD's student before it trains.
 
 The student's weights, which are the broadcast, do not fit its network. Their similarities do:
 

@@ -13,7 +13,7 @@ d is the divergence of the client's last local training, mu is `mu`; d and the d
 The default is "reference": mu = 0.4 (CIFAR-10) and 0.6 (CIFAR-100) only make sense for it. The first download, and any
 after the client lost its state, brings the global predictor.
 
-Table 4's ablations: `aggregate` says which of the client's encoders is sent, `update` which take the global one, and
+Table 4's ablations: `aggregate` selects which of the client's encoders is sent, `update` which take the global one, and
 `predictor` whether the global predictor replaces the local one always, never or by Eq. 3. An online encoder that is not
 updated is kept with the client. phi_{r-1} is where local training started, which is the global encoder unless `update`
 is "target". Modules of add-ons are overwritten.

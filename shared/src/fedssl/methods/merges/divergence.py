@@ -10,7 +10,7 @@ from fedssl.models import Encoder
 
 
 class MergeMemory(nn.Module):
-    """What a merge rule keeps with the client: a frozen copy of some of its modules, and numbers by name."""
+    """The state that a merge rule keeps on the client: a frozen copy of some of its modules, and numbers by name."""
 
     def __init__(self, modules: nn.ModuleDict, names: Iterable[str], **numbers: Tensor) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def mean_convolution_distance(now: nn.Module, then: nn.Module) -> Tensor:
     """Return mean_l || w_l - w'_l ||_2 over the convolutions l of an encoder, as in EasyFL: not squared, one term per
     layer.
 
-    The encoder says which convolutions count: the 17 of a ResNet-18's stem and blocks, but not the 1x1 ones of its
+    The encoder names the convolutions that count: the 17 of a ResNet-18's stem and blocks, but not the 1x1 ones of its
     shortcuts, BatchNorm or heads.
     """
     assert isinstance(now, Encoder)

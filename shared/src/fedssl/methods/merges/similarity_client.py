@@ -24,7 +24,7 @@ class SimilarityClient(ClientAlgorithm):
 
     @property
     def upload(self) -> SimilarityUpload:
-        """What replaces the weights in the update."""
+        """The tensors that replace the weights in the update."""
         return SimilarityUpload(self.config)
 
     @property

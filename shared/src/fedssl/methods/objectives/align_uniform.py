@@ -4,8 +4,8 @@ Wang & Isola 2020; federated as in SSD (Fang et al. 2025), Eq. 3 (alignment) and
 L = La + w * (Lu(z1) + Lu(z2)) / 2, with w `uniformity_weight` and t `uniformity_t`.
 
 Deviation: SSD prints Eq. 4 with a minus sign; as in its code, Lu is minimised as +log E exp(-t d^2). The projector
-comes from the run's model config; SSD's own is 512-2048(BN, ReLU)-512. The paper does not say how the two views pass
-the network: `views` "joint", the default, is one pass, as in FedX, and faster; "separate" is what SSD's code does.
+comes from the run's model config; SSD's own is 512-2048(BN, ReLU)-512. How the two views pass the
+network is not in the paper: `views` "joint", the default, is one pass, as in FedX, and faster; "separate" is what SSD's code does.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ The paper's setting besides the defaults: ResNet-18, projector 512(ReLU)-128 wit
 decay 1e-6, batches of 1024 without drop_last, 200 local epochs in all, T = 1 to 40 rounds. The public images are client
 0's, which does not train: `simulate(public=...)`, or an .npz file of them.
 
-The paper does not say how the two views pass the network: `views` "joint", the default, is one pass; "separate" is
+The paper does not specify how the two views pass the network: `views` "joint", the default, is one pass; "separate" is
 its code.
 
 - FLESD-cc, "constant communication", is this method with `num_rounds` 1 and all epochs in it.

@@ -176,7 +176,7 @@ class SharingOrchestra(Orchestra):
 
 
 def orchestra(config: OrchestraConfig) -> Orchestra:
-    """Return the objective whose target network is sent or kept, as the config says."""
+    """Return the objective whose target network is sent or kept, depending on the config."""
     return SharingOrchestra(config) if config.target == "shared" else Orchestra(config)
 
 

@@ -7,14 +7,14 @@ client.
     L = InfoNCE + mean over C clusterings of -log[ exp(q.c_s / phi_s) / sum_j exp(q.c_j / phi_j) ]
 
 Before every epoch the key network embeds all the client's images, un-augmented and in evaluation mode; k-means makes C
-clusterings of them (`images_per_cluster`), c are their centroids, and phi says how tight each cluster is. tau is
+clusterings of them (`images_per_cluster`), c are their centroids, and phi measures how tight each cluster is. tau is
 `temperature`: of InfoNCE, and the mean of phi. r, the queue's length, is `queue_size`. In ProtoCL, r is also the number
 of sampled negative prototypes; here all prototypes are negatives.
 
 Every epoch computes its own prototypes, so none are kept from round to round. Queue and cold start are those of
 `objectives/moco.py`.
 
-Deviations from ProtoCL's code, where FedX does not say: both views are queries and their losses are added, as
+Deviations from ProtoCL's code, where FedX does not specify it: both views are queries and their losses are added, as
 in FedMoCo; the clusters are fewer, as n is; k-means is by cosine; warm-up counts rounds; m is 0.99.
 """
 

@@ -1,4 +1,4 @@
-"""What a client sends about public images: how similar its network finds each pair, in several packings.
+"""A client's update about public images: how similar its network finds each pair, in several packings.
 
     S_ij = <R_i, R_j>,   R_i = n(z_i), z_i the embedding of image i by the client's network, not augmented, in eval mode
 

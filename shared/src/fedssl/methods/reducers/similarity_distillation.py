@@ -89,8 +89,8 @@ def network(config: EncoderConfig, weights: Tensors, what: str, ctx: Context) ->
 
 @dataclass(frozen=True)
 class SimilarityDistillation:
-    """What the engine trains. `start` are the student's first weights, which are the global model's. `encoder` is the
-    student's if it is not the run's."""
+    """A training for the engine. `start` are the student's first weights, which are the global model's. `encoder` is
+    the student's if it is not the run's."""
 
     config: DistillationConfig
     ensemble: Ensemble

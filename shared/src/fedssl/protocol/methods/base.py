@@ -1,4 +1,4 @@
-"""What every method's config has in common."""
+"""The common part of all methods' configs."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -187,7 +187,7 @@ class DistillationConfig(PartConfig):
 
     @property
     def own_encoders(self) -> _EncodersByClient:
-        """Clients with an encoder of their own. Raises SpecError while the spec says "declared"."""
+        """The clients with their own encoder. Raises SpecError while the spec has "declared"."""
         if self.client_encoders == "declared":
             raise SpecError(
                 'method.reducer.client_encoders is "declared", which only a coordinator can resolve: write the '
@@ -196,7 +196,7 @@ class DistillationConfig(PartConfig):
         return self.client_encoders
 
     def encoder_of(self, client_id: str, model: ModelConfig) -> EncoderConfig:
-        """Return the encoder that this client trains. Raises SpecError while the spec says "declared"."""
+        """Return the encoder that this client trains. Raises SpecError while the spec has "declared"."""
         return self.own_encoders.get(client_id, model.encoder)
 
     def distillation_epochs(self, round_number: int) -> int:

@@ -1,7 +1,7 @@
 """FedEMA: FedBYOL whose clients mix the global network with their own.
 
 Zhuang et al. 2022, Divergence-Aware Federated Self-Supervised Learning. The objective is FedBYOL's. The mix is the
-merge rule `ema`, whose module says where paper and code differ.
+merge rule `ema`, whose module describes where paper and code differ.
 """
 
 from typing import ClassVar, Literal

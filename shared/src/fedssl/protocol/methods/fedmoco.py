@@ -2,7 +2,7 @@
 
 He et al. 2020, Momentum Contrast, Eq. 1 and 2; Chen et al. 2020, Improved Baselines with Momentum Contrastive Learning;
 federated as in EasyFL's code: the query encoder and projector are averaged and overwrite the client's. The objective is
-`MomentumContrast`, whose module says how the symbols are named and where it differs.
+`MomentumContrast`, whose module explains how the symbols are named and where it differs.
 
 `variant` "v2" is the default because it is the stronger of the two: a projector with one hidden layer (EasyFL:
 512-512(BN, ReLU)-128), temperature 0.2, and a cosine learning-rate schedule. "v1" has a linear projector

@@ -2,7 +2,7 @@
 
 Zhuang et al. 2021, Collaborative Unsupervised Visual Representation Learning from Decentralized Data. Eq. 1 and 2 are
 FedBYOL's objective (m is `target_momentum`). Eq. 3 and the ablations of Table 4 are the merge rule `dapu`, whose
-module says where paper and code differ.
+module describes where paper and code differ.
 """
 
 from typing import ClassVar, Literal

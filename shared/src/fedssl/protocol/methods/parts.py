@@ -10,8 +10,8 @@ from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 Trait = Literal["views", "projector", "symmetric", "dimensions", "predictor", "target", "prototypes", "labels"]
-"""What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
-network's embeddings only with one another; a loss that needs every dimension to vary over the batch; a predictor; a
+"""The properties of an objective that a part may need: two views of an image; a projector; a loss that compares the
+online network's embeddings only with one another; a loss that needs every dimension to vary over the batch; a predictor; a
 target network that stays with the client; prototypes that are trained and sent; labels."""
 
 

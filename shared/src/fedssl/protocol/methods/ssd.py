@@ -6,7 +6,7 @@ Fang et al. 2025, Eq. 10: L = La + beta Lu + gamma DSR + delta PD, with beta `un
 variants and why the default is the reference. The coordinator averages encoder and projector, weighted by batches. A
 client is assigned its dimensions once, and keeps no state.
 
-The rows of the tables by config: DSR alone, PD alone (Table 3), PD by MSE (Table 5) and HSD are other `add_ons`; the
+The rows of the tables by config: only DSR, only PD (Table 3), PD by MSE (Table 5) and HSD are other `add_ons`; the
 rows without a projector (Table 4) are FedAlignUniform, with or without `dsr`, on a model whose projector is None.
 
 Deviations: subspaces belong to clients (SSD's code: to positions in the sample). The learning rate is the run's; SSD's

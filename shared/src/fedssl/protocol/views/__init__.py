@@ -1,4 +1,4 @@
-"""What the API shows: its requests and answers, a module per noun."""
+"""The requests and answers of the API, a module per noun."""
 
 from fedssl.protocol.views.base import Page, View
 from fedssl.protocol.views.clients import (

@@ -1,4 +1,4 @@
-"""What all answers of the API have in common."""
+"""The base of all answers of the API."""
 
 from typing import Annotated, Generic, TypeVar
 

@@ -26,7 +26,7 @@ is_open = (
 
 
 class Renewed(NamedTuple):
-    """What a renewed lease is about."""
+    """The assignment whose lease was renewed, with its run and round."""
 
     run_id: UUID
     round_number: int
@@ -97,7 +97,7 @@ def renew(
     progress: Progress | None = None,
     resources: Resources | None = None,
 ) -> Renewed | None:
-    """Extend this client's lease as its run's spec says, and store its reports. Returns None if it is not leased."""
+    """Extend this client's lease as its run's spec sets it, and store its reports. Returns None if it is not leased."""
     seconds = func.make_interval(0, 0, 0, 0, 0, 0, Run.spec["cohort"]["lease_seconds"].as_float())
     values: dict[str, object] = {"lease_expires_at": func.now() + seconds}
     if progress is not None:

@@ -206,7 +206,7 @@ async def _ahead(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
         while (part := await reading) is not None:
             reading = asyncio.create_task(run_in_thread(read))
             yield part
-    finally:  # the caller may have gone, and then nobody needs the error of the last read
+    finally:  # the caller may have gone, and then the error of the last read is not needed
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
