@@ -184,7 +184,8 @@ LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pair
 def test_a_lost_race_changes_nothing(
     database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any
 ) -> None:
-    """If another transaction moved the row since it was read: False, no event, and the row shows its new state."""
+    """If another transaction changed the row since it was read, the result is False without an event, and the row
+    shows its new state."""
     row = make(table, before)
     others = [state for state in STATES[table] if state not in (before, after)]
     ended = (
