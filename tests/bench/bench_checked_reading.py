@@ -81,11 +81,11 @@ def peak_bytes(megabytes: float, count: int) -> int:
 def _mean_of(updates: list[tuple[str, str]]) -> int:
     weighted_mean((read_tensors(Path(path), digest) for path, digest in updates), [1] * len(updates))
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # Not `ru_maxrss`, which begins with the memory of the process that started this one.
+    # `ru_maxrss` would begin with the memory of the process that started this one.
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def test_the_check_costs_hardly_more_than_hashing() -> None:
+def test_the_check_costs_at_most_twice_as_much_as_hashing() -> None:
     found = measure(20)
     print(found)  # noqa: T201
     assert found["ratio"] < 2

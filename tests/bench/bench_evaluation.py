@@ -61,7 +61,7 @@ class Line:
     seconds: float
 
     def text(self, fast: "Line", num_test: int) -> str:
-        """Return a row of the table. The difference is that of `fast` from this setting, both after the last epoch."""
+        """Return a row of the table with the difference between `fast` and this setting, both after the last epoch."""
         noise = 2 * math.sqrt(self.last * (1 - self.last) / num_test)
         difference = 100 * (fast.last - self.last)
         verdict = "agrees" if abs(difference) <= 100 * noise else ""
@@ -152,7 +152,7 @@ def show(lines: Iterator[Line], num_test: int) -> None:
 
 
 def test_fast_lies_among_the_papers_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The encoder is trained: on an untrained one, the papers' own settings are ten points apart."""
+    """The encoder is trained, because on an untrained one the papers' own settings differ by ten points."""
     torch.set_num_threads(1)
     model = train_shortly(tmp_path, 3)[0]
     spec = read_spec(str(tmp_path / SPEC))

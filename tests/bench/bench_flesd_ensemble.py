@@ -76,7 +76,7 @@ def _found(started: float) -> dict[str, float]:
 
 
 def measure_apart(width: int, *, what: str = "aggregation") -> dict[str, float]:
-    """Measure in a process of its own, whose memory no other measurement has used."""
+    """Measure in a separate process, whose memory no other measurement has used."""
     command = [sys.executable, __file__, what, str(width)]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found

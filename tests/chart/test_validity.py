@@ -1,4 +1,4 @@
-"""Every values file of ci/ gives objects that Helm and several versions of Kubernetes accept, to the letter."""
+"""Every values file of ci/ gives objects that Helm and several versions of Kubernetes accept strictly."""
 
 import helm_python as helm
 import kubernetes_validate
@@ -7,13 +7,13 @@ import pytest
 from support.chart import CASES, CHART, case, rendered
 
 VERSIONS = ("1.27", "1.31", "1.34")
-# Not of Kubernetes itself: no schema here.
+# These kinds are not part of Kubernetes, so there are no schemas here.
 CUSTOM = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor", "PrometheusRule", "HTTPRoute"}
 HARMLESS = "icon is recommended"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_helm_lint_finds_nothing(name: str) -> None:
+def test_helm_lint_finds_no_problems(name: str) -> None:
     found = helm.lint(CHART, case(name))
     assert [message for message in found["messages"] if message["error"] != HARMLESS] == []
     assert found["errors"] == []

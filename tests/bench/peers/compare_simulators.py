@@ -43,7 +43,7 @@ class System:
 
     @property
     def counts_all(self) -> bool:
-        """Return whether the main process's clock of processor time covers the training."""
+        """Return whether the main process's processor time includes the training."""
         return self.environment != "flower-simulation" and (self.jobs == 1 or self.environment == "blazefl")
 
 
