@@ -91,5 +91,5 @@ def test_the_page_lists_every_kind_and_key() -> None:
 
 
 @pytest.mark.parametrize("key", NOT_ENFORCED)
-def test_the_page_names_each_key_that_is_refused_because_nothing_enforces_it(key: str) -> None:
+def test_the_page_lists_each_key_that_is_refused_because_it_is_not_enforced(key: str) -> None:
     assert f"`[{key}]`" in PAGE or f"`{key.rpartition('.')[2]}`" in PAGE

@@ -1,4 +1,4 @@
-"""The runs that the faults hit, and each one's result without faults."""
+"""The specs of the disturbed runs, and their results without faults."""
 
 import functools
 from typing import Any

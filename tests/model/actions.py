@@ -18,7 +18,7 @@ from model.states import DISTILLER, Computation, Job, Member, Round, Run, Setup,
 
 
 class Step(NamedTuple):
-    """One thing that happens: the action, the client or the process that it is about, and which outcome it has."""
+    """One step: the action, the client or the process that it is about, and its outcome."""
 
     action: str
     who: int | None = None
@@ -39,7 +39,7 @@ taken: set[tuple[type, str, str]] = set()
 
 
 class Violation(AssertionError):
-    """The model did what must never happen: a bug in the model, or one of the code that the model repeats."""
+    """The model broke a promise: there is a bug in the model, or in the code that it mirrors."""
 
 
 def allows(table: type, before: str, after: str) -> bool:

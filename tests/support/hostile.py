@@ -1,4 +1,4 @@
-"""Answers of a broken or malicious coordinator, and of proxies between it and a worker."""
+"""Answers of broken or malicious coordinators, and of proxies between them and a worker."""
 
 import json
 import time
@@ -123,7 +123,7 @@ WAITS: dict[str, Answer] = {
 
 
 def slow(pause_seconds: float) -> dict[str, Answer]:
-    """Return answers that arrive in small parts, with pauses between them, and have no end within a test."""
+    """Return answers that arrive in small parts with pauses between them, and do not end within a test."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
     return {
         "a body by the byte": dripping(b"[" * 100_000, pause_seconds, head),
