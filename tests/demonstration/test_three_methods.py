@@ -235,7 +235,7 @@ def _ids(running: Running) -> list[UUID]:
     return [run.id for run in running.client.runs()]
 
 
-def test_simultaneous_runs_equal_their_simulations(running: Running, simulated: Simulated) -> None:
+def test_runs_all_at_once_equal_their_simulations(running: Running, simulated: Simulated) -> None:
     runs = [running.submit(method, 1) for method in METHODS]
     assert [each for run in runs for each in _problems(running, run, simulated)] == []
 

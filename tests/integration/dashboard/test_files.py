@@ -1,4 +1,4 @@
-"""The Files tab: what it lists, and that each file contains what its name says."""
+"""The Files tab: what it lists, and that each file contains what its name promises."""
 
 import hashlib
 from uuid import UUID

@@ -173,7 +173,7 @@ def test_an_image_of_several_classes_is_counted_once(tmp_path: Path, num_held_ou
 
 
 def _unequal(setting: Setting) -> OwnLabels:
-    """Return labels of which a share of 3 % is one image."""
+    """Return labels for which a share of 3 % is one image."""
     found = own_labels(setting.folder)
     return OwnLabels(replace(found.labels, labels=(np.arange(32) >= 20).astype(np.int64)), {})
 

@@ -60,8 +60,8 @@ class Client:
         given = torch.load(folder / "weights.pt", weights_only=True)
         assert all(torch.equal(given[name], tensor) for name, tensor in self.weights.items())
         self.rounds, self.first = itertools.count(1), 0
-        # A permutation, of which each round takes as many images as it has, so that each image is used once per epoch,
-        # as in the peers.
+        # A permutation. Each round takes the next images of it, so that each image is used once per epoch, as in the
+        # peers.
         self.order = torch.randperm(len(self.images))
         with borrow_trainer(METHOD, context(1)) as trainer:
             self.algorithm = trainer.algorithm
