@@ -151,7 +151,9 @@ def show(lines: Iterator[Line], num_test: int) -> None:
         print(line.text(fast, num_test), flush=True)  # noqa: T201
 
 
-def test_fast_lies_among_the_papers_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fast_probe_is_as_accurate_as_the_papers_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The encoder is trained, because on an untrained one the papers' own settings differ by ten points."""
     torch.set_num_threads(1)
     model = train_shortly(tmp_path, 3)[0]

@@ -31,7 +31,7 @@ def test_kubernetes_accepts_every_object(name: str, version: str) -> None:
             pytest.fail(f"{item['kind']} {item['metadata']['name']}: {list(error.path)}: {error.message}")
 
 
-def test_one_values_file_makes_every_kind_of_object() -> None:
+def test_one_values_file_creates_every_kind_of_object() -> None:
     made = {item["kind"] for name in CASES for item in rendered(name).objects}
     assert {item["kind"] for item in rendered("everything").objects} == made
     assert made >= CUSTOM

@@ -73,7 +73,7 @@ def test_a_client_may_override_every_setting_of_the_workers() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 16])
-def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -> None:
+def test_a_worker_accepts_any_number_of_channels_that_images_may_have(channels: int) -> None:
     clients = {"a": {"data": {"hostPath": "/x"}, "settings": {"channels": channels}}}
     worker = render({"worker": {"clients": clients}}).named("StatefulSet", "-worker-a")
     [own] = pod(worker)["spec"]["containers"]

@@ -121,7 +121,7 @@ def _verify(repository: Repository, folder: Path) -> list[int]:
     return statuses
 
 
-def test_a_release_is_a_commit_a_tag_and_a_folder(made: Repository) -> None:
+def test_a_release_creates_a_commit_a_tag_and_a_folder(made: Repository) -> None:
     wheels = {f"{name}-0.2.0rc1-py3-none-any.whl" for name in NAMES}
     files = {path.name for path in _folder(made).iterdir()}
     assert files == {*wheels, "fedssl-0.2.0-rc.1.tgz", "CHANGES.md", "SHA256SUMS", "SHA256SUMS.sig"}

@@ -171,7 +171,9 @@ def liar(arena: Arena, tmp_path: Path, rng: random.Random) -> Iterator[Liar]:
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
-def test_lies_change_no_bit_of_the_honest_result(method: str, arena: Arena, liar: Liar, injected: Injected) -> None:
+def test_lies_do_not_change_the_honest_clients_result(
+    method: str, arena: Arena, liar: Liar, injected: Injected
+) -> None:
     lies = liar.rng.sample(LIES, k=len(LIES))
     spec = specs.spec(method, num_rounds=len(lies), cohort=COHORT)
     run_id = arena.begin(spec)

@@ -148,7 +148,7 @@ def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) 
     assert all(words in reason for reason in reasons), reasons
 
 
-def test_a_run_of_other_channels_shows_why_no_client_takes_part(running: Federation) -> None:
+def test_a_run_with_unsupported_channels_shows_why_no_client_takes_part(running: Federation) -> None:
     data = {**DATA, "channels": 5}
     run = running.client.create_run(
         method_spec("fedbyol", data=data, cohort={"min_clients": len(SUFFIXES)}, partition=None)

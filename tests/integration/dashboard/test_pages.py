@@ -138,7 +138,7 @@ def test_states_and_causes_of_a_round_are_shown_in_words(viewer: Browser, cast: 
     tables.execute(change, None, cast.id)
 
 
-def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
+def test_hostile_names_are_shown_as_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
     tables.execute("UPDATE runs SET name = %s, reason = %s WHERE id = %s", EVIL, EVIL, cast.id)
     tables.execute("UPDATE clients SET device = %s WHERE id = 'a'", EVIL)
     tables.execute("UPDATE rounds SET reason = %s WHERE run_id = %s", EVIL, cast.id)

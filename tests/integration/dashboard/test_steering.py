@@ -270,7 +270,7 @@ def test_clients_are_picked_by_name(standing: Coordinator, operator: Browser) ->
     assert 'name="client.picked"' in page
     fields = {"client.picked": "on", "spec.cohort.clients": "later-1 later-2"}
     checked = operator.send("/runs/new/check", method="ssd", **fields)
-    assert "These settings are valid" in checked.text  # they are missing from no other list
+    assert "These settings are valid" in checked.text  # they are not added to another list
     assert _given(checked.text)["cohort"]["clients"] == ["picked", "later-1", "later-2"]
     shown = operator.send("/runs/new/settings", method="fedbyol", **fields).text
     assert re.search(r'name="client.picked"\s+value="on" checked', shown)

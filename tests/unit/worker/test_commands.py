@@ -124,7 +124,7 @@ def test_anchors_that_do_not_match_or_cannot_be_read_are_refused(state: Path) ->
         assert (code, "NOT INTACT" in err, "misspelt.json" in err) == (2, False, True)
 
 
-def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
+def test_verify_starts_from_a_checkpoint_if_the_first_segment_is_missing(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 4, SHORT)
     (tmp_path / "ledger" / FIRST).unlink()
     assert invoke("ledger", "verify", "--state", tmp_path)[0] == 4

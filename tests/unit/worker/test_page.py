@@ -121,7 +121,7 @@ def test_the_page_lists_sent_and_refused_updates_with_reasons(state: Path) -> No
     assert {path: path.read_bytes() for path in (state / "ledger").iterdir()} == before
 
 
-def test_each_address_opens_one_browser(state: Path) -> None:
+def test_each_address_works_in_only_one_browser(state: Path) -> None:
     with serving(state) as page:
         assert page.get().status_code == 403
         assert page.get("/?key=wrong").status_code == 403

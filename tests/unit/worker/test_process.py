@@ -244,7 +244,7 @@ def test_a_token_is_required_and_its_file_must_be_private(tmp_path: Path) -> Non
     assert "secret" not in output
 
 
-def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_are_also_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_TOKEN", TOKEN)
     monkeypatch.setenv("FEDSSL_WORKER_THREADS", "2")
     settings = Settings(coordinator="http://127.0.0.1:1", data="digits", state=tmp_path)

@@ -229,7 +229,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused_and_recorded_and_nothing_more_leaves(name: str, tmp_path: Path) -> None:
+def test_a_lie_is_refused_and_recorded_and_nothing_more_is_sent(name: str, tmp_path: Path) -> None:
     phase, lie, words = LIES[name]
     cohort = Cohort(tmp_path)
     cohort.lies[phase] = lie

@@ -232,7 +232,7 @@ def test_another_answer_to_the_same_question_counts_as_another_evaluation(settin
         egress.send_counts(_offer(setting), SiteEvaluation(other))
 
 
-def test_evaluations_that_an_earlier_version_did_not_total_cannot_be_limited() -> None:
+def test_evaluations_are_refused_if_an_earlier_version_did_not_total_them() -> None:
     totals = Totals()
     totals.count(LedgerEntry({"seq": 9, "kind": "rotated", "rounds_total": 1, "bytes_total": 8}, "", "", ""))
     with pytest.raises(NotPermitted, match="earlier files of the ledger are missing"):
