@@ -4,7 +4,7 @@
     make bench ARGS="-k checked_reading -s"               smaller ones, asserted
 
 Without the check, updates are memory-mapped. The check costs one sha256 of the bytes and one copy of them: the ratio is
-the time beyond that of the memory map, divided by the time of hashing. Memory is measured in a process of its own,
+the time beyond that of the memory map, divided by the time of hashing. Memory is measured in a separate process,
 as what a mean of ten updates needs beyond that of one: nothing, because only one update is in memory at a time.
 """
 

@@ -1,7 +1,7 @@
 """The papers' evaluation settings against the fast ones: accuracy, difference, seconds.
 
     python tests/bench/bench_evaluation.py                       a shortly trained encoder, and an untrained one
-    python tests/bench/bench_evaluation.py MODEL.safetensors     encoders of one's own, with spec.yaml next to them
+    python tests/bench/bench_evaluation.py MODEL.safetensors     your own encoders, with spec.yaml next to them
         --labels 0 --settings ssd,fedx --semi 1 --transfer digits --solver
     make bench ARGS="-k evaluation -s"                           a small part, asserted
 

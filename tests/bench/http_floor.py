@@ -2,7 +2,7 @@
 
     python tests/bench/http_floor.py --clients 10 --megabytes 45 --rounds 6 [--kept]
 
-A server in a process of its own sends the weights from memory, reads each update into memory and adds it to a sum in
+A server in a separate process sends the weights from memory, reads each update into memory and adds it to a sum in
 float64. The clients are threads of this process and train nothing. Prints one JSON object: seconds per round, and the
 server's peak memory and processor time without the first round. The weights are checked at the end. Needs only numpy.
 

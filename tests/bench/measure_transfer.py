@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python tests/bench/measure_transfer.py --megabytes 45 --turns 5 --nginx /usr/sbin/nginx
 
-Each server is a process of its own, and one client, which is the same for all, sends and receives without checking
+Each server is a separate process, and one client, which is the same for all, sends and receives without checking
 the bytes. The turns alternate. Prints the median speed of each server and direction, and the API's as a share of the
 others', the processor time of the server, and its peak memory after the first transfer and after the last one.
 

@@ -172,7 +172,7 @@ def development_set(root: Path) -> Path:
 
 
 def main() -> None:
-    """Run what is not finished."""
+    """Run every candidate that is not finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", type=Path, required=True)

@@ -26,7 +26,7 @@ PASSING = {**hostile.REFUSALS, **hostile.WAITS, **_BROKEN}
 
 
 class Trap(Listener):
-    """A server to which redirects lead. No request may arrive at it."""
+    """A server that is the target of redirects. No request may arrive at it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ def read(path: Path) -> Curve:
 
 
 def write(path: Path, curve: Curve) -> None:
-    """Write a curve, with each tensor on a line of its own."""
+    """Write a curve, with each tensor on its own line."""
     text = json.dumps(curve, indent=1, sort_keys=True)
     text = re.sub(r"\[\s*([^][{}\"]+?)\s*\]", lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
     path.write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A run and its clients, advanced by hand: claims, deliveries, expiring leases, and the passing of time."""
+"""A run and its clients, controlled by the test: claims, deliveries, expiring leases, and the passing of time."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A FLESD run whose clients train in this process, advanced by hand up to its distillation."""
+"""A FLESD run whose clients train in this process, controlled by the test up to its distillation."""
 
 from pathlib import Path
 from typing import Any

@@ -127,10 +127,10 @@ class Preloaded:
         descriptors: Sequence[int] = (),
         has_input: bool = False,
     ) -> Forked:
-        """Start `python -m module arguments` in a session of its own, with its output in `log`.
+        """Start `python -m module arguments` in its own session, with its output in `log`.
 
-        `descriptors` are open there too, under other numbers, which are its last arguments. `has_input`: its standard
-        input is a pipe, whose other end is the `stdin` of what is returned.
+        `descriptors` are open there too, under other numbers, which are its last arguments. With `has_input`, its
+        standard input is a pipe, whose other end is the returned object's `stdin`.
         """
         if not self.suits(environment):
             differ = _at_start(environment).items() ^ _at_start(self._environment).items()

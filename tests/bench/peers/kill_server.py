@@ -1,4 +1,4 @@
-"""Kills the server of fedssl, Flower and NVFlare in the middle of a round, and reports what becomes of the run.
+"""Kills the server of fedssl, Flower and NVFlare in the middle of a round, and reports what happens to the run.
 
     make bench-peers SCRIPT=kill_server ARGS="--only fedssl flower nvflare"
 

@@ -254,7 +254,7 @@ def test_a_worker_refuses_object_stores_that_its_policy_does_not_name(tmp_path: 
             transfer._permitted("https://intranet/a")
 
 
-# What is kept back
+# What the policy withholds
 
 
 def test_a_policy_denies_everything_by_default(tmp_path: Path) -> None:
