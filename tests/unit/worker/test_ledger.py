@@ -25,9 +25,7 @@ from .ledgers import FIELDS, FIRST, SHORT, bodies, crashed_after, filled, kinds
 
 
 def test_the_hash_is_the_one_that_the_design_defines() -> None:
-    """Genesis is 32 zero bytes; the hash covers `fedssl/ledger/1\
-    `, the previous hash, and the canonical body.
-    """
+    """Genesis is 32 zero bytes; the hash covers `fedssl/ledger/1\\n`, the previous hash, and the canonical body."""
     body = {"kind": "opened", "seq": 1}
     known = "69723132fa5054866c7a382d315df161d012f3ffeab283b7dc67991cd6a8e220"
     assert bytes.fromhex(GENESIS) == bytes(32)
