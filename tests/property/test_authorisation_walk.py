@@ -434,7 +434,7 @@ def test_a_worker_gets_only_its_own_work_and_ended_runs(world: World) -> None:
 
 
 def test_random_calls_without_permission_get_the_answers_of_the_table(world: World) -> None:
-    """They change nothing."""
+    """The calls must not change anything."""
     drawn = random.Random(7)
     pools = {name: [world.real[name], world.others[name], world.nothing[name]] for name in world.real}
     with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
