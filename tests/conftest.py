@@ -1,4 +1,4 @@
-"""Servers and coordinators for every test that asks for them: real Postgres, a real Redis-protocol server."""
+"""Fixtures for all tests that need servers: coordinators, a real Postgres and a real Redis-protocol server."""
 
 import argparse
 import gc
@@ -22,13 +22,13 @@ if TYPE_CHECKING:  # the process that only distributes the tests needs neither t
     from support.object_store import ObjectStore
     from support.servers import Servers
 
-# Background jobs of a shell ignore SIGINT, and programs that nohup starts ignore SIGHUP. Processes pass that on to
-# those that they start, which must react to both here.
+# Background jobs of a shell ignore SIGINT, and programs started by nohup ignore SIGHUP. Child processes inherit that,
+# but the processes that tests start must react to both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# The longest first: if a long file began last, the other test processes would have nothing to do meanwhile.
+# The longest files come first: if a long one started last, the other test processes would be idle meanwhile.
 LONGEST = (
     "tests/parity/test_heterogeneous.py",
     "tests/parity/test_parity.py",
@@ -81,8 +81,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks, and those of
-    other parts. The golden curves belong to every part."""
+    """Put the longest files first. Deselect tests marked `full`, unless --full or their own name selects them, and
+    tests of other parts. The golden curves belong to every part."""
     number, parts = config.getoption("--part") if config.getoption("--full") else (0, 1)
     named = {Path(argument).name for argument in config.args}
     left_out = {
@@ -110,15 +110,15 @@ def _long(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def _place(item: pytest.Item) -> int:
-    """Return the item's place in the order; the sort keeps the order of equals."""
+    """Return the item's place in the order. The sort keeps the order of items with equal places."""
     return next((n for n, beginning in enumerate(LONGEST) if item.nodeid.startswith(beginning)), len(LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave out of each garbage collection what lives as long as the process: what was imported and collected.
+    """Exclude from garbage collection what lives as long as the process: imported modules and collected tests.
 
-    Searching it takes a second.
+    Each search through them would take a second.
     """
     gc.disable()
     try:
@@ -130,7 +130,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Start every test with the same random numbers, so that a failure repeats in any order of the tests.
+    """Start every test with the same random numbers, so that a failure is repeated in any order of the tests.
 
     `torch.manual_seed` would keep a seed and a stack trace per test for a GPU that most tests do not use.
     """
@@ -143,9 +143,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True)
 def own_process() -> Iterator[None]:
-    """Undo what a command sets up in this process, as if the process were its own, after each test.
+    """Undo what a command sets up in this process, after each test, as if the command had its own process.
 
-    Otherwise its logging would write to a stream that is closed by then, and its handlers would end the process.
+    Otherwise its logging would write to a stream that is already closed, and its handlers would end the process.
     """
     root, chatty = logging.getLogger(), list(map(logging.getLogger, CHATTY))
     handlers, levels = list(root.handlers), [logger.level for logger in (root, *chatty)]
@@ -161,14 +161,15 @@ def own_process() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_settings() -> Iterator[None]:
-    """Fail a test after which the coordinator's modules keep settings or a database that the next test would use."""
+    """Fail a test that leaves settings or a database in the coordinator's modules, where the next test would use
+    them."""
     yield
     if "fedssl_coordinator.core.db" not in sys.modules:
         return
     from support.coordinator import forget, is_of_this_environment
 
     if not is_of_this_environment():
-        forget()  # this test's error, and no other's
+        forget()  # so that only this test fails
         pytest.fail("call support.coordinator.forget once the environment is as it was: see change_settings")
 
 
@@ -189,7 +190,8 @@ def change_settings() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Use one thread: the bits are the same every time, and the cores are left to the processes that tests start."""
+    """Use one thread, so that results have the same bits every time, and other cores are free for the tests'
+    processes."""
     import torch
 
     torch.set_num_threads(1)
@@ -209,7 +211,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
 
 @pytest.fixture(scope="session")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ObjectStore]":
-    """Yield a server that speaks S3. Each test must use a bucket of its own."""
+    """Yield a server that speaks S3. Each test must use its own bucket."""
     from support.object_store import ObjectStore
 
     with ObjectStore(tmp_path_factory.mktemp("objects")) as running:
@@ -218,7 +220,7 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ObjectSt
 
 @pytest.fixture
 def database_url(servers: "Servers") -> Iterator[str]:
-    """Yield the address of a migrated database of the test's own."""
+    """Yield the address of a migrated database for this test only."""
     with servers.database() as url:
         yield url
 

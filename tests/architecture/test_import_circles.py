@@ -1,4 +1,4 @@
-"""No module imports itself over others, counting the imports inside functions and under TYPE_CHECKING."""
+"""No module imports itself through others, counting the imports inside functions and under TYPE_CHECKING."""
 
 from graphlib import CycleError, TopologicalSorter
 

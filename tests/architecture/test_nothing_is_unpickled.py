@@ -1,4 +1,4 @@
-"""Nothing that arrives is unpickled: tensors are safetensors, messages JSON, arrays plain numbers."""
+"""Nothing that arrives is unpickled: tensors are safetensors, messages are JSON, and arrays are plain numbers."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """Every call, by its dotted name."""
+    """Yield every call with its dotted name."""
     yield from ((ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
@@ -49,7 +49,7 @@ def _mistakes(path: Path) -> Iterator[str]:
             yield f"calls {name} so that it unpickles"
 
 
-def test_every_source_is_looked_at() -> None:
+def test_every_source_is_checked() -> None:
     assert len(SOURCES) > 250
     assert any("np.load" in name for path in SOURCES for name, _ in _calls(ast.parse(path.read_text())))
 
@@ -69,17 +69,17 @@ def test_no_source_unpickles_or_executes(folder: str) -> None:
     ["import pickle", "from cloudpickle import loads", "torch.load(path)", "np.load(path)", "eval(text)",
      "np.load(path, allow_pickle=True)", "yaml.load(text, Loader)", "f(x, weights_only=False)"],
 )  # fmt: skip
-def test_the_check_sees_each_way(tmp_path: Path, text: str) -> None:
+def test_the_check_detects_each_way_to_unpickle_or_execute(tmp_path: Path, text: str) -> None:
     path = tmp_path / "source.py"
     path.write_text(text)
     assert list(_mistakes(path))
 
 
-def test_celery_takes_and_sends_json_alone(change_settings: Callable[..., None], tmp_path: Path) -> None:
+def test_celery_accepts_and_sends_only_json(change_settings: Callable[..., None], tmp_path: Path) -> None:
     change_settings(DATABASE_URL="postgresql+psycopg://x", REDIS_URL="redis://x", STORE_PATH=str(tmp_path))
     configuration = _configuration()
     assert configuration["accept_content"] == ["json"]
     assert configuration["task_serializer"] == "json"
-    assert configuration["task_ignore_result"]  # no result is kept, in whatever form
+    assert configuration["task_ignore_result"]  # results are not stored in any form
     assert configuration["beat_scheduler"] == "fedssl_coordinator.aggregator.beat:Beat"
-    assert Beat.__bases__ == (Scheduler,)  # in memory: the default one keeps a pickle on disk
+    assert Beat.__bases__ == (Scheduler,)  # the schedule is in memory: the default scheduler keeps a pickle on disk

@@ -1,4 +1,4 @@
-"""The names that stay: notebooks and other people's tests call these."""
+"""The public names and signatures that must stay, because notebooks and other people's tests use them."""
 
 import inspect
 
@@ -49,18 +49,18 @@ def _signature(function: object) -> str:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str) -> None:
-    # Further arguments may follow the promised ones.
+def test_losses_keep_their_signatures(name: str) -> None:
+    # Further arguments may follow those listed.
     assert f"{_signature(getattr(fedssl.losses, name))}, ".startswith(f"{LOSSES[name]}, ")
 
 
 @pytest.mark.parametrize("name", AGGREGATION)
-def test_aggregation(name: str) -> None:
-    # Further arguments may follow the promised ones.
+def test_aggregation_functions_keep_their_signatures(name: str) -> None:
+    # Further arguments may follow those listed.
     assert f"{_signature(getattr(fedssl.aggregation, name))}, ".startswith(f"{AGGREGATION[name]}, ")
 
 
-def test_evaluation_data_and_simulation() -> None:
+def test_evaluation_data_and_simulation_keep_their_names() -> None:
     for name in ("effective_rank", "linear_probe", "knn_accuracy", "fine_tune", "angle_between"):
         assert callable(getattr(fedssl.evaluation, name))
     assert _signature(fedssl.evaluation.ridge_sums) == "h_NH, labels_N, num_classes"

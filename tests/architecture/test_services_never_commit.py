@@ -1,4 +1,4 @@
-"""Services and repositories work in the caller's transaction: they neither open one, nor commit, nor roll back."""
+"""Services and repositories work in the caller's transaction: they do not open, commit or roll back transactions."""
 
 import ast
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_services_are_found() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_it_never_owns_a_transaction(path: Path) -> None:
+def test_a_service_never_opens_or_ends_a_transaction(path: Path) -> None:
     tree = ast.parse(path.read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     called = {node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call)

@@ -4,7 +4,7 @@
     make bench ARGS="-k checked_reading -s"               smaller ones, asserted
 
 Without the check, updates are memory-mapped. The check costs one sha256 of the bytes and one copy of them: the ratio is
-the time beyond that of the memory map, divided by the time of hashing. Memory is measured in a process of its own,
+the time beyond that of the memory map, divided by the time of hashing. Memory is measured in a separate process,
 as what a mean of ten updates needs beyond that of one: nothing, because only one update is in memory at a time.
 """
 
@@ -81,11 +81,11 @@ def peak_bytes(megabytes: float, count: int) -> int:
 def _mean_of(updates: list[tuple[str, str]]) -> int:
     weighted_mean((read_tensors(Path(path), digest) for path, digest in updates), [1] * len(updates))
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # Not `ru_maxrss`, which begins with the memory of the process that started this one.
+    # `ru_maxrss` would begin with the memory of the process that started this one.
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def test_the_check_costs_hardly_more_than_hashing() -> None:
+def test_the_check_costs_at_most_twice_as_much_as_hashing() -> None:
     found = measure(20)
     print(found)  # noqa: T201
     assert found["ratio"] < 2

@@ -1,7 +1,7 @@
 """The papers' evaluation settings against the fast ones: accuracy, difference, seconds.
 
     python tests/bench/bench_evaluation.py                       a shortly trained encoder, and an untrained one
-    python tests/bench/bench_evaluation.py MODEL.safetensors     encoders of one's own, with spec.yaml next to them
+    python tests/bench/bench_evaluation.py MODEL.safetensors     your own encoders, with spec.yaml next to them
         --labels 0 --settings ssd,fedx --semi 1 --transfer digits --solver
     make bench ARGS="-k evaluation -s"                           a small part, asserted
 
@@ -61,7 +61,7 @@ class Line:
     seconds: float
 
     def text(self, fast: "Line", num_test: int) -> str:
-        """Return a row of the table. The difference is that of `fast` from this setting, both after the last epoch."""
+        """Return a row of the table with the difference between `fast` and this setting, both after the last epoch."""
         noise = 2 * math.sqrt(self.last * (1 - self.last) / num_test)
         difference = 100 * (fast.last - self.last)
         verdict = "agrees" if abs(difference) <= 100 * noise else ""
@@ -151,8 +151,10 @@ def show(lines: Iterator[Line], num_test: int) -> None:
         print(line.text(fast, num_test), flush=True)  # noqa: T201
 
 
-def test_fast_lies_among_the_papers_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The encoder is trained: on an untrained one, the papers' own settings are ten points apart."""
+def test_the_fast_probe_is_as_accurate_as_the_papers_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The encoder is trained, because on an untrained one the papers' own settings differ by ten points."""
     torch.set_num_threads(1)
     model = train_shortly(tmp_path, 3)[0]
     spec = read_spec(str(tmp_path / SPEC))

@@ -3,7 +3,7 @@
     python tests/bench/bench_flesd_ensemble.py            for each width of the embedding, one aggregation, one packing
     make bench ARGS="-k flesd_ensemble -s"                the same, asserted
 
-The matrix of all pairs would take 10 GB per client in float32. Every measurement has a process of its own and counts
+The matrix of all pairs would take 10 GB per client in float32. Every measurement runs in a separate process and counts
 everything in its memory: in an aggregation, torch, the images, the model and the clients' updates; in a packing, torch
 and the embeddings.
 """
@@ -76,7 +76,7 @@ def _found(started: float) -> dict[str, float]:
 
 
 def measure_apart(width: int, *, what: str = "aggregation") -> dict[str, float]:
-    """Measure in a process of its own, whose memory no other measurement has used."""
+    """Measure in a separate process, whose memory no other measurement has used."""
     command = [sys.executable, __file__, what, str(width)]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found

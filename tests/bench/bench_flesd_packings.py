@@ -128,7 +128,7 @@ def largest_error(z_ND: Tensor, packing: Packing) -> float:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_flesd_packings_sizes_and_errors(packing: Packing) -> None:
+def test_flesd_packings_have_the_expected_sizes_and_errors(packing: Packing) -> None:
     z_ND = trained_embeddings()
     size, error = len(serialised({"x": pack(z_ND, packing)})), largest_error(z_ND, packing)
     print(f"{packing:20} {size:>9,} bytes, largest error of a cosine {error:.1e}")  # noqa: T201

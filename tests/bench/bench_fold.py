@@ -25,7 +25,7 @@ from fedssl.protocol.runs import RunSpec
 REPEATS, NUM_CLIENTS = 5, 8
 LEAST_SHARE = 0.5
 MOST_LEFT = 0.8
-"""The largest share of a whole close's processor time. On a busy machine it was 0.6 to 0.7: the measurements remain."""
+"""The largest share of a whole close's processor time. It was up to 0.7 on a busy machine, with the measurements."""
 
 
 def _seconds(act: Callable[[], object], repeats: int = REPEATS) -> float:
@@ -34,7 +34,7 @@ def _seconds(act: Callable[[], object], repeats: int = REPEATS) -> float:
         started = time.process_time()
         act()
         times.append(time.process_time() - started)
-    return min(times)  # the others shared the processor's cache with other work
+    return min(times)  # the slower ones shared the processor's cache with other work
 
 
 def test_adding_an_update_takes_at_most_twice_as_long_as_moving_its_bytes() -> None:
@@ -59,8 +59,8 @@ class _Read:
         return read_tensors(self.path, self.digest)
 
 
-def test_what_is_left_to_the_close_of_a_round(tmp_path: Path) -> None:
-    """ResNet-18, whose updates were all added before the close, except for the last client's."""
+def test_closing_a_round_is_faster_if_all_updates_but_one_were_added_before(tmp_path: Path) -> None:
+    """All updates of a ResNet-18 were added before the close, except the last client's."""
     torch.set_num_threads(1)
     spec = RunSpec.model_validate({"method": {"name": "fedsimclr"}, "model": {"encoder": {"name": "resnet18"}}})
     method, plain = METHODS["fedsimclr"], Context(spec=spec, round_number=1)

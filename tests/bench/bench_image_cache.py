@@ -108,13 +108,13 @@ def reading(folder: Path, num_batches: int) -> dict[str, float]:
         return sum(map(len, few)) / (time.perf_counter() - started)
 
     training_rate(held)
-    pairs = [(training_rate(images), training_rate(held)) for _ in range(2)]  # in turns: other work slows both
+    pairs = [(training_rate(images), training_rate(held)) for _ in range(2)]  # in turns, because other work slows both
     found["trained_cache"], found["trained_memory"] = (max(rates) for rates in zip(*pairs, strict=True))
     return found
 
 
 def anonymous_bytes() -> int:
-    """Return this process's anonymous memory, after the allocator has given back what is free."""
+    """Return this process's anonymous memory after the allocator has returned what is free."""
     ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
@@ -139,7 +139,7 @@ def measure(count: int, processes: int, num_batches: int) -> dict[str, float]:
         return found
 
 
-def test_memory_is_flat_and_caching_no_multiple_of_decoding() -> None:
+def test_the_image_cache_is_fast_and_its_memory_does_not_grow_with_the_images() -> None:
     found = measure(1000, 2, 10)
     print(json.dumps(found, indent=2))  # noqa: T201
     assert found["one"] > 0.3 * found["pillow"]

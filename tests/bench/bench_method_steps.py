@@ -41,7 +41,7 @@ NEEDED = {
     "fedalignuniform": (2, 0),
     "fedbarlow": (2, 0),
     "fedbyol": (2, 2),
-    "fedca": (3, 1),  # the public stream by the client's network and by the base model
+    "fedca": (3, 1),  # the client's network and the base model each embed the public images
     "feddecorr": (2, 0),
     "feddino": (2, 2),
     "fedema": (2, 2),
@@ -55,16 +55,16 @@ NEEDED = {
     "fedu": (2, 2),
     "fedu2": (2, 0),
     "fedvicreg": (2, 0),
-    "fedx": (3, 2),  # the references; the teacher on second views and references
+    "fedx": (3, 2),  # the references; the teacher embeds second views and references
     "flesd": (2, 0),
     "ldawa": (2, 0),
-    "orchestra": (3, 1),  # both views and the rotated one, the first only for its statistics; the target on the first
+    "orchestra": (3, 1),  # both views and the rotated one, the first only for its statistics; the target the first
     "scaffold": (2, 0),
     "single": (2, 2),
     "ssd": (2, 0),
     "supervised": (1, 0),
 }
-"""Passes of an image's views and streams through an encoder: with gradients, without."""
+"""Passes of an image's views and streams through an encoder, with and without gradients."""
 
 SLACK = 1.1
 """The largest ratio of all multiply-adds, those of heads and losses included, to the encoder's."""
@@ -74,19 +74,19 @@ BATCH, TURNS = 64, 7
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one step. `passes`: with and without gradients, for each image of the batch."""
+    """The cost of one step. `passes`: with and without gradients, per image of the batch."""
 
     passes: tuple[float, float]
     multiply_adds: float
 
     @property
     def units(self) -> float:
-        """The number of forward passes, if a backward pass counts as two."""
+        """The number of forward passes, counting a backward pass as two."""
         return 3 * self.passes[0] + self.passes[1]
 
 
 class Stepper:
-    """A client in mid-round that takes the same step again and again."""
+    """A client in the middle of a round that takes the same step repeatedly."""
 
     def __init__(self, algorithm: ClientAlgorithm, spec: RunSpec, images: torch.Tensor) -> None:
         self._algorithm = algorithm
@@ -163,7 +163,7 @@ class Line:
 
     @property
     def ratio(self) -> float:
-        """The multiply-adds, relative to those of the objective."""
+        """The multiply-adds relative to those of the objective."""
         return self.cost.multiply_adds / self.host.multiply_adds
 
 

@@ -187,7 +187,7 @@ def _tell(line: str) -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_orderings(claim: str) -> None:
+def test_the_orderings_of_the_papers_hold(claim: str) -> None:
     means = measure(claim, SEEDS)
     found = [means[name] for name in CLAIMS[claim][1]]
     assert found == sorted(found)

@@ -97,7 +97,7 @@ def align_and_spread(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A round to be measured: `num_steps` batches of random images."""
+    """A round to measure: `num_steps` batches of random images."""
 
     name: str
     method: Method
@@ -254,7 +254,7 @@ def measure_clients(device: torch.device, num_clients: int = 8) -> tuple[float, 
 
 @pytest.fixture
 def threads() -> Iterable[None]:
-    """Run the test with THREADS threads, not with one as other tests."""
+    """Run the test with THREADS threads instead of the one that other tests use."""
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     yield

@@ -80,7 +80,7 @@ def say(text: str) -> None:
 
 
 def case_of(name: str, batch_size: int | None, size: int | None, gpu_steps: str = "eager") -> Case:
-    """Return a case of FedSimCLR. Its number of steps is not used: rounds are as long as the measurement wants."""
+    """Return a case of FedSimCLR. Its number of steps is not used: a round lasts as long as the measurement needs."""
     encoder, pixels, images = CASES[name]
     wanted = {"precision": "bf16", "gpu_steps": gpu_steps}
     spec = spec_of("fedsimclr", encoder, 3, size or pixels, batch_size or images, **wanted)
@@ -98,7 +98,7 @@ def _most_images(case: Case, device: torch.device) -> int:
 
 
 def measure_loop(take: Callable[[int], object], case: Case, device: torch.device, turn_seconds: float) -> Found:
-    """Return the rate of `take(number of steps)`, and how long its first steps take more than the following ones."""
+    """Return the rate of `take(number of steps)`, and how much longer its first steps take than the following ones."""
     batch_size = case.spec.training.batch_size
     first = seconds(lambda: take(WARM_UP_STEPS), device)
     warm = seconds(lambda: take(WARM_UP_STEPS), device)
@@ -130,7 +130,7 @@ def measure_engine(case: Case, device: torch.device, turn_seconds: float) -> Fou
 
 
 def _calls_of(work: Callable[[], object]) -> str:
-    """Return which functions take the host's time; one that reads a number also waits for the GPU."""
+    """Return which functions take the host's time. A function that reads a number also waits for the GPU."""
     profiler, text = cProfile.Profile(), io.StringIO()
     profiler.runcall(work)
     pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(60)
@@ -256,10 +256,10 @@ def measure_loader(case: Case, device: torch.device, turn_seconds: float, whose:
 
 
 def measure(name: str, way: str, device: torch.device, options: argparse.Namespace) -> Found:
-    """Return what one way of training a case gives."""
+    """Return the measurement of one way of training a case."""
     is_engine, given = way in ENGINE, (device, options.turn_seconds)
     case = case_of(name, options.batch_size, options.size, way if is_engine else "eager")
-    # The engine lets cuDNN measure its algorithms for whole batches. With --no-search, cuDNN guesses the fastest one.
+    # The engine lets cuDNN benchmark its algorithms for whole batches. With --no-search, cuDNN guesses the fastest one.
     if not options.search:
         cuda_graphs._benchmarking = contextlib.nullcontext
     with torch.backends.cudnn.flags(enabled=True, benchmark=options.search, deterministic=False, allow_tf32=True):
@@ -287,7 +287,7 @@ def at_most(limit: float) -> Iterator[None]:
 
 
 def attempt(name: str, way: str, device: torch.device, options: argparse.Namespace, limit: float) -> Found:
-    """Return the measurement and its warnings, or the error: one that fails must not end the others."""
+    """Return the measurement and its warnings, or the error: a failed measurement must not end the others."""
     started = time.perf_counter()
     say(f"\n== {name} {way}")
     with warnings.catch_warnings(record=True) as caught:
@@ -361,7 +361,7 @@ def flops_per_image(case: Case, device: torch.device, num_images: int = 8) -> fl
 
 
 def measure_case(name: str, device: torch.device, options: argparse.Namespace, roof: float, until: float) -> Found:
-    """Return what all ways of one case give, and write it after each."""
+    """Return the measurements of a case in all ways, and write each as soon as it is done."""
     case = case_of(name, options.batch_size, options.size)
     title = f"{name}, batches of {case.spec.training.batch_size}{'' if options.search else ', no search'}"
     stored = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
@@ -403,7 +403,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_comes_near_its_roof() -> None:
+def test_training_on_a_gpu_reaches_the_expected_share_of_its_matrix_product_speed() -> None:
     device = torch.device("cuda")
     options = arguments(["resnet18", "--ways", "recorded", "compiled"])
     roof = matmul_flops(device)

@@ -1,4 +1,4 @@
-"""The cost of measuring every update: one further read of each, as a ratio within one process."""
+"""The cost of measuring every update, which reads each once more, as a ratio within one process."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ from fedssl.protocol.runs import RunSpec
 
 NUM_CLIENTS, REPEATS = 6, 5
 MOST = 4.0
-"""Times as long as the mean without measurements. On two quiet cores it was 1.7; other work shifts it to 2.6."""
+"""The largest ratio to the mean without measurements. It was 1.7 on two idle cores, and 2.6 on busy ones."""
 
 
 def _seconds(act: Callable[[], object]) -> float:
@@ -28,7 +28,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def test_measuring_costs_about_as_much_as_the_mean(tmp_path: Path) -> None:
-    """ResNet-18 (11 million weights), read from memory-mapped files as the aggregator does."""
+    """The model is a ResNet-18 (11 million weights), read from memory-mapped files as the aggregator does."""
     torch.set_num_threads(1)
     spec = RunSpec.model_validate({"method": {"name": "fedsimclr"}, "model": {"encoder": {"name": "resnet18"}}})
     method, ctx = METHODS["fedsimclr"], Context(spec=spec, round_number=1)

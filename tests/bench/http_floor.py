@@ -2,7 +2,7 @@
 
     python tests/bench/http_floor.py --clients 10 --megabytes 45 --rounds 6 [--kept]
 
-A server in a process of its own sends the weights from memory, reads each update into memory and adds it to a sum in
+A server in a separate process sends the weights from memory, reads each update into memory and adds it to a sum in
 float64. The clients are threads of this process and train nothing. Prints one JSON object: seconds per round, and the
 server's peak memory and processor time without the first round. The weights are checked at the end. Needs only numpy.
 
@@ -29,7 +29,7 @@ import numpy as np
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Waits for the updates of all clients, and replaces the weights by their mean."""
+    """Waits for the updates of all clients, and replaces the weights with their mean."""
 
     daemon_threads = True
     request_queue_size = 1024
@@ -46,7 +46,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # the end of an answer waits 40 ms otherwise
+    disable_nagle_algorithm = True  # otherwise the end of an answer waits 40 ms
     server: _Server
 
     def do_GET(self) -> None:
@@ -79,7 +79,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _keep(update: bytearray, folder: Path) -> str:
-    """Return an update's digest once it is a synced file of this name, in a synced folder."""
+    """Return an update's digest after it was written to a synced file with this name in a synced folder."""
     digest = hashlib.sha256(update).hexdigest()
     with (folder / digest).open("wb") as file:
         file.write(update)

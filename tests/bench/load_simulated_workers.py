@@ -1,11 +1,11 @@
-"""Puts the coordinator under the load of thousands of workers that keep to the protocol and train nothing.
+"""Puts the coordinator under the load of thousands of workers that follow the protocol and train nothing.
 
     make load-test ARGS="--clients 1000 --rounds 3 --apis 2"
     make load-test ARGS="--clients 100 --model resnet18 --format json"
 
-Real servers and processes; the workers are coroutines of this one, each with a token, a connection and a ledger of its
-own. Prints what each request took (ms), where a round's time went (s), and what each process, Postgres and the line
-carried. Refusals are answers 429 and 503 and broken connections, each tried again.
+Servers and processes are real. The workers are coroutines of this process, each with its own token, connection and
+ledger. Prints the time of each request (ms), the parts of a round's time (s), and what each process, Postgres and
+the network used. Refusals are answers 429 and 503 and broken connections. Each is retried.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 _AT_ONCE = 100  # registrations
 _NO_LIMITS = {
     "FEDSSL_TOKEN_REQUESTS_PER_MINUTE": "0",
-    "FEDSSL_ADDRESS_REQUESTS_PER_MINUTE": "0",  # all of them have one address
+    "FEDSSL_ADDRESS_REQUESTS_PER_MINUTE": "0",  # they all have the same address
     "FEDSSL_SWEEP_SECONDS": "2",
 }
 
@@ -54,7 +54,7 @@ _NO_LIMITS = {
 def main() -> int:
     options = _options()
     unwind_when_terminated()
-    Replicas.forks = False  # a fork would count what its parent has imported
+    Replicas.forks = False  # a fork would include its parent's imports
     with (
         tempfile.TemporaryDirectory() as name,
         Servers(Path(name) / "servers") as servers,
@@ -62,7 +62,8 @@ def main() -> int:
         Tables(url) as tables,
     ):
         num = {"api": options.apis, "aggregator": options.aggregators}
-        # As docs/scaling.md advises: each worker's may count twice, and half of them are for callers that are known.
+        # As docs/scaling.md advises: each worker's connection may count twice, and half of the limit is for known
+        # callers.
         limits = {**_NO_LIMITS, "FEDSSL_MAX_CONNECTIONS": str(2 * options.clients // options.apis + 200),
                   "FEDSSL_CLAIM_WAIT_SECONDS": str(options.claim_seconds)}  # fmt: skip
         with Replicas(url, servers.redis_url, Path(name) / "federation", {}, num=num, **limits) as federation:
@@ -162,7 +163,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
 async def _work(
     workers: list[SimulatedWorker], tables: Tables, run_id: UUID, limit_seconds: float, *, register_first: bool
 ) -> float:
-    """Register everybody, and work until the run has ended; how long registering took."""
+    """Register all workers, let them work until the run has ended, and return how long the registration took."""
     began = time.monotonic()
     places, registered = asyncio.Semaphore(_AT_ONCE), [0.0]
     all_registered = asyncio.Barrier(len(workers) if register_first else 1)
@@ -192,7 +193,7 @@ async def _work(
 
 
 def _await_end(tables: Tables, run_id: UUID, seconds: float, over: threading.Event) -> None:
-    """Past the API, which is to answer the workers alone."""
+    """Wait for the end without the API, which only has to answer the workers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and tables.one("SELECT state FROM runs WHERE id = %s", run_id) != RunState.FINISHED:
         if over.wait(0.5):
@@ -200,7 +201,7 @@ def _await_end(tables: Tables, run_id: UUID, seconds: float, over: threading.Eve
 
 
 def _extremes(federation: Replicas, digest: str) -> list[float]:
-    """Return the smallest and the largest final weight: simulated workers send zeros, and one positive number each."""
+    """Return the smallest and the largest final weight. Simulated workers send zeros, and one positive number each."""
     tensors = load_tensors(federation.folder / "store" / digest[:2] / digest[2:4] / digest).values()
     return [min(float(each.min()) for each in tensors), max(float(each.max()) for each in tensors)]
 
@@ -226,7 +227,8 @@ def load_spec(options: argparse.Namespace) -> RunSpec:
 
 
 def add_clients(tables: Tables, num_clients: int) -> dict[str, str]:
-    """Tokens of so many clients, by name; written straight into Postgres, as the API would."""
+    """Create tokens for `num_clients` clients directly in Postgres, as the API would, and return them by client
+    name."""
     tokens = {f"site-{number:06}": f"fedssl_simulated_{number:040}" for number in range(num_clients)}
     names = list(tokens)
     hashes = [hashlib.sha256(token.encode()).hexdigest() for token in tokens.values()]

@@ -1,5 +1,5 @@
-"""How SimCLR is usually trained: views made by PIL in the processes of a DataLoader, with torchvision's or lightly's
-transforms. Strengths of augmentation are the spec's."""
+"""The usual way to train SimCLR: views made by PIL in the processes of a DataLoader, with torchvision's or lightly's
+transforms. The strengths of the augmentations are the spec's."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def lightly_parts(data: DataConfig, temperature: float) -> tuple[Transform, Loss
 
 
 class Images(Dataset[list[Tensor]]):
-    """Random images, each of which is seen many times, so that no epoch ends during a measurement."""
+    """Random images, each used many times, so that no epoch ends during a measurement."""
 
     def __init__(self, size: int, transform: Transform, num_images: int = 2048, length: int = 400_000) -> None:
         self._images = np.random.default_rng(0).integers(0, 256, (num_images, size, size, 3), dtype=np.uint8)
@@ -70,7 +70,7 @@ class Images(Dataset[list[Tensor]]):
 def loaded_views(
     transform: Transform, data: DataConfig, batch_size: int, device: torch.device, num_workers: int
 ) -> Iterator[Tensor]:
-    """Yield the views of one batch after the other, without an end: (2B, C, S, S) on the device, channels last."""
+    """Yield the views of one batch after another without end: (2B, C, H, W) on the device, channels last."""
     loader = DataLoader(
         Images(data.image_size, transform), batch_size, shuffle=True, drop_last=True, num_workers=num_workers,
         persistent_workers=num_workers > 0, pin_memory=device.type == "cuda", timeout=30 if num_workers else 0,

@@ -93,7 +93,7 @@ def train(spec: RunSpec, num_dishonest: int, boost: float) -> tuple[float, float
     assert spec.evaluation is not None
     labelled = load_labelled(spec.evaluation.dataset, spec.data, max_train=None, max_test=None, seed=spec.seed)
     assert labelled.test.labels is not None
-    # One image of the class, from anywhere but the training images.
+    # One image of the class that is not a training image.
     reference = as_float(labelled.test)[labelled.test.labels == TARGET][:1]
 
     def planted(sent: dict[str, Tensor], broadcast: Tensors, images: ImageData, number: int) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 
     python tests/bench/measure_checkpointing.py
 
-Each line is a process of its own, whose largest resident size, less that before training, is the memory of a few steps.
+Each line is a separate process, whose largest resident size, less that before training, is the memory of a few steps.
 """
 
 import os
@@ -24,7 +24,7 @@ ENCODERS = {
     "convnext-tiny": {"name": "convnext-tiny"},
     "vit-tiny": {"name": "vit-tiny", "patch_size": 4},
 }
-RETURNING = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory goes back to the system at once
+RETURNING = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory is returned to the system at once
 BATCH_SIZE, STEPS = 128, 1
 
 

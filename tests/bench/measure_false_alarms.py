@@ -1,7 +1,8 @@
-"""Count the alarms about updates (`engine/unusual_updates.py`) in simulated federations in which everybody is honest.
+"""Count the alarms about updates (`engine/unusual_updates.py`) in simulated federations whose clients are all
+honest.
 
-Each federation has a method, a split of the digits, a learning rate and a seed of its own; every alarm is a false one.
-Run it with `python tests/bench/measure_false_alarms.py --seeds 2`; progress goes to stderr, the table to stdout.
+Each federation has its own method, split of the digits, learning rate and seed. Every alarm is a false one. Run it
+with `python tests/bench/measure_false_alarms.py --seeds 2`; progress goes to stderr, the table to stdout.
 """
 
 import argparse

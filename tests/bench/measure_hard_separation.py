@@ -57,7 +57,7 @@ def geometry(result: Result, place: str, root: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run what is not finished."""
+    """Run every setting that is not finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", type=Path, required=True)

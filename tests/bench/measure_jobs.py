@@ -28,7 +28,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "convnet": {"name": "convnet", "widths": [32, 64, 128]},
     "resnet18": {"name": "resnet18"},
 }
-NUM_JOBS = (1, 4, 8, 2)  # the most important first, if the time does not suffice for all
+NUM_JOBS = (1, 4, 8, 2)  # the most important first, in case the time does not suffice for all
 NUM_ROUNDS = 4
 
 
@@ -48,7 +48,7 @@ def spec_of(encoder: str, *, deterministic: bool) -> RunSpec:
 
 
 def clients(number: int, num_images: int) -> dict[str, ImageData]:
-    """Images of noise."""
+    """Return clients with images of noise."""
     rng = np.random.default_rng(0)
     shape = (num_images, 3, 32, 32)
     return {f"client-{n:02}": ImageData(rng.integers(0, 256, shape, np.uint8)) for n in range(number)}
@@ -88,7 +88,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure all pairs of an encoder and a number of processes, as far as the time suffices."""
+    """Measure each pair of an encoder and a number of processes until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--clients", type=int, default=16)

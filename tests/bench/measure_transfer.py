@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python tests/bench/measure_transfer.py --megabytes 45 --turns 5 --nginx /usr/sbin/nginx
 
-Each server is a process of its own, and one client, which is the same for all, sends and receives without checking
+Each server is a separate process, and one client, which is the same for all, sends and receives without checking
 the bytes. The turns alternate. Prints the median speed of each server and direction, and the API's as a share of the
 others', the processor time of the server, and its peak memory after the first transfer and after the last one.
 
@@ -59,7 +59,7 @@ http {{
 
 @dataclass(frozen=True)
 class File:
-    """Images without meaning. Every turn has other ones, so that no server has them already."""
+    """Random images. Each turn has different ones, so that no server has stored them already."""
 
     content: bytes
     digest: str
@@ -114,7 +114,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """The duration of one transfer, the processor time of its server meanwhile, and the server's peak memory so far."""
+    """The duration of one transfer, the processor time of its server during it, and the server's peak memory so far."""
 
     seconds: float
     cpu_seconds: float
@@ -210,10 +210,11 @@ def _exchange_with_api(pid: int, port: int, token: str, file: File, store: Path)
     own = {"Authorization": f"Bearer {token}"}
     path = f"/v1/artifacts/{file.digest}"
     put = _timed(pid, lambda: _ask(connection, "PUT", path, [file.content], own))
-    first = _timed(pid, lambda: _get(connection, path, len(file.content), own))  # it is hashed, and the next one is not
+    first = _timed(pid, lambda: _get(connection, path, len(file.content), own))  # only the first is hashed
     down = _timed(pid, lambda: _get(connection, path, len(file.content), own))
     (store / file.digest[:2] / file.digest[2:4] / file.digest).unlink()
-    # Another file, without a copy of the first: a machine's first use of 2 GB of memory would slow down what follows.
+    # This uses another file without copying the first: a machine's first use of 2 GB of memory would slow down the
+    # rest.
     content = (memoryview(file.content)[:-1], b"\x01")
     whole = hashlib.sha256(content[0])
     whole.update(content[1])
@@ -269,7 +270,7 @@ def _receive(connection: socket.socket, num_bytes: int) -> None:
 
 
 def _timed(pid: int, act: Callable[[], object]) -> Cost:
-    """Measure what `act` takes, and the processor time of the process `pid` meanwhile."""
+    """Measure the time that `act` takes, and the processor time that process `pid` uses meanwhile."""
     clock = (~pid << 3) | 2  # Linux's clock of another process: see clock_getcpuclockid(3)
     cpu, began = time.clock_gettime(clock), time.perf_counter()
     act()

@@ -92,7 +92,7 @@ def _measure(coordinator: Coordinator, tables: Tables, servers: Servers, options
 
 
 def _tell(workers: "subprocess.Popen[str]", line: str) -> None:
-    """Send a line to the process of the workers, and wait until it has done that."""
+    """Send a line to the process of the workers, and wait until it has been carried out."""
     assert workers.stdin is not None
     assert workers.stdout is not None
     workers.stdin.write(line + "\n")
@@ -106,7 +106,7 @@ def _cpu(servers: Servers) -> dict[str, float]:
 
 
 def _running_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its children, which live on. The ticks of `census` are too coarse for it."""
+    """Return the CPU time of a process and its children that still run. The ticks of `census` are too coarse for it."""
     own = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     return own + sum(map(_running_seconds, children(pid)))
 

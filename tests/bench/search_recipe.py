@@ -36,7 +36,7 @@ SEED = 2026
 
 STEPS = "training.optimizer.schedule=cosine_per_step"
 NO_DECAY = "training.optimizer.weight_decay=0.0"
-# As many epochs in twice as many rounds, and so twice the traffic; for --set num_rounds=6.
+# The same number of epochs in twice as many rounds, so twice the traffic; for --set num_rounds=6.
 EPOCH = "num_rounds=12,evaluation.every=12,training.local_epochs=1"
 CROPS = "data.local_crops={num_crops=4,image_size=16}"
 SERVER = 'aggregation.server_optimizer={name="fedavgm",learning_rate=%s,beta_1=%s}'
@@ -82,7 +82,7 @@ VARIANTS = [
             f"adam=fedsimclr:{ADAM},{EPOCH}",
             f"dsr-steps-epochs=fedsimclr+dsr:{STEPS},{EPOCH}",
             f"fur-steps-epochs=fedsimclr+fur:{STEPS},{EPOCH}",
-            # Not candidates, but reasons for the gap.
+            # Not candidates, but explanations of the gap.
             "iid=fedsimclr:partition.scheme=iid",
         ),
     ),
@@ -116,7 +116,7 @@ ON_RECIPE = [
         "two-clients-byol-kl=fedema+crossed_kl:target_momentum=0.97",
     )
 ]
-"""Changes of the ladder's rung `two-clients`: they get its rounds, whatever the setting's number of rounds is."""
+"""Changes of the ladder's rung `two-clients`, which get its number of rounds in any setting."""
 WITH_ONE_CLIENT = [
     read_variant("one-client=fedsimclr"),
     read_variant("one-client-average=fedsimclr:aggregation.encoder_average.decay=0.8"),
@@ -134,14 +134,14 @@ SHORT = {
     "thirds-0.6-temperature-0.15": (2, 3, "0.6", "temperature=0.15"),
     "thirds-0.6-temperature-0.2": (2, 3, "0.6", "temperature=0.2"),
     "thirds-0.6-crops": (2, 3, "0.6", CROPS),
-    # Not a candidate, but the reason for the rest of the gap.
+    # Not a candidate, but an explanation of the rest of the gap.
     "thirds-0.6-iid": (2, 3, "0.6", "partition.scheme=iid"),
 }
 """Rounds shorter than an epoch: clients per round, rounds per epoch, the momentum across rounds, and other changes."""
 
 
 def candidates(base: Mapping[str, Any]) -> dict[str, Variant]:
-    """Return all candidates in the setting `base`, by name. Raises SpecError if it cannot have a rung's rounds."""
+    """Return all candidates in the setting `base` by name. Raises SpecError if a rung cannot have its rounds."""
 
     def work(clients: int, rounds: int = 1) -> dict[str, Any]:
         rung = Rung(name="", method="fedsimclr", one_epoch=True, clients_per_round=clients, rounds_per_epoch=rounds)
@@ -158,7 +158,7 @@ def candidates(base: Mapping[str, Any]) -> dict[str, Variant]:
 
 
 def development_set(root: Path) -> Path:
-    """Return the file of the development images; write it if it is missing."""
+    """Return the file of the development images, after writing it if it is missing."""
     path = root / "cifar10-development.npz"
     if not path.exists():
         images = load_dataset(dataset_places(["cifar10"], root)["cifar10"], "train", root)
@@ -172,7 +172,7 @@ def development_set(root: Path) -> Path:
 
 
 def main() -> None:
-    """Run what is not finished."""
+    """Run every candidate that is not finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", type=Path, required=True)

@@ -1,9 +1,10 @@
-"""Sends a large artifact to a coordinator and fetches it again, over a line that breaks every few seconds.
+"""Sends a large artifact to a coordinator and fetches it again, over a connection that breaks every few seconds.
 
     make transfer ARGS="--gigabytes 2 --seconds 3 --megabytes-per-second 60"
 
-Real processes; prints for each direction the time, how often the line broke, what was sent more than once, and the peak
-memory of both sides. Ends with 1 where the bytes that arrived are not those that were sent.
+The processes are real. Prints for each direction the time, how often the connection broke, how many bytes were sent
+more than once, and the peak memory of both sides. Exits with 1 if the bytes that arrived differ from those that were
+sent.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def _measure(
 
 
 def _write(path: Path, gigabytes: float) -> Path:
-    """Images without meaning, in blocks that differ."""
+    """Write random images, in blocks that differ."""
     num_images = int(gigabytes * 1e9 / _IMAGE_BYTES)
     spec = TensorSpec(name="images", dtype="U8", shape=(num_images, 3, 224, 224))
     block = os.urandom(_IMAGE_BYTES - 8)
@@ -110,7 +111,7 @@ def _say(line: str) -> None:
 
 
 def _peak(pid: int) -> int:
-    """kB that a process has held at most."""
+    """Return the peak memory of a process in kB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,5 @@
-"""A real federation with a real run, a long run that is only written to its database, and Chromium to view both."""
+"""Fixtures: a real federation with a real run, a long run that exists only in its database, and Chromium to view
+both."""
 
 import contextlib
 import time
@@ -59,7 +60,7 @@ def run(client: Client, tmp_path_factory: pytest.TempPathFactory) -> UUID:
     register_digits(client, tmp_path_factory.mktemp("digits"))
     made = client.create_run(RunSpec.model_validate(SPEC))
     for _ in client.events(made.id):
-        pass  # until it has finished
+        pass  # waits until the run has finished
     assert client.run(made.id).outcome == "completed"
     while any(row.state in ("queued", "running") for row in client.evaluations(made.id)):
         time.sleep(0.5)
@@ -85,7 +86,7 @@ def large(tables: Tables, run: UUID) -> UUID:
 
 @pytest.fixture
 def look(browser: Browser, federation: Federation, token: str) -> Iterator[Open]:
-    """Yield a function that opens a page of a size and palette, signed in by default. No page may have complained."""
+    """Yield a function that opens a page in a size and palette, signed in by default. No page may log a complaint."""
     contexts: list[tuple[BrowserContext, Watched]] = []
 
     def opened(size: str = "wide", palette: str = "light", *, signed_in: bool = True, **options: object) -> Watched:
@@ -102,6 +103,6 @@ def look(browser: Browser, federation: Federation, token: str) -> Iterator[Open]
 
     yield opened
     for context, watched in contexts:
-        complaints = list(watched.complaints)  # closing breaks requests in progress, and htmx logs that
+        complaints = list(watched.complaints)  # closing interrupts requests, and htmx logs that
         context.close()
         assert complaints == []

@@ -1,4 +1,4 @@
-"""Record the page of a run for README.md, while six clients train it and one is killed. `make recording`.
+"""Record the page of a run for README.md while six clients train it and one is killed. `make recording`.
 
 The recording is an animated WebP: one frame per second of the run, played at four frames per second, then a scroll
 through the finished run. Everything in it is real, as in take_pictures.py.
@@ -36,7 +36,7 @@ def _frame(page: Page, size: tuple[int, int]) -> Image.Image:
 
 
 def _kill(federation: Federation) -> None:
-    """End one worker without warning. The supervisor of the federation restarts it."""
+    """Kill one worker. The supervisor of the federation restarts it."""
     needle = f"FEDSSL_WORKER_STATE={federation.folder.worker_state(KILLED).absolute()}\0".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

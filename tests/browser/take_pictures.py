@@ -1,6 +1,7 @@
-"""Take the pictures of docs/web.md again, while six clients train. `make pictures`.
+"""Take the pictures of docs/web.md again while six clients train. `make pictures`.
 
-Everything in them is real: the processes of `fedssl up`, unevenly partitioned digits, two finished runs and one more.
+Everything in them is real: the processes of `fedssl up`, unevenly partitioned digits, two finished runs and a
+running one.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ SHOWN_AFTER = 24  # rounds of the last run
 
 
 def _submit(client: Client) -> UUID:
-    """Submit the runs one after the other. The last is still running when this returns."""
+    """Submit the runs one after another. The last one is still running when this returns."""
     for name, changes in RUNS.items():
         spec = RunSpec.model_validate({**SPEC, **changes, "name": name, "cohort": COHORT})
         run = client.create_run(spec).id

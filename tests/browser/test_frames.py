@@ -1,4 +1,4 @@
-"""A page of 500 rounds and 200 clients stays fluid: frames while one scrolls, and while patches arrive."""
+"""A page of 500 rounds and 200 clients stays fluid while it is scrolled and while patches arrive."""
 
 import json
 from uuid import UUID
@@ -37,7 +37,7 @@ def _share(values: list[float], share: float) -> float:
 
 
 def _report(page: Page, what: str) -> tuple[float, float]:
-    """Return the 95th percentile of the frames and the longest task, both in milliseconds, and keep the figures."""
+    """Return the 95th percentile of the frames and the longest task, both in milliseconds, and store the numbers."""
     found = page.evaluate("measured()")
     frame, task = _share(found["frames"], 0.95), max(found["tasks"], default=0.0)
     figures = {"frames": len(found["frames"]), "frame_p50_ms": _share(found["frames"], 0.5), "frame_p95_ms": frame,
@@ -47,7 +47,7 @@ def _report(page: Page, what: str) -> tuple[float, float]:
     return frame, task
 
 
-def test_scrolling(look: Open, large: UUID) -> None:
+def test_scrolling_a_large_run_is_fluid(look: Open, large: UUID) -> None:
     page = look().open(f"/runs/{large}")
     page.mouse.move(700, 450)
     page.evaluate(_WATCH)
@@ -60,8 +60,8 @@ def test_scrolling(look: Open, large: UUID) -> None:
     assert task <= MOST_TASK_MS
 
 
-def test_patches(look: Open, large: UUID) -> None:
-    """A live run sends patches with every event and without end, so they must not leave memory or elements behind."""
+def test_patches_of_a_large_run_are_fluid_and_do_not_leak_memory(look: Open, large: UUID) -> None:
+    """A live run sends patches with every event, so they must not leave memory or elements behind."""
     page = look().open(f"/runs/{large}")
     heap = page.context.new_cdp_session(page)
 

@@ -1,4 +1,4 @@
-"""Every page in every palette and size: no complaint, no sideways scroll, nothing for axe to find; and its picture."""
+"""Every page in every palette and size has no complaints, no sideways scroll and no violations that axe finds."""
 
 import re
 import time
@@ -60,14 +60,16 @@ def axe() -> str:
 @pytest.mark.parametrize("palette", PALETTES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page(look: Open, run: UUID, large: UUID, axe: str, name: str, size: str, palette: str) -> None:
+def test_a_page_is_accessible_and_does_not_scroll_sideways(
+    look: Open, run: UUID, large: UUID, axe: str, name: str, size: str, palette: str
+) -> None:
     page = look(size, palette).open(PAGES[name].format(run=run, large=large, nothing=UUID(int=7)))
     _scroll(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
     if name == "large":
         assert page.evaluate("document.querySelectorAll('*').length") <= 1500
     _keep(page, f"{name}-{size}-{palette}.png")
-    page.evaluate(axe)  # by the debugger, to which the page's policy does not apply
+    page.evaluate(axe)  # through the debugger, to which the page's policy does not apply
     found = page.evaluate("tags => axe.run({runOnly: tags})", TAGS)["violations"]
     assert [(rule["id"], [node["html"][:120] for node in rule["nodes"][:3]]) for rule in found] == []
 
@@ -82,7 +84,7 @@ def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: 
 
 
 @pytest.mark.parametrize("width", [320, 1024])
-def test_a_larger_default_text_enlarges_the_page_and_cuts_nothing(
+def test_a_larger_default_text_enlarges_the_page_and_no_text_is_cut_off(
     browser: Browser, federation: Federation, run: UUID, large: UUID, token: str, width: int
 ) -> None:
     larger = browser.browser_type.launch(**launch_options("--blink-settings=defaultFontSize=24"))
@@ -99,7 +101,7 @@ def test_a_larger_default_text_enlarges_the_page_and_cuts_nothing(
     larger.close()
 
 
-def test_a_long_name_is_broken(look: Open, client: Client) -> None:
+def test_a_long_name_does_not_make_the_page_scroll_sideways(look: Open, client: Client) -> None:
     spec = {**{key: value for key, value in SPEC.items() if key != "evaluation"}, "name": 100 * "a"}
     created = client.create_run(RunSpec.model_validate(spec), start=False)
     page = look("phone").open(f"/runs/{created.id}")
@@ -107,14 +109,14 @@ def test_a_long_name_is_broken(look: Open, client: Client) -> None:
 
 
 @pytest.mark.parametrize("size", ["wide", "tablet"])
-def test_the_list_of_runs_is_as_wide_as_the_page(look: Open, client: Client, large: UUID, size: str) -> None:
+def test_the_list_of_runs_does_not_scroll_sideways(look: Open, client: Client, large: UUID, size: str) -> None:
     client.create_run(RunSpec.model_validate({**SPEC, "name": "fedalignuniform-dirichlet-0.3-seed-3"}), start=False)
     table = look(size).open("/runs").locator("#list .scroll")
     assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
-def test_on_a_tablet_scores_and_events_are_within_the_page(look: Open, run: UUID) -> None:
-    """Neither is in a hidden column or in a part of a table that is visible only after scrolling."""
+def test_scores_and_events_are_visible_on_a_tablet(look: Open, run: UUID) -> None:
+    """They are neither in a hidden column nor in a part of a table that is visible only after scrolling."""
     watched = look("tablet")
     row = watched.open(PAGES["runs"]).locator(f'tr[data-href="/runs/{run}"]')
     scores = row.locator("td.base")
@@ -134,19 +136,19 @@ def _is_within_its_table(part: Locator) -> bool:
     return part.is_visible() and part.evaluate(inside)
 
 
-def test_the_sign_in(look: Open, axe: str) -> None:
+def test_the_sign_in_is_accessible(look: Open, axe: str) -> None:
     for palette in PALETTES:
         page = look("wide", palette, signed_in=False).open("/sign-in")
         _keep(page, f"sign-in-{palette}.png")
 
 
 def _scroll(page: Page) -> None:
-    """Scroll to the end, so that every chart is drawn, wait until all are, and scroll back."""
+    """Scroll to the end, so that every chart is drawn, wait until all are drawn, and scroll back."""
     for place in range(0, page.evaluate("document.body.scrollHeight"), 600):
         page.evaluate("place => scrollTo(0, place)", place)
         page.wait_for_timeout(30)
     end = time.monotonic() + 20
-    while not page.evaluate(DRAWN):  # not `wait_for_function`, which the page's policy forbids to evaluate
+    while not page.evaluate(DRAWN):  # the page's policy forbids `wait_for_function` to evaluate
         assert time.monotonic() < end, "a chart stays blank"
         page.wait_for_timeout(50)
     page.evaluate("scrollTo(0, 0)")

@@ -1,4 +1,4 @@
-"""People sign in and out at a real provider with Chromium, which enforces cookies and policies as browsers do."""
+"""Signing in and out at a real provider with Chromium, which enforces cookies and policies as browsers do."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def page(browser: Browser, place: SignInPlace) -> Iterator[Page]:
 
 
 def sign_in(page: Page, place: SignInPlace, name: str) -> None:
-    """Sign a person in, by the button and the provider's forms."""
+    """Sign a person in, with the button and the provider's forms."""
     page.get_by_role("link", name="Sign in at").click()
     page.locator("input[name=login]").fill(name)
     page.locator("input[name=login]").press("Enter")
@@ -38,7 +38,7 @@ def sign_in(page: Page, place: SignInPlace, name: str) -> None:
         accept.click()
 
 
-def test_signing_in_leads_back_and_signing_out_ends_both_sessions(page: Page, place: SignInPlace) -> None:
+def test_signing_in_returns_to_the_page_and_signing_out_ends_both_sessions(page: Page, place: SignInPlace) -> None:
     page.goto("/events")
     expect(page).to_have_url(f"{place.coordinator.url}/sign-in?next=/events")
     sign_in(page, place, "ada")
@@ -60,7 +60,9 @@ def test_a_person_without_a_role_sees_why(page: Page, place: SignInPlace) -> Non
 
 
 @pytest.mark.parametrize("palette", PALETTES)
-def test_pictures(browser: Browser, place: SignInPlace, palette: str) -> None:
+def test_the_sign_in_page_of_a_provider_does_not_scroll_sideways(
+    browser: Browser, place: SignInPlace, palette: str
+) -> None:
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for size, (width, height) in _SIZES.items():
         with browser.new_context(

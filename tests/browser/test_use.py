@@ -1,4 +1,4 @@
-"""Using the page: by keyboard, live, without scripts, without motion."""
+"""Using the web page by keyboard, live, without scripts and without motion."""
 
 import itertools
 import re
@@ -70,7 +70,7 @@ def _spec(name: str, **changes: object) -> RunSpec:
     return RunSpec.model_validate({**SPEC, "name": name, "evaluation": None, "cohort": cohort, **changes})
 
 
-def test_by_keyboard_from_the_sign_in_to_a_cancelled_stop(look: Open, client: Client, run: UUID, token: str) -> None:
+def test_a_run_is_opened_and_a_stop_cancelled_by_keyboard(look: Open, client: Client, run: UUID, token: str) -> None:
     stays = client.create_run(_spec("stays"), start=False).id
     page = look(signed_in=False).open("/sign-in")
     page.keyboard.type(token)
@@ -120,11 +120,11 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
     copied = page.evaluate(
         "getSelection().selectAllChildren(document.querySelector('table.diff')), getSelection().toString()"
     )
-    assert re.search(r"Rounds closed\s+8\s+0\s", copied), copied  # values, and no changes that run into them
+    assert re.search(r"Rounds closed\s+8\s+0\s", copied), copied  # values are separated from their changes
     assert re.search(r">\u22128</span>\s+<span", page.content())
 
 
-def test_going_back_from_a_comparison_the_selection_can_be_changed(look: Open, client: Client, run: UUID) -> None:
+def test_the_selection_is_restored_when_going_back_from_a_comparison(look: Open, client: Client, run: UUID) -> None:
     client.create_run(_spec("another", seed=9), start=False)
     page = look().open("/runs")
     for box in page.locator("#list input[name=runs]").all()[:2]:
@@ -151,13 +151,13 @@ def test_a_search_is_kept_when_another_group_is_chosen(look: Open, client: Clien
     expect(page).to_have_url(re.compile(r"group=active$"))
 
 
-def test_a_single_round_has_no_axis_of_a_hundred(look: Open, run: UUID) -> None:
+def test_the_axis_of_a_single_round_is_one_round_wide(look: Open, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     page.evaluate(_SINGLE)
     assert page.evaluate("[window.tested.scales.x.min, window.tested.scales.x.max]") == [-0.5, 0.5]
 
 
-def test_an_alarms_zone_is_in_the_chart_and_behind_the_lines(look: Open, run: UUID) -> None:
+def test_an_alarms_zone_is_in_the_chart_but_does_not_cover_the_lines(look: Open, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     page.evaluate(_ALARM)
     assert page.evaluate("window.tested.scales.y.max") >= 2
@@ -172,7 +172,7 @@ def test_a_collapsed_encoders_path_has_few_ticks(look: Open, run: UUID) -> None:
     assert "5.0e\u221215" in texts
 
 
-def test_a_single_update_has_its_divergence(look: Open, client: Client, run: UUID) -> None:
+def test_the_divergence_of_a_single_update_is_shown(look: Open, client: Client, run: UUID) -> None:
     cohort = {"clients": ["client-0"], "min_clients": 1, "lease_seconds": 20}
     single = client.create_run(_spec("single", num_rounds=1, cohort=cohort)).id
     client.wait(single)
@@ -181,8 +181,8 @@ def test_a_single_update_has_its_divergence(look: Open, client: Client, run: UUI
     expect(page.locator("#heat canvas")).to_be_visible()
 
 
-def test_what_a_logarithmic_axis_leaves_out_is_named(look: Open, client: Client, run: UUID) -> None:
-    """SSD's loss is negative, and round 0 has no place on a logarithmic axis either."""
+def test_values_that_a_logarithmic_axis_leaves_out_are_counted(look: Open, client: Client, run: UUID) -> None:
+    """SSD's loss is negative, and a logarithmic axis of rounds cannot show round 0 either."""
     page = look().open(f"/compare?runs={run}&y=loss&scale=log")
     expect(page.locator("#left-out")).to_have_text(
         "Not drawn, because a logarithmic axis begins above 0: 8 values of digits-ssd."
@@ -193,7 +193,7 @@ def test_what_a_logarithmic_axis_leaves_out_is_named(look: Open, client: Client,
     expect(page.locator("#left-out")).to_be_hidden()
 
 
-def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, client: Client, run: UUID) -> None:
+def test_a_live_page_shows_progress_and_keeps_the_focus(look: Open, client: Client, run: UUID) -> None:
     live = client.create_run(_spec("live", num_rounds=12)).id
     page = look().open(f"/runs/{live}")
     expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
@@ -208,8 +208,10 @@ def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, cli
     assert client.run(live).outcome == "stopped"
 
 
-def test_a_page_opened_before_the_first_update_gets_all_that_comes(look: Open, client: Client, run: UUID) -> None:
-    """Its panels, and in the end the last evaluation, which is done after the run is."""
+def test_a_page_opened_before_the_first_update_gets_all_panels_and_results(
+    look: Open, client: Client, run: UUID
+) -> None:
+    """It gets its panels and finally the last evaluation, which is done after the end of the run."""
     evaluation = {"dataset": DATASET, "every": 0}
     fresh = client.create_run(_spec("fresh", num_rounds=2, evaluation=evaluation), start=False).id
     page = look().open(f"/runs/{fresh}")
@@ -232,8 +234,8 @@ def test_a_page_opened_before_the_first_update_gets_all_that_comes(look: Open, c
     expect(uniformity).to_have_attribute("aria-pressed", "true")
 
 
-def test_reasons_stand_beside_their_clients(look: Open, large: UUID, tables: Tables) -> None:
-    """Those with an exception come first: where one has none any more, the rows are others."""
+def test_reasons_stay_next_to_their_clients(look: Open, large: UUID, tables: Tables) -> None:
+    """Clients with an exception come first. When one of them has no exception any more, other rows are shown."""
     page = look().open(f"/runs/{large}")
     shown = "id => [...document.querySelectorAll(`#${id} [data-client]`)].map(row => row.dataset.client)"
     before = page.evaluate(shown, "names")
@@ -249,7 +251,7 @@ def test_reasons_stand_beside_their_clients(look: Open, large: UUID, tables: Tab
     assert after == page.evaluate(shown, "why")
 
 
-def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) -> None:
+def test_an_open_question_is_not_replaced_by_an_update(look: Open, client: Client, run: UUID) -> None:
     waits = client.create_run(_spec("waits", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
     watched = look()
     page = watched.open(f"/runs/{waits}")
@@ -272,11 +274,11 @@ def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) 
     expect(page.locator("#reason")).to_contain_text("There is no run")
     expect(page.locator("#actions")).to_be_empty()
     client.stop(waits)
-    watched.complaints.clear()  # of the answers of 404
+    watched.complaints.clear()  # the complaints about the answers of 404
 
 
-def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, client: Client, run: UUID) -> None:
-    """As by a proxy in front while the coordinator restarts: the browser gives such a stream up."""
+def test_a_stream_is_opened_again_after_an_error(look: Open, client: Client, run: UUID) -> None:
+    """A proxy may answer 404 while the coordinator restarts, after which browsers do not reconnect by themselves."""
     live = client.create_run(_spec("again", num_rounds=200)).id
     watched, answers = look(), iter([404, 404])
 
@@ -296,7 +298,7 @@ def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, cl
 
 def test_an_update_keeps_the_selected_text_and_the_focus(look: Open, large: UUID) -> None:
     page = look().open(f"/runs/{large}")
-    page.evaluate("document.querySelector('#why').append(' ')")  # a difference, so that it is replaced
+    page.evaluate("document.querySelector('#why').append(' ')")  # the difference causes it to be replaced
     page.focus("#why a")
     page.evaluate("getSelection().selectAllChildren(document.querySelector('#log li'))")
     selected = page.evaluate("String(getSelection())")
@@ -306,8 +308,8 @@ def test_an_update_keeps_the_selected_text_and_the_focus(look: Open, large: UUID
     assert page.evaluate("String(getSelection())") == selected != ""
 
 
-def test_what_is_not_loaded_is_not_called_missing(look: Open, run: UUID) -> None:
-    """Neither while a slow connection loads it, nor after a failure."""
+def test_charts_that_are_not_loaded_are_not_shown_as_missing(look: Open, run: UUID) -> None:
+    """This holds while a slow connection loads them, and after a failure."""
     watched, held = look(), list[Route]()
     watched.page.route("**/curves.json*", lambda route: held.append(route))
     for address, chart in ((f"/runs/{run}", "#accuracy"), (f"/compare?runs={run}", "#probe")):
@@ -318,7 +320,7 @@ def test_what_is_not_loaded_is_not_called_missing(look: Open, run: UUID) -> None
         held.pop().abort()
         expect(page.locator(chart)).to_contain_text("could not be loaded")
         expect(page.locator(chart)).to_have_attribute("role", "group")
-    watched.complaints.clear()  # of the requests above
+    watched.complaints.clear()  # the complaints about the requests above
 
 
 def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced_once(
@@ -326,7 +328,7 @@ def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced
 ) -> None:
     waits = client.create_run(_spec("slow", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
     watched, held = look(), list[Route]()
-    event = 'retry: 100\nid: 1\ndata: {"kind": "round.closed"}\n\n'  # and the browser connects again at once
+    event = 'retry: 100\nid: 1\ndata: {"kind": "round.closed"}\n\n'  # after which the browser reconnects at once
     watched.page.route("**/stream?*", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
     watched.page.route("**/curves.json", lambda route: held.append(route))
     page = watched.open(f"/runs/{waits}")
@@ -337,7 +339,7 @@ def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced
     assert len(held) == 1
     said = page.evaluate("said")
     assert all(one != other for one, other in itertools.pairwise(said)), said
-    with page.expect_request("**/curves.json"):  # what was asked for meanwhile
+    with page.expect_request("**/curves.json"):  # for the change that was requested meanwhile
         held[0].continue_()
     client.stop(waits)
 
@@ -370,11 +372,11 @@ def test_a_narrow_page_has_every_column_with_its_heading(look: Open, run: UUID) 
     assert row.locator('td[data-label="kNN"]').evaluate(heading) == '"kNN"'
     expect(page.get_by_role("link", name="Compare")).to_be_visible()
     page.goto("/clients/client-0")
-    page.locator(".ledger .l-k a").first.click()  # which nothing covers
+    page.locator(".ledger .l-k a").first.click()  # nothing covers it
     page.wait_for_url("**/rounds/*")
 
 
-def test_a_page_is_printed_in_the_light_theme_with_what_was_never_scrolled_into_view(look: Open, run: UUID) -> None:
+def test_a_page_is_printed_in_the_light_theme_with_all_charts(look: Open, run: UUID) -> None:
     page = look("phone", "dark").open(f"/runs/{run}")
     for panel in ("heat", "embedding"):
         expect(page.locator(f"#{panel} canvas")).to_have_count(1)
@@ -384,7 +386,7 @@ def test_a_page_is_printed_in_the_light_theme_with_what_was_never_scrolled_into_
     assert page.evaluate("document.documentElement.dataset.theme") is None
 
 
-def test_a_chart_that_goes_on_tells_what_it_shows_now(look: Open, run: UUID) -> None:
+def test_a_tooltip_shows_the_current_values_of_an_updated_chart(look: Open, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     page.evaluate(_CHART)
     box = page.locator("#tested .u-over").bounding_box()
@@ -395,8 +397,8 @@ def test_a_chart_that_goes_on_tells_what_it_shows_now(look: Open, run: UUID) -> 
     expect(tip).to_contain_text("0.8")
 
 
-def test_the_timeline_goes_by_the_servers_clock(look: Open, run: UUID) -> None:
-    """The browser's own is ten minutes slow."""
+def test_the_timeline_uses_the_servers_clock(look: Open, run: UUID) -> None:
+    """The browser's own clock is ten minutes slow."""
     now = time.time() + 600
     lasting = {"round": 1, "client": "client-0", "attempt": 1, "state": "leased", "reason": None, "closed": None}
     frame = {
@@ -415,13 +417,13 @@ def test_the_timeline_goes_by_the_servers_clock(look: Open, run: UUID) -> None:
     expect(page.locator(".tip")).to_contain_text(re.compile("working for3[0-9] s"))
 
 
-def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run: UUID) -> None:
+def test_the_timeline_shows_the_most_recently_requested_rounds(look: Open, run: UUID) -> None:
     watched, held = look(), list[Route]()
     watched.page.route("**/timeline.json?*last=7", lambda route: held.append(route))
     page = watched.open(f"/runs/{run}")
     page.focus("#gantt")
     page.keyboard.press("[")
-    page.locator("#gantt canvas").click(position={"x": 20, "y": 10})  # the first round, and the one after it
+    page.locator("#gantt canvas").click(position={"x": 20, "y": 10})  # the first round and the following one
     page.wait_for_timeout(500)
     with page.expect_response("**/timeline.json?*last=7"):
         held[0].continue_()
@@ -437,7 +439,7 @@ def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run:
     expect(page.locator(".tip")).to_contain_text("round 7update accepted")
 
 
-def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
+def test_errors_are_shown_next_to_their_fields_while_typing(look: Open, client: Client, run: UUID) -> None:
     watched = look()
     page = watched.open("/runs/new?method=fedbyol")
     page.fill("#f-num_rounds", "0")
@@ -447,18 +449,18 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
     expect(page.locator("#checked")).to_have_text("1 setting is not valid")
     page.click("text=Create, start later")
     expect(page.locator("#f-num_rounds")).to_be_focused()
-    watched.complaints.clear()  # of the answer of 422
+    watched.complaints.clear()  # the complaint about the answer of 422
     page.fill("#f-num_rounds", "2")
     expect(page.locator('.err[data-for="num_rounds"]')).to_be_empty()
     page.fill("#f-name", "made by hand")
     expect(page.locator("pre.spec")).to_contain_text("made by hand")
-    expect(page.locator("#estimate[data-measuring]")).to_have_count(0)  # leaving the page would break its next request
+    expect(page.locator("#estimate[data-measuring]")).to_have_count(0)  # otherwise its next request is interrupted
     page.click("text=Create, start later")
     page.wait_for_url("**/runs/*-*")
     expect(page.locator("h1")).to_have_text("made by hand")
 
 
-def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: UUID) -> None:
+def test_a_check_that_fails_replaces_the_earlier_result(look: Open, run: UUID) -> None:
     watched = look()
     page = watched.open("/runs/new?method=fedbyol")
     expect(page.locator("#check")).to_contain_text("These settings are valid")
@@ -480,10 +482,10 @@ def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: U
     expect(page.locator("#check")).to_contain_text("No connection")
     page.fill("#f-num_rounds", "8")
     expect(page.locator("#check")).to_contain_text("These settings are valid")
-    watched.complaints.clear()  # of the answers above
+    watched.complaints.clear()  # the complaints about the answers above
 
 
-def test_durations_are_written_as_people_do(look: Open, run: UUID) -> None:
+def test_durations_bytes_and_numbers_are_formatted_readably(look: Open, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     folder = page.evaluate("document.querySelector('script[src$=\"/run.js\"]').src.replace('run.js', '')")
     write = "async ([folder, all]) => { const f = await import(`${folder}format.js`); return all.map(f.seconds); }"
@@ -496,7 +498,7 @@ def test_durations_are_written_as_people_do(look: Open, run: UUID) -> None:
 
 
 def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None:
-    """Chosen from the list, as one does; `Watched` holds that none complains."""
+    """Methods are chosen from the list, as a user does. `Watched` fails if a page logs a complaint."""
     page = look().open("/runs/new")
     methods = page.locator("#method option").evaluate_all("options => options.map(option => option.value)")
     assert sorted(methods) == sorted(method.name for method in client.methods())
@@ -510,7 +512,7 @@ def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None
         assert page.locator('[name^="spec.method."]').count() >= 1, method
 
 
-def test_the_map_follows_its_slider_by_keyboard(look: Open, client: Client, run: UUID) -> None:
+def test_the_map_is_changed_by_keyboard_with_its_slider(look: Open, client: Client, run: UUID) -> None:
     page = look().open(f"/runs/{run}")
     page.locator("#embedding").scroll_into_view_if_needed()
     says = page.locator("#embedding-says")
@@ -529,18 +531,18 @@ def test_the_map_follows_its_slider_by_keyboard(look: Open, client: Client, run:
     expect(page.locator("#embedding-play")).to_have_attribute("aria-pressed", "false")
 
 
-def test_without_scripts_charts_refer_to_their_tables(look: Open, run: UUID) -> None:
+def test_charts_link_to_their_tables_without_scripts(look: Open, run: UUID) -> None:
     page = look(java_script_enabled=False).open(f"/runs/{run}")
     expect(page.locator("#accuracy")).to_be_hidden()
     page.locator("section", has_text="Local loss").get_by_role("link", name="Rounds").first.click()
     page.wait_for_url("**/rounds")
 
 
-def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UUID) -> None:
+def test_a_run_can_be_read_and_stopped_without_scripts(look: Open, client: Client, run: UUID) -> None:
     plain = client.create_run(_spec("plain", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
     page = look(java_script_enabled=False).open("/runs?q=plain")
     while "creating the initial weights" in page.locator("tbody").inner_text():
-        page.reload()  # without scripts, the page does not
+        page.reload()  # the page does not reload itself without scripts
     expect(page.locator("tbody")).to_contain_text("3 of 4 have registered")
     page.get_by_role("link", name="plain").click()
     page.locator("#actions a.bad").click()
@@ -549,7 +551,7 @@ def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UU
     assert client.run(plain).outcome == "stopped"
 
 
-def test_revoking_needs_the_name(look: Open, client: Client, large: UUID) -> None:
+def test_revoking_a_client_requires_typing_its_name(look: Open, client: Client, large: UUID) -> None:
     page = look().open("/clients/site-200")
     page.click("text=Revoke")
     armed = page.locator("#ask-revoke [data-armed]")
@@ -562,12 +564,12 @@ def test_revoking_needs_the_name(look: Open, client: Client, large: UUID) -> Non
     assert client.client("site-200").revoked_at is not None
 
 
-def test_nothing_moves_for_those_who_ask_for_that(look: Open, run: UUID) -> None:
+def test_nothing_is_animated_if_reduced_motion_is_requested(look: Open, run: UUID) -> None:
     page = look(reduced_motion="reduce").open(f"/runs/{run}")
     assert page.evaluate("document.getAnimations().length") == 0
 
 
-def test_charts_are_drawn_whatever_the_browser_calls_its_language(look: Open, run: UUID) -> None:
+def test_charts_are_drawn_with_an_invalid_browser_language(look: Open, run: UUID) -> None:
     watched = look()
     posix = "Object.defineProperty(navigator, 'language', { value: 'en-US@posix', configurable: true })"
     watched.page.context.add_init_script(posix)
@@ -575,7 +577,7 @@ def test_charts_are_drawn_whatever_the_browser_calls_its_language(look: Open, ru
     expect(page.locator(".uplot").first).to_be_visible()
 
 
-def test_the_theme_is_kept(look: Open, run: UUID) -> None:
+def test_the_chosen_theme_is_kept_after_a_reload(look: Open, run: UUID) -> None:
     page = look().open("/runs")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.keyboard.press("t")
@@ -586,7 +588,9 @@ def test_the_theme_is_kept(look: Open, run: UUID) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
 
 
-def test_the_form_shows_the_settings_of_what_is_chosen_and_an_estimate(look: Open, client: Client, run: UUID) -> None:
+def test_the_form_shows_the_settings_of_the_chosen_options_and_an_estimate(
+    look: Open, client: Client, run: UUID
+) -> None:
     page = look().open("/runs/new?template=quick")
     mean = page.locator('fieldset[data-option="mean"]')
     expect(mean).to_be_visible()
@@ -607,7 +611,7 @@ def test_the_form_shows_the_settings_of_what_is_chosen_and_an_estimate(look: Ope
     expect(page.locator('[name="client.client-1"]')).to_be_checked()
 
 
-def test_a_secure_round_shows_its_phase_what_was_revealed_and_what_is_not_promised(look: Open, client: Client) -> None:
+def test_a_secure_round_shows_its_phase_and_what_was_revealed(look: Open, client: Client) -> None:
     spec = _spec(
         "secure",
         num_rounds=1,
@@ -617,7 +621,7 @@ def test_a_secure_round_shows_its_phase_what_was_revealed_and_what_is_not_promis
     )
     made = client.create_run(spec).id
     for _ in client.events(made):
-        pass  # until it has finished
+        pass  # waits until the run has finished
     assert client.run(made).outcome == "completed", client.run(made).reason
     page = look().open(f"/runs/{made}/rounds/1")
     section = page.get_by_role("region", name="Secure aggregation")

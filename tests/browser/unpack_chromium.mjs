@@ -1,4 +1,4 @@
-// Unpacks the Chromium that the npm package @sparticuz/chromium ships, with the libraries beside it. No root needed.
+// Unpacks the Chromium that the npm package @sparticuz/chromium ships, together with its libraries. Needs no root rights.
 import { createReadStream, createWriteStream, mkdirSync } from "node:fs";
 import { chmod } from "node:fs/promises";
 import { execFileSync } from "node:child_process";

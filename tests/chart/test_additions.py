@@ -1,4 +1,4 @@
-"""Values with which operators add to the chart's objects, and the refusals of those that cannot work."""
+"""Values with which operators extend the chart's objects, and invalid values that are refused."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ ADDED: dict[str, Any] = {
 
 
 def _workload(component: str) -> dict[str, Any]:
-    """Return the workload of a component to which everything has been added."""
+    """Return the workload of a component to which all additions are made."""
     chart = render({component: ADDED, "worker": CLIENT | (ADDED if component == "worker" else {})})
     if component == "migrations":
         return chart.of("Job")[0]
@@ -41,7 +41,7 @@ def _workload(component: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("component", [*ENDINGS, "migrations", "worker"])
-def test_every_component_takes_what_is_added(component: str) -> None:
+def test_every_component_includes_the_additions(component: str) -> None:
     spec = pod(_workload(component))["spec"]
     own, proxy = spec["containers"]
     assert proxy == ADDED["extraContainers"][0]
@@ -55,13 +55,13 @@ def test_every_component_takes_what_is_added(component: str) -> None:
     assert spec["securityContext"]["runAsUser"] == user
 
 
-def test_on_openshift_no_pod_chooses_a_user() -> None:
+def test_no_pod_sets_a_user_on_openshift() -> None:
     for item in rendered("openshift").workloads():
         context = pod(item)["spec"]["securityContext"]
         assert set(context) == {"runAsNonRoot", "fsGroupChangePolicy", "seccompProfile"}
 
 
-def test_accounts_that_exist_are_used_and_not_created() -> None:
+def test_existing_service_accounts_are_used_and_not_created() -> None:
     chart = rendered("openshift")
     assert chart.of("ServiceAccount") == []
     accounts = {item["metadata"]["name"]: pod(item)["spec"]["serviceAccountName"] for item in chart.workloads()}
@@ -95,8 +95,8 @@ def test_pods_that_share_a_volume_of_one_node_run_on_one_node() -> None:
     assert "ReadWriteOnce" in chart.notes
 
 
-def test_the_drain_of_the_only_node_is_not_blocked() -> None:
-    """A pod that was evicted cannot start on another node while others are left, so a budget would never allow them."""
+def test_no_disruption_budget_is_created_if_all_pods_must_share_a_node() -> None:
+    """An evicted pod cannot start on another node while others are left, so a budget would never allow an eviction."""
     budget = {"podDisruptionBudget": {"enabled": True}}
     values = {"api": budget, "aggregator": budget}
     assert render(values).of("PodDisruptionBudget") == []
@@ -108,7 +108,7 @@ def test_the_drain_of_the_only_node_is_not_blocked() -> None:
 @pytest.mark.parametrize(
     "store", [{"accessModes": ["ReadWriteMany"]}, {"type": "s3", "s3": {"bucket": "abc"}}], ids=["shared", "bucket"]
 )
-def test_pods_without_such_a_volume_run_anywhere(store: dict[str, Any]) -> None:
+def test_pods_without_a_volume_of_one_node_may_run_on_any_node(store: dict[str, Any]) -> None:
     chart = render({"store": store})
     assert "podAffinity" not in str(chart.objects)
     assert "ReadWriteOnce" not in chart.notes
@@ -124,7 +124,7 @@ def test_images_come_from_the_registry_or_from_the_nodes() -> None:
         render({"image": {"registry": ""}})
 
 
-def test_external_servers_are_checked_against_their_authority() -> None:
+def test_certificates_of_external_servers_are_checked_against_the_given_authority() -> None:
     [container] = pod(rendered("external").named("Deployment", "-beat"))["spec"]["containers"]
     environment = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert (environment["PGSSLROOTCERT"], environment["PGSSLMODE"]) == ("/authorities/postgresql.crt", "verify-full")
@@ -146,7 +146,7 @@ def test_external_servers_are_checked_against_their_authority() -> None:
     assert "authorities" not in str(rendered("default").objects)
 
 
-def test_a_load_balancer_serves_https_to_everyone_whom_it_lets_in() -> None:
+def test_a_load_balancer_serves_https_to_the_allowed_addresses() -> None:
     chart = rendered("loadbalancer")
     service = chart.named("Service", "-api")["spec"]
     assert (service["type"], service["loadBalancerClass"]) == ("LoadBalancer", "example.org/network")
@@ -177,7 +177,7 @@ def test_a_route_of_a_gateway_leads_to_the_api() -> None:
     assert rule["timeouts"] == {"request": "0s"}  # models are large, and events are streams
 
 
-def test_traces_pass_the_network_policies() -> None:
+def test_network_policies_allow_traces() -> None:
     chart = rendered("everything")
     rule = {
         "ports": [{"port": 4318, "protocol": "TCP"}],
@@ -203,7 +203,7 @@ def test_traces_pass_the_network_policies() -> None:
     assert {"ports": [{"port": 443, "protocol": "TCP"}]} in https["spec"]["egress"]
 
 
-def test_further_rules_reach_only_their_component() -> None:
+def test_additional_network_rules_apply_only_to_their_component() -> None:
     policies = {
         item["metadata"]["labels"]["app.kubernetes.io/component"]: item["spec"]
         for item in rendered("everything").of("NetworkPolicy")
@@ -219,7 +219,7 @@ def test_further_rules_reach_only_their_component() -> None:
     assert ports == [[{"port": 9101, "protocol": "TCP"}]]
 
 
-def test_alerts_and_dashboard_are_those_of_compose() -> None:
+def test_alerts_and_dashboard_are_the_same_as_those_of_compose() -> None:
     chart = rendered("everything")
     [rule] = chart.of("PrometheusRule")
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
@@ -242,7 +242,8 @@ def test_alerts_name_metrics_and_labels_that_exist() -> None:
         assert {name.removesuffix("_total") for name in used} <= served, used - served
         for state in re.findall(r'state="(\w+)"', rule["expr"]):
             assert any(state in states for states in STATES.values())
-        # The lowest value of one sample is that sample: only `for` waits for a series that has just begun.
+        # With a single sample, the lowest value is that sample, so only `for` makes an alert wait for a series that has
+        # just begun.
         assert "for" in rule or "_over_time" not in rule["expr"]
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["labels"]["severity"] in ("warning", "critical")
@@ -287,7 +288,7 @@ def test_alerts_name_metrics_and_labels_that_exist() -> None:
     ],
     ids=str,
 )
-def test_the_schema_names_the_place_and_the_mistake(values: dict[str, Any], message: str) -> None:
+def test_the_schema_error_names_the_key_and_the_problem(values: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmError, match=f"(?s)schema.*{message}"):
         render(values)
 
@@ -357,18 +358,19 @@ PROXIES = {"trustedProxies": ["10.42.0.0/16"]}
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> None:
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmError, match=re.escape(message)):
         render(values)
 
 
-def test_a_load_balancer_that_encrypts_itself_is_a_decision() -> None:
+def test_a_load_balancer_without_tls_must_be_allowed_explicitly() -> None:
     chart = render({"api": {"service": {"type": "LoadBalancer", "allowHttp": True}}})
     assert chart.named("Service", "-api")["spec"]["type"] == "LoadBalancer"
 
 
-def test_notifications_leave_by_a_pod_of_their_own() -> None:
-    """The pod is small, only its policy lets it out, and no notification waits for the end of an evaluation."""
+def test_notifications_are_sent_by_a_separate_pod() -> None:
+    """The pod is small, only its network policy allows it to reach receivers, and notifications do not wait for
+    evaluations."""
     chart = render({"networkPolicy": {"notificationsTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}})
     main, *_ = pod(chart.named("Deployment", "-notifier"))["spec"]["containers"]
     assert main["args"] == ["aggregator", "--queues", "notify"]
@@ -381,7 +383,7 @@ def test_notifications_leave_by_a_pod_of_their_own() -> None:
     assert [name.rpartition("-")[2] for name in let_out] == ["notifier"]
 
 
-def test_only_the_api_signs_people_in_and_reaches_their_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_api_has_the_sign_in_settings_and_reaches_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     at = [{"ipBlock": {"cidr": "198.51.100.0/24"}}]
     chart = render(case("everything") | {"networkPolicy": {"providerAt": at}})
     variables = _sign_in(chart, "api")
@@ -407,17 +409,17 @@ def test_only_the_api_signs_people_in_and_reaches_their_provider(monkeypatch: py
 
 
 def _sign_in(chart: Rendered, component: str) -> dict[str, dict[str, Any]]:
-    """Return the variables of a component that concern sign-in at a provider."""
+    """Return the environment variables of a component for signing in at a provider."""
     main, *_ = pod(chart.named("Deployment", f"-{component}"))["spec"]["containers"]
     return {variable["name"]: variable for variable in main["env"] if variable["name"].startswith("FEDSSL_OIDC")}
 
 
-def test_a_worker_is_ready_once_it_can_work() -> None:
+def test_a_workers_readiness_probe_checks_that_it_can_work() -> None:
     main, *_ = pod(render({"worker": CLIENT}).named("StatefulSet", "-worker-a"))["spec"]["containers"]
     assert main["readinessProbe"]["exec"]["command"][-1] == "--ready"
 
 
-def test_no_added_volume_may_have_the_name_of_one_of_the_charts() -> None:
+def test_an_added_volume_must_not_have_the_name_of_one_of_the_charts_volumes() -> None:
     used = {volume["name"] for name in CASES for item in rendered(name).workloads() for volume in _volumes(item)}
     added = {volume["name"] for name in CASES for component in case(name).values() for volume in _added(component)}
     assert {"gpus", "store", "tls"} <= used - added

@@ -1,4 +1,4 @@
-"""The objects of the chart as docs/deploy.md describes them."""
+"""The chart's objects match docs/deploy.md."""
 
 import re
 import textwrap
@@ -17,8 +17,9 @@ INSTALL = "helm install fedssl helm/fedssl"
 COMPONENT = "app.kubernetes.io/component"
 
 
-def test_a_restore_stops_whoever_could_remove_a_file() -> None:
-    """That is everybody but the API, whose pod has the store too: the files are unpacked before the rows are there."""
+def test_a_restore_stops_every_process_that_could_remove_a_file() -> None:
+    """These are all components but the API, whose pod has the store too: the files are unpacked before the rows
+    exist."""
     deployments = rendered("default").of("Deployment")
     [stopped] = re.findall(rf"{COMPONENT} in \((.*?)\)", DEPLOY.read_text())
     for labels in (
@@ -30,7 +31,7 @@ def test_a_restore_stops_whoever_could_remove_a_file() -> None:
     assert {"name": "store", "mountPath": "/var/lib/fedssl"} in api["containers"][0]["volumeMounts"]
 
 
-def test_an_older_dump_is_migrated_by_a_job_that_helm_creates_again() -> None:
+def test_the_documented_command_deletes_the_migration_job() -> None:
     """Helm creates an unchanged Job only if it is missing."""
     [selector] = re.findall(r"^\$ kubectl .* delete job --selector (\S+)$", DEPLOY.read_text(), re.M)
     [job] = rendered("default").of("Job")
@@ -43,7 +44,7 @@ def test_the_documented_values_are_accepted(values: str) -> None:
     assert render(yaml.safe_load(values)).workloads()
 
 
-def test_the_documented_installation_sets_all_that_is_required() -> None:
+def test_the_documented_installation_sets_every_required_value() -> None:
     documented = [
         path for path in (ROOT / "README.md", DEPLOY) if f"{INSTALL} --set image.registry=" in _commands(path)
     ]

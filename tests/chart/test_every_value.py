@@ -1,4 +1,4 @@
-"""Every value of the chart changes what is installed: none is accepted and ignored."""
+"""Every value of the chart changes what is installed: no value is accepted but ignored."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ PEER = [{"ipBlock": {"cidr": "198.51.100.7/32"}}]
 RULES = {"beat": [{"ports": [{"port": 4711}]}]}
 VOLUME = {"name": "trial", "emptyDir": {}}
 
-# By the last word of a value's path, or by the whole path if that is not enough.
+# Keyed by the last word of a value's path, or by the whole path if the last word is ambiguous.
 TRIALS: dict[str, Any] = {
     "accessModes": ["ReadWriteMany"],
     "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
@@ -62,7 +62,7 @@ TRIALS: dict[str, Any] = {
     "worker.clients": {"trial": {"data": {"hostPath": "/trial"}}},
     "worker.settings.labels": "/trial.csv",
 }
-# What a value needs, to have an effect or to be accepted.
+# Other values that a value needs to have an effect or to be accepted.
 TOGETHER: dict[str, dict[str, Any]] = {
     "api.service.allowHttp": {"type": "LoadBalancer"},
     "api.service.type": {"allowHttp": True},
@@ -132,7 +132,8 @@ def _with(values: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def rendered() -> Iterator[Callable[[dict[str, Any]], str | None]]:
-    """Renders the chart without the Secrets, whose passwords are random. Returns None if it refuses the values."""
+    """Yield a function that renders the chart without the Secrets, whose passwords are random, or returns None if
+    the values are refused."""
     known: dict[str, str | None] = {}
     with helm.Chart.load(CHART) as chart:
 
@@ -153,7 +154,7 @@ def rendered() -> Iterator[Callable[[dict[str, Any]], str | None]]:
 
 
 LEAVES = dict(_leaves(SCHEMA, VALUES))
-# The case that turns everything on comes first. The last one lets a client have the place of images that is tried.
+# The case that turns everything on comes first. In the last case a client has the place of images that is tried.
 BASES = [case(name) for name in sorted(CASES, key=lambda name: name != "everything")] + [
     {"worker": {"clients": {"a": {}}}}
 ]

@@ -1,4 +1,4 @@
-"""Properties of everything that the chart makes, whatever the values."""
+"""Properties of all objects of the chart that hold for any values."""
 
 import re
 from typing import Any
@@ -47,12 +47,12 @@ def test_selectors_select_their_own_pods_and_no_others(chart: Rendered) -> None:
             assert len(chosen) <= 1
 
 
-def test_pods_do_not_carry_the_charts_version(chart: Rendered) -> None:
+def test_pods_are_not_labelled_with_the_charts_version(chart: Rendered) -> None:
     for item in chart.of(*LONG_RUNNING):
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod(item)["metadata"]["labels"])
 
 
-def test_processes_are_unprivileged_and_can_write_nowhere(chart: Rendered) -> None:
+def test_processes_are_unprivileged_with_a_read_only_file_system(chart: Rendered) -> None:
     for item in chart.workloads():
         spec = pod(item)["spec"]
         assert spec["securityContext"]["runAsNonRoot"]
@@ -75,7 +75,7 @@ def test_images_are_pinned(chart: Rendered) -> None:
             assert re.search(r"(:(?!latest$)[\w.-]+|@sha256:[0-9a-f]{64})$", container["image"])
 
 
-def test_containers_are_bounded_and_probed(chart: Rendered) -> None:
+def test_containers_have_resource_limits_and_probes(chart: Rendered) -> None:
     for item in chart.workloads():
         for container in containers(item):
             assert "memory" in container["resources"]["limits"]
@@ -87,7 +87,7 @@ def test_containers_are_bounded_and_probed(chart: Rendered) -> None:
             assert ("readinessProbe" in main) == (bool(served) or main["name"] == "worker")
 
 
-def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
+def test_secrets_are_referred_to_and_never_contained_in_other_objects(chart: Rendered) -> None:
     for item in chart.workloads():
         for container in containers(item):
             for variable in container.get("env", []):
@@ -97,7 +97,7 @@ def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
         assert not re.search("password|token|://", str(item["data"]))
 
 
-def test_volumes_and_mounts_belong_together(chart: Rendered) -> None:
+def test_every_volume_is_mounted_and_every_mount_has_a_volume(chart: Rendered) -> None:
     for item in chart.workloads():
         templates = item["spec"].get("volumeClaimTemplates", [])
         there = {volume["name"] for volume in pod(item)["spec"].get("volumes", [])}
@@ -106,7 +106,7 @@ def test_volumes_and_mounts_belong_together(chart: Rendered) -> None:
         assert mounted == there
 
 
-def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> None:
+def test_every_reference_is_to_an_object_of_the_chart_or_of_the_operator(chart: Rendered) -> None:
     made = {(item["kind"], item["metadata"]["name"]) for item in chart.objects}
     own = {
         "fedssl-database",
@@ -141,8 +141,8 @@ def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> N
                 assert claim["claimName"] in own or ("PersistentVolumeClaim", claim["claimName"]) in made
 
 
-def test_only_the_coordinators_pods_have_its_account(chart: Rendered) -> None:
-    """It may have a role that reads every client's updates."""
+def test_only_the_coordinators_pods_have_its_service_account(chart: Rendered) -> None:
+    """The account may have a role that reads every client's updates."""
     for item in chart.workloads():
         component = item["metadata"]["labels"]["app.kubernetes.io/component"]
         is_coordinators = component in {"api", "aggregator", "distiller", "evaluator", "notifier", "beat", "migrations"}
@@ -152,7 +152,7 @@ def test_only_the_coordinators_pods_have_its_account(chart: Rendered) -> None:
         assert account["automountServiceAccountToken"] is False
 
 
-def test_gpus_are_never_waited_for_by_an_update(chart: Rendered) -> None:
+def test_an_upgrade_does_not_wait_for_a_gpu_that_the_old_pod_uses(chart: Rendered) -> None:
     for item in chart.of("Deployment"):
         main, *_ = pod(item)["spec"]["containers"]
         if any(name.endswith("/gpu") for name in main["resources"]["limits"]):
@@ -166,7 +166,7 @@ def test_a_pod_that_never_became_ready_is_replaced_by_an_upgrade(chart: Rendered
         assert all(port["protocol"] == "TCP" for port in service["spec"].get("ports", []))
 
 
-def test_a_process_that_holds_work_has_longer_than_a_lease_to_leave(chart: Rendered) -> None:
+def test_processes_with_work_have_more_time_to_end_than_a_lease(chart: Rendered) -> None:
     for item in chart.of(*LONG_RUNNING):
         if re.search(
             "worker|aggregator|distiller|evaluator", item["metadata"]["labels"]["app.kubernetes.io/component"]
@@ -194,14 +194,14 @@ def test_coordinator_pods_wait_for_the_migrations_and_restart_with_their_setting
         assert pod(item)["metadata"]["annotations"][key] != pod(changed)["metadata"]["annotations"][key]
 
 
-def test_another_image_is_another_migration_job() -> None:
+def test_another_image_needs_another_migration_job() -> None:
     [before] = rendered("default").of("Job")
     [same] = render({"api": {"replicas": 5}}).of("Job")
     [other] = render({"image": {"tag": "0.2.0"}}).of("Job")
     assert before["metadata"]["name"] == same["metadata"]["name"] != other["metadata"]["name"]
 
 
-def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None:
+def test_metrics_are_served_only_if_requested_and_only_to_scrapers() -> None:
     assert not any("ports" in pod(item)["spec"]["containers"][0] for item in rendered("worker-only").workloads())
     everything = rendered("everything")
     [monitor] = everything.of("PodMonitor")
@@ -229,7 +229,7 @@ def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None
     assert not {"api", "postgresql", "redis"} & set(serving)
 
 
-def test_probes_and_scrapes_of_the_api_use_a_port_that_no_client_reaches() -> None:
+def test_probes_and_scrapes_of_the_api_use_a_port_that_clients_cannot_reach() -> None:
     everything = rendered("everything")
     main, *_ = pod(everything.named("Deployment", "-api"))["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in main["ports"]}
@@ -248,7 +248,7 @@ def test_probes_and_scrapes_of_the_api_use_a_port_that_no_client_reaches() -> No
     assert len(rendered("default").named("NetworkPolicy", "-api")["spec"]["ingress"]) == 1
 
 
-def test_a_worker_trusts_the_authority_and_shows_the_certificate_that_it_is_given() -> None:
+def test_a_worker_uses_the_given_authority_and_client_certificate() -> None:
     workload = rendered("everything").named("StatefulSet", "worker-hospital-c")
     [main] = pod(workload)["spec"]["containers"]
     environment = {variable["name"]: variable.get("value") for variable in main["env"]}

@@ -1,4 +1,4 @@
-"""Names that Helm accepts, of releases, namespaces and other objects, give objects that Kubernetes accepts."""
+"""Any names of releases, namespaces and other objects that Helm accepts give objects that Kubernetes accepts."""
 
 from typing import Any
 
@@ -53,11 +53,11 @@ def _check(chart: Rendered) -> None:
 
 
 @pytest.mark.parametrize(("release", "namespace"), [("true", "2024"), ("null", "1e3"), ("site", "0x10")])
-def test_names_that_yaml_takes_for_something_else_stay_names(release: str, namespace: str) -> None:
+def test_names_that_yaml_would_read_as_other_types_stay_strings(release: str, namespace: str) -> None:
     _check(render({"worker": {"clients": {"a": CLIENT}}}, release=release, namespace=namespace))
 
 
-def test_names_of_digits_stay_names() -> None:
+def test_names_of_digits_stay_strings() -> None:
     chart = render(NUMERIC, release="2024", namespace="2025")
     _check(chart)
     [monitor] = chart.of("ServiceMonitor")
@@ -69,20 +69,21 @@ def test_names_of_digits_stay_names() -> None:
 
 
 @pytest.mark.parametrize("release", ["fed.prod", "2024-fed", "a" * 31 + "-b.c.d.e.f"])
-def test_a_release_whose_services_could_not_have_their_names_is_refused(release: str) -> None:
+def test_a_release_name_that_services_cannot_start_with_is_refused(release: str) -> None:
     with pytest.raises(helm.HelmError, match="set fullnameOverride to such a name"):
         render({}, release=release)
     _check(render({"fullnameOverride": "fedssl"}, release=release))
 
 
 @pytest.mark.parametrize("name", ["Fed", "fed_ssl", "fed.ssl", "2fed"])
-def test_a_name_that_services_cannot_have_is_refused(name: str) -> None:
+def test_a_full_name_that_services_cannot_start_with_is_refused(name: str) -> None:
     with pytest.raises(helm.HelmError, match=f"would begin with {name}"):
         render({"fullnameOverride": name})
 
 
 def test_a_workers_name_leaves_space_for_what_kubernetes_appends() -> None:
-    """A label of its pods has the StatefulSet's name and a hash of up to ten characters, and 63 characters at most."""
+    """A label of its pods consists of the StatefulSet's name and a hash of up to ten characters, at most 63 in
+    total."""
     longest = render({"worker": {"clients": {"a" * 20: CLIENT}}}, release="b" * 17)
     [name] = [item["metadata"]["name"] for item in longest.of("StatefulSet") if "-worker-" in item["metadata"]["name"]]
     assert len(name) == 52

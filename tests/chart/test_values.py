@@ -1,4 +1,4 @@
-"""Values and schema have the same keys, and what cannot work is refused with a sentence that helps."""
+"""Values and schema have the same keys, and invalid values are refused with a helpful message."""
 
 import json
 from typing import Any
@@ -56,16 +56,16 @@ def _in_values(values: Any, known: set[str], path: str = "") -> set[str]:
 
 def test_values_and_schema_have_the_same_keys() -> None:
     described = _in_schema(SCHEMA)
-    absent = {f".{key}" for key in (*REMOVED, "global")}  # described, and no values of the chart
+    absent = {f".{key}" for key in (*REMOVED, "global")}  # only in the schema
     assert _in_values(VALUES, described) == described - absent
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_components_have_the_same_keys(component: str) -> None:
+def test_every_component_has_the_common_keys(component: str) -> None:
     assert set(VALUES[component]) >= SAME_KEYS
 
 
-def test_a_client_may_set_what_all_workers_have() -> None:
+def test_a_client_may_override_every_setting_of_the_workers() -> None:
     client = SCHEMA["$defs"]["client"]["properties"]
     assert client == {
         key: value for key, value in SCHEMA["properties"]["worker"]["properties"].items() if key != "clients"
@@ -73,7 +73,7 @@ def test_a_client_may_set_what_all_workers_have() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 16])
-def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -> None:
+def test_a_worker_accepts_any_number_of_channels_that_images_may_have(channels: int) -> None:
     clients = {"a": {"data": {"hostPath": "/x"}, "settings": {"channels": channels}}}
     worker = render({"worker": {"clients": clients}}).named("StatefulSet", "-worker-a")
     [own] = pod(worker)["spec"]["containers"]
@@ -81,7 +81,7 @@ def test_a_worker_takes_as_many_channels_as_its_images_may_have(channels: int) -
     assert settings["FEDSSL_WORKER_CHANNELS"] == str(channels)
 
 
-def test_a_site_s_labels_and_the_owners_limits_for_its_images_reach_the_worker() -> None:
+def test_labels_and_limits_for_images_become_variables_of_the_worker() -> None:
     def settings(**given: Any) -> dict[str, Any]:
         clients = {"a": {"data": {"hostPath": "/x"}, "settings": given}}
         [own] = pod(render({"worker": {"clients": clients}}).named("StatefulSet", "-worker-a"))["spec"]["containers"]
@@ -126,7 +126,7 @@ def test_a_site_s_labels_and_the_owners_limits_for_its_images_reach_the_worker()
     ],
     ids=str,
 )
-def test_the_schema_refuses(values: dict[str, Any]) -> None:
+def test_the_schema_refuses_invalid_values(values: dict[str, Any]) -> None:
     with pytest.raises(helm.HelmError, match="schema"):
         render(values)
 
@@ -169,20 +169,20 @@ def test_moved_keys_name_their_replacement(key: str) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> None:
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmError, match=message):
         render(values)
 
 
-def test_a_secret_of_ones_own_wins_over_the_bundled_server() -> None:
+def test_an_existing_secret_replaces_the_bundled_servers() -> None:
     external = rendered("external")
     assert external.of("StatefulSet", "Secret") == []
     environment = external.named("Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]["env"]
     assert environment[0]["valueFrom"]["secretKeyRef"] == {"name": "fedssl-database", "key": "url"}
 
 
-def test_behind_an_ingress_its_callers_count_and_not_its_controller() -> None:
-    """The API trusts the forwarded address and scheme only from these proxies."""
+def test_the_api_trusts_forwarded_headers_of_the_ingress() -> None:
+    """It trusts the forwarded address and scheme only from these proxies."""
     environment = {variable["name"]: variable.get("value") for variable in _api_environment(rendered("everything"))}
     assert environment["FEDSSL_PROXY_HEADERS"] == "true"
     assert environment["FEDSSL_FORWARDED_ALLOW_IPS"] == "10.42.0.0/16,fd00::42"
@@ -211,13 +211,13 @@ def test_a_bucket_needs_no_shared_volume() -> None:
 
 
 @pytest.mark.parametrize(("size", "half"), [("1.5Gi", 768 * 2**20), ("300Mi", 150 * 2**20), ("2Ti", 2**40)])
-def test_half_of_the_cache_is_for_copies_whatever_its_size(size: str, half: int) -> None:
+def test_copies_get_half_of_the_cache(size: str, half: int) -> None:
     chart = render({"store": {"type": "s3", "s3": {"bucket": "abc", "cacheSize": size}}})
     environment = pod(chart.named("Deployment", "-api"))["spec"]["containers"][0]["env"]
     assert {"name": "FEDSSL_STORE_CACHE_BYTES", "value": str(half)} in environment
 
 
-def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
+def test_every_component_that_needs_the_bucket_can_reach_it() -> None:
     chart = rendered("s3")
     rule = {"ports": [{"port": 9000, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.2.0.0/16"}}]}
     reaching = {
@@ -250,25 +250,25 @@ def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
     ],
     ids=str,
 )
-def test_the_way_to_the_object_store_is_at_its_port(
+def test_network_policies_allow_the_object_stores_port(
     s3: dict[str, Any], of_the_coordinator: int, of_workers: int
 ) -> None:
     workers = {"clients": {"a": {"data": {"hostPath": "/x"}}}}
     store = {"type": "s3", "s3": {"bucket": "abc", "direct": True, **s3}}
     chart = render({"store": store, "worker": workers})
-    # Besides: 53 are names, 5432 and 6379 the servers, 8000 the API.
+    # The excluded ports: 53 for names, 5432 and 6379 for the servers, 8000 for the API.
     assert _ports(chart.named("NetworkPolicy", "-beat")) - {53, 5432, 6379} == {of_the_coordinator}
     assert _ports(chart.named("NetworkPolicy", "-worker-a")) - {53, 8000} == {of_workers}
 
 
-def test_workers_alone_reach_the_object_store_of_their_coordinator() -> None:
+def test_a_release_with_only_workers_can_allow_the_object_store_of_its_coordinator() -> None:
     values = case("worker-only")
     assert _ports(render(values).named("NetworkPolicy", "-worker-hospital-e")) == {53, 443}
     direct = render({**values, "store": {"s3": {"direct": True, "port": 9000}}})
     assert _ports(direct.named("NetworkPolicy", "-worker-hospital-e")) == {53, 443, 9000}
 
 
-def test_workers_reach_the_port_of_their_coordinators_address() -> None:
+def test_workers_may_connect_to_the_port_in_their_coordinators_address() -> None:
     values = {**case("worker-only"), "networkPolicy": {}}
     values["worker"] = {**values["worker"], "coordinator": "https://fedssl.example.org:8443"}
     assert _ports(render(values).named("NetworkPolicy", "-worker-hospital-e")) == {53, 8443}
@@ -276,14 +276,14 @@ def test_workers_reach_the_port_of_their_coordinators_address() -> None:
     assert _ports(render(values).named("NetworkPolicy", "-worker-hospital-e")) == {53, 9443}
 
 
-def test_a_client_of_this_releases_coordinator_reaches_it_next_to_clients_of_another() -> None:
+def test_clients_of_this_and_of_another_coordinator_reach_their_own() -> None:
     clients = {"a": {"coordinator": "", "data": {"hostPath": "/x"}}, "b": {"data": {"hostPath": "/x"}}}
     chart = render({"worker": {"coordinator": "https://fedssl.example.org", "clients": clients}})
     assert _ports(chart.named("NetworkPolicy", "-worker-a")) == {53, 8000}
     assert _ports(chart.named("NetworkPolicy", "-worker-b")) == {53, 443}
 
 
-def test_names_are_resolved_at_the_port_of_the_dns_pods() -> None:
+def test_network_policies_allow_the_port_of_the_dns_pods() -> None:
     for policy in rendered("openshift").of("NetworkPolicy"):
         if policy["spec"]["egress"]:
             assert {"port": 5353, "protocol": "UDP"} in policy["spec"]["egress"][0]["ports"]
@@ -304,7 +304,7 @@ def _ports(policy: dict[str, Any]) -> set[int]:
     return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
 
 
-def test_a_role_instead_of_keys() -> None:
+def test_a_role_can_replace_the_keys_of_a_bucket() -> None:
     role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/fedssl"}
     chart = render({"store": {"type": "s3", "s3": {"bucket": "abc", "serviceAccountAnnotations": role}}})
     given = {
@@ -322,12 +322,12 @@ def test_images_of_an_inline_volume_are_mounted_read_only(own: dict[str, bool]) 
     assert csi == {"driver": "images.example.org", "readOnly": True}
 
 
-def test_workers_alone_bring_nothing_of_the_coordinator() -> None:
+def test_a_release_with_only_workers_has_no_objects_of_the_coordinator() -> None:
     kinds = {item["kind"] for item in rendered("worker-only").objects}
     assert kinds == {"ServiceAccount", "Service", "StatefulSet", "NetworkPolicy"}
 
 
-def test_a_clients_own_keys_win() -> None:
+def test_a_clients_own_settings_override_those_of_all_workers() -> None:
     everything = rendered("everything")
     nodes = {
         item["metadata"]["name"].rsplit("worker-", 1)[1]: item["spec"]["template"]["spec"]["nodeSelector"]
@@ -355,13 +355,13 @@ def test_bundled_passwords_are_random() -> None:
     assert first != second
 
 
-def test_the_notes_say_what_to_do_next() -> None:
+def test_the_notes_list_the_next_commands() -> None:
     assert "fedssl-coordinator token create --role admin" in rendered("default").notes
     assert "create secret generic site-fedssl-worker-hospital-e-enrolment" in rendered("worker-only").notes
 
 
-def test_a_pooler_and_the_way_past_it() -> None:
-    """Every process of the coordinator knows both, and may reach both."""
+def test_processes_get_the_address_of_the_pooler_and_the_direct_one() -> None:
+    """Every process of the coordinator gets both, and may connect to both."""
     external = {"existingSecret": "db", "port": 6432, "directKey": "direct", "directPort": 5432}
     pooled = render({"postgresql": {"external": external}})
     secret = {"secretKeyRef": {"name": "db", "key": "direct"}}

@@ -1,4 +1,5 @@
-"""What a method's config says of the coordinator's training is what the engine does: jobs and queues go by it."""
+"""The engine trains for as many epochs as a method's config declares for the coordinator, because jobs and queues
+depend on it."""
 
 import pytest
 
@@ -10,7 +11,7 @@ from support.rounds import local_round
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
-def test_the_coordinator_trains_for_as_many_epochs_as_the_config_says(name: str) -> None:
+def test_the_coordinator_trains_for_as_many_epochs_as_the_config_declares(name: str) -> None:
     spec, method = method_spec(name), METHODS[name]
     before: list[DistillationProgress] = []
     first = start_run(method, context(spec, 0), on_epoch=before.append)
@@ -24,6 +25,6 @@ def test_the_coordinator_trains_for_as_many_epochs_as_the_config_says(name: str)
         assert [(p.epoch, p.num_epochs) for p in told] == [(n + 1, len(told)) for n in range(len(told))]
 
 
-def test_the_base_model_that_is_not_asked_for_is_not_trained() -> None:
+def test_a_base_model_that_is_not_used_is_not_trained() -> None:
     spec = method_spec("fedca", method={"name": "fedca", "alignment_weight": 0})
     assert spec.method.distillation_epochs(0) == 0

@@ -1,4 +1,4 @@
-"""What every method must do, whatever it is."""
+"""The contract that every method must meet."""
 
 from functools import partial
 from pathlib import Path
@@ -45,14 +45,14 @@ def _train(
 
 
 @every_method
-def test_configs_and_methods_are_the_same(name: str) -> None:
+def test_every_config_has_its_method(name: str) -> None:
     assert METHODS.keys() == METHOD_CONFIGS.keys()
     assert METHODS[name].config is METHOD_CONFIGS[name]
     assert METHODS[name].name == name
 
 
 @every_method
-def test_says_where_it_comes_from_and_what_leaves(name: str) -> None:
+def test_a_method_describes_its_paper_what_leaves_the_client_and_its_settings(name: str) -> None:
     info = METHOD_CONFIGS[name].info
     assert all((info.title, info.paper, info.equations, info.leaves_the_client, info.stays_on_the_client))
     schema = METHOD_CONFIGS[name].model_json_schema()
@@ -61,7 +61,7 @@ def test_says_where_it_comes_from_and_what_leaves(name: str) -> None:
 
 
 @every_method
-def test_config_round_trips_and_refuses_unknown_keys(name: str) -> None:
+def test_a_config_round_trips_and_refuses_unknown_keys(name: str) -> None:
     spec = method_spec(name)
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
@@ -70,16 +70,16 @@ def test_config_round_trips_and_refuses_unknown_keys(name: str) -> None:
 
 
 @methods_that_train
-def test_two_rounds_with_partial_participation(name: str) -> None:
+def test_rounds_with_partial_participation_and_a_late_joiner_give_finite_weights(name: str) -> None:
     spec = method_spec(name, seed=SEED_OF_A_LATE_JOINER, cohort={"min_clients": 3, "fraction": 0.67}, num_rounds=3)
     result = simulate(spec, shards(spec))
     assert [len(record.clients) for record in result.history] == [2, 2, 2]
-    assert len({client for record in result.history for client in record.clients}) == 3  # somebody joined late
+    assert len({client for record in result.history for client in record.clients}) == 3  # one client joined late
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
 
 
 @methods_that_train
-def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
+def test_a_run_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
     spec = method_spec(name)
     first, again = simulate(spec, shards(spec)), simulate(spec, shards(spec))
     assert are_equal(first.model, again.model)
@@ -89,7 +89,7 @@ def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
 
 
 @methods_that_train
-def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Path) -> None:
+def test_artifacts_match_the_plan_and_are_unchanged_by_safetensors(name: str, tmp_path: Path) -> None:
     spec = method_spec(name)
     method, plan = METHODS[name], METHODS[name].bind(spec).plan
     start = start_run(method, context(spec, 0))
@@ -136,7 +136,7 @@ def test_the_coordinator_combines_tensors_as_the_plan_declares(name: str) -> Non
 
 @methods_that_train
 def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> None:
-    """The next state is dropped with the process; trained again from the old one, the round is the same."""
+    """The next state is lost with the process. Trained again from the old state, the round has the same result."""
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
     first = _train(spec, start.received, None)
@@ -148,7 +148,7 @@ def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> Non
 
 
 @methods_that_train
-def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
+def test_a_client_that_lost_its_state_can_train_without_it(name: str) -> None:
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
     cold = _train(spec, start.received, None, number=2)

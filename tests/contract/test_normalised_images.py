@@ -1,4 +1,4 @@
-"""Every encoder takes images with the mean and the standard deviation of the spec, whichever part embeds them."""
+"""Every part that embeds images normalises them with the mean and the standard deviation of the spec."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from fedssl.models import Encoder
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 
-# Pixels in 0..1 become numbers in -4..0: a positive number is one of an image that was not normalised.
+# Pixels in 0..1 become numbers in -4..0, so a positive number comes from an image that was not normalised.
 DATA = {"channels": 1, "image_size": 8, "mean": [1.0], "std": [0.25]}
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("fedca", {}),  # trains on the coordinator, and embeds views
-        ("flesd", {}),  # distils at the coordinator
+        ("fedca", {}),  # it trains on the coordinator, and embeds views
+        ("flesd", {}),  # it distils on the coordinator
         ("fedsimclr", {"data": {**DATA, "local_crops": {"num_crops": 2, "image_size": 4}}}),
         ("fedbyol", {"model": {"encoder": {"widths": [8, 16]}, "batch_norm": "recalibrate"}}),
         ("ridge-probe", {}),

@@ -1,4 +1,4 @@
-"""The methods that stand for all others in tests that take long have every trait that a method can have."""
+"""The representative methods, which replace all methods in slow tests, cover every trait that a method can have."""
 
 from collections.abc import Callable
 

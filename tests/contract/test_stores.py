@@ -1,4 +1,4 @@
-"""What every artifact store promises."""
+"""The contract of every artifact store."""
 
 import hashlib
 import os
@@ -27,22 +27,22 @@ TRICKS = ["", "..", "../../etc/passwd", "ab/cd", NONE[:-1], NONE + "0", "A" * 64
 
 
 class Kind(Protocol):
-    """Makes stores of one kind, all over the same bytes. `num_writers`: as many as its server takes at one name."""
+    """Makes stores of one kind over the same bytes. `num_writers`: how many writers its server accepts for one name."""
 
     num_writers: int
 
     def open(self) -> Store: ...
 
     def damage(self, digest: str, content: bytes) -> None:
-        """Give an artifact other bytes, which no store does."""
+        """Replace the bytes of an artifact, which no store does by itself."""
         ...
 
     def empty(self) -> None:
-        """Remove everything, folders included, while stores are open."""
+        """Remove everything, including folders, while stores are open."""
         ...
 
     def held(self) -> list[str]:
-        """Names of everything that it holds, beside copies of artifacts."""
+        """Return the names of everything in the store, except local copies of artifacts."""
         ...
 
     def backdate(self, digest: str, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Kind(Protocol):
         ...
 
     def add(self, name: str) -> None:
-        """Put something there that is no artifact."""
+        """Add something to the store that is not an artifact."""
         ...
 
 
@@ -66,7 +66,7 @@ class Files:
     def damage(self, digest: str, content: bytes) -> None:
         path = self._root / digest[:2] / digest[2:4] / digest
         path.write_bytes(content)
-        os.utime(path, (time.time() - 60, time.time() - 60))  # a bit that flips on the disk changes no time
+        os.utime(path, (time.time() - 60, time.time() - 60))  # a bit that flips on the disk does not change the time
 
     def empty(self) -> None:
         for path in self._root.iterdir():
@@ -112,7 +112,7 @@ class S3:
         (self._cache / "files" / digest).unlink(missing_ok=True)
 
     def empty(self) -> None:
-        """Remove only the local folder: a bucket has no folders."""
+        """Remove only the local folder, because a bucket has no folders."""
         shutil.rmtree(self._cache)
 
     def held(self) -> list[str]:
@@ -167,7 +167,7 @@ def _arrived(store: Store) -> bytes:
 
 
 @pytest.mark.parametrize("expected", [None, DIGEST])
-def test_what_was_committed_is_there(store: Store, expected: str | None) -> None:
+def test_a_committed_artifact_is_stored(store: Store, expected: str | None) -> None:
     assert DIGEST not in store
     assert _put(store, expected=expected) == DIGEST
     assert DIGEST in store
@@ -175,7 +175,7 @@ def test_what_was_committed_is_there(store: Store, expected: str | None) -> None
     assert digest_of(store.path(DIGEST)) == DIGEST
 
 
-def test_pieces_make_a_whole(store: Store) -> None:
+def test_an_artifact_can_be_written_in_pieces(store: Store) -> None:
     with store.writer() as writer:
         for start in range(0, len(DATA), 999):
             writer.write(DATA[start : start + 999])
@@ -187,13 +187,13 @@ def test_pieces_make_a_whole(store: Store) -> None:
     assert store.path(DIGEST).read_bytes() == DATA
 
 
-def test_nothing_is_an_artifact_too(store: Store) -> None:
+def test_an_empty_artifact_can_be_stored(store: Store) -> None:
     empty = hashlib.sha256(b"").hexdigest()
     assert _put(store, b"") == empty
     assert store.path(empty).read_bytes() == b""
 
 
-def test_another_digest_stores_nothing(store: Store, kind: Kind) -> None:
+def test_bytes_with_another_digest_than_announced_are_not_stored(store: Store, kind: Kind) -> None:
     with pytest.raises(DigestMismatch, match=f"sha256 {DIGEST}, but the announced one is {NONE}: send them again"):
         _put(store, expected=NONE)
     with store.writer() as writer:
@@ -205,7 +205,7 @@ def test_another_digest_stores_nothing(store: Store, kind: Kind) -> None:
     assert kind.held() == []
 
 
-def test_what_was_not_committed_leaves_no_trace(store: Store, kind: Kind) -> None:
+def test_an_uncommitted_write_leaves_no_files(store: Store, kind: Kind) -> None:
     with store.writer() as writer:
         writer.write(DATA)
         writer.flush()
@@ -215,9 +215,9 @@ def test_what_was_not_committed_leaves_no_trace(store: Store, kind: Kind) -> Non
     assert kind.held() == []
 
 
-def test_a_write_that_fails_leaves_no_trace(store: Store, kind: Kind) -> None:
+def test_a_failed_write_leaves_no_files(store: Store, kind: Kind) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # fails as a full disk does, also when the file is closed
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # fails like a full disk, also when the file is closed
     try:
         with pytest.raises(OSError, match="File too large"):
             _write_parts(store)
@@ -226,12 +226,12 @@ def test_a_write_that_fails_leaves_no_trace(store: Store, kind: Kind) -> None:
     assert kind.held() == []
 
 
-def test_the_same_again_is_no_error(store: Store, kind: Kind) -> None:
+def test_an_artifact_may_be_stored_repeatedly(store: Store, kind: Kind) -> None:
     assert [_put(store) for _ in range(3)] == [DIGEST] * 3
     assert len(kind.held()) == 1
 
 
-def test_writers_of_one_digest_at_once(store: Store, kind: Kind) -> None:
+def test_concurrent_writers_of_one_digest_store_it_once(store: Store, kind: Kind) -> None:
     start = threading.Barrier(kind.num_writers)
     digests: list[str] = []
 
@@ -239,7 +239,7 @@ def test_writers_of_one_digest_at_once(store: Store, kind: Kind) -> None:
         start.wait()
         for _ in range(3):
             digests.append(_put(store))
-            assert store.path(DIGEST).read_bytes() == DATA  # whole at every moment
+            assert store.path(DIGEST).read_bytes() == DATA  # complete at every moment
 
     threads = [threading.Thread(target=write) for _ in range(kind.num_writers)]
     for thread in threads:
@@ -250,7 +250,7 @@ def test_writers_of_one_digest_at_once(store: Store, kind: Kind) -> None:
     assert len(kind.held()) == 1
 
 
-def test_a_reader_keeps_what_it_has_opened(store: Store) -> None:
+def test_an_opened_artifact_can_be_read_after_its_deletion(store: Store) -> None:
     _put(store)
     with store.path(DIGEST).open("rb") as file:
         _put(store)
@@ -258,7 +258,7 @@ def test_a_reader_keeps_what_it_has_opened(store: Store) -> None:
         assert file.read() == DATA
 
 
-def test_any_range_is_read(store: Store) -> None:
+def test_any_range_can_be_read(store: Store) -> None:
     _put(store)
     assert store.size(DIGEST) == len(DATA)
     for start, stop in ((0, len(DATA)), (0, 1), (6999, 7000), (1000, 1999), (3, 3)):
@@ -267,7 +267,7 @@ def test_any_range_is_read(store: Store) -> None:
         store.size(NONE)
 
 
-def test_an_artifact_with_other_bytes_is_another_version(store: Store, kind: Kind) -> None:
+def test_an_artifact_whose_bytes_changed_has_another_version(store: Store, kind: Kind) -> None:
     _put(store)
     num_bytes, version = store.version(DIGEST)
     assert (num_bytes, version) == (len(DATA), store.version(DIGEST)[1])
@@ -278,14 +278,14 @@ def test_an_artifact_with_other_bytes_is_another_version(store: Store, kind: Kin
         store.version(NONE)
 
 
-def test_delete(store: Store, kind: Kind) -> None:
+def test_a_deleted_artifact_is_missing_and_deleting_it_again_is_allowed(store: Store, kind: Kind) -> None:
     other = _put(store, b"other")
     _put(store)
     store.delete(DIGEST)
     assert DIGEST not in store
     with pytest.raises(ArtifactNotFound, match=f"no artifact {DIGEST} is stored"):
         store.path(DIGEST)
-    store.delete(DIGEST)  # one that is not there is no error
+    store.delete(DIGEST)  # deleting a missing artifact is not an error
     store.delete(NONE)
     assert other in store
     assert len(kind.held()) == 1
@@ -307,7 +307,7 @@ def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, k
     assert not store.set_aside(DIGEST)
     kind.damage(DIGEST, content)
     assert store.set_aside(DIGEST)
-    assert not store.set_aside(DIGEST)  # once: the process that moves it records it
+    assert not store.set_aside(DIGEST)  # only once: the process that moves it records it
     assert DIGEST not in store
     assert [file.digest for file in store.files()] == []
     [held] = kind.held()
@@ -317,26 +317,26 @@ def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, k
     _put(store)
     assert not store.set_aside(DIGEST)
     assert store.path(DIGEST).read_bytes() == DATA
-    kind.damage(DIGEST, content)  # the second time, too
+    kind.damage(DIGEST, content)  # it can be set aside a second time
     assert store.set_aside(DIGEST)
     assert store.drop_abandoned(60) == []
-    time.sleep(1.1)  # object stores count in whole seconds
+    time.sleep(1.1)  # object stores measure time in whole seconds
     assert store.drop_abandoned(0) == [len(content)]
     assert kind.held() == []
 
 
-def test_an_artifact_that_is_not_there_is_not_set_aside(store: Store) -> None:
+def test_a_missing_artifact_is_not_set_aside(store: Store) -> None:
     assert not store.set_aside(DIGEST)
     with pytest.raises(ArtifactNotFound):
         store.set_aside("../../etc/passwd")
 
 
-def test_the_place_of_an_artifact(store: Store) -> None:
+def test_the_place_of_an_artifact_is_derived_from_its_digest(store: Store) -> None:
     assert store.place(DIGEST).endswith(f"/{DIGEST[:2]}/{DIGEST[2:4]}/{DIGEST}")
 
 
-def test_folders_that_are_gone_are_made_again(store: Store, kind: Kind) -> None:
-    """A backup is restored without `incoming`; a local copy of a bucket may be emptied at any time."""
+def test_missing_folders_are_created_again(store: Store, kind: Kind) -> None:
+    """A backup is restored without `incoming`, and a local copy of a bucket may be emptied at any time."""
     _put(store)
     kind.empty()
     assert _put(store) == DIGEST
@@ -347,7 +347,7 @@ def test_folders_that_are_gone_are_made_again(store: Store, kind: Kind) -> None:
     assert _arrived(store) == b"abc"
 
 
-def test_a_digest_that_is_none(store: Store, kind: Kind, tmp_path: Path) -> None:
+def test_invalid_digests_are_refused(store: Store, kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "passwd").write_text("root")
     for trick in TRICKS:
@@ -361,12 +361,12 @@ def test_a_digest_that_is_none(store: Store, kind: Kind, tmp_path: Path) -> None
     assert kind.held() == []
 
 
-def test_what_is_stored_survives_a_new_start(store: Store, kind: Kind) -> None:
+def test_a_stored_artifact_survives_a_restart(store: Store, kind: Kind) -> None:
     _put(store)
     assert kind.open().path(DIGEST).read_bytes() == DATA
 
 
-def test_everything_that_is_stored_is_listed(store: Store, kind: Kind) -> None:
+def test_all_stored_artifacts_are_listed(store: Store, kind: Kind) -> None:
     assert list(store.files()) == []
     _put(store)
     _put(store, b"more")
@@ -380,7 +380,7 @@ def test_everything_that_is_stored_is_listed(store: Store, kind: Kind) -> None:
     assert sorted(each.age_seconds > 24 * 3600 - 1 for each in listed.values()) == [False, True]
 
 
-def test_what_writers_left_is_dropped_by_its_age(store: Store, kind: Kind) -> None:
+def test_abandoned_writes_are_removed_by_age(store: Store, kind: Kind) -> None:
     with store.writer() as writer:
         writer.write(b"in progress")
         writer.flush()
@@ -392,12 +392,12 @@ def test_what_writers_left_is_dropped_by_its_age(store: Store, kind: Kind) -> No
     assert kind.held() == []
 
 
-def test_parts_make_an_artifact(store: Store, kind: Kind) -> None:
+def test_a_partial_upload_becomes_an_artifact(store: Store, kind: Kind) -> None:
     partial = store.partial("x")
     assert (partial.size, partial.written_at, store.partials()) == (0, None, [])
     for start in range(0, len(DATA), 999):
         parts = [DATA[start : start + 400], DATA[start + 400 : start + 999]]
-        store.partial("x").append(parts, start)  # by whoever, after whatever start
+        store.partial("x").append(parts, start)  # by any process, after any restart
     assert (partial.size, store.partials()) == (len(DATA), ["x"])
     assert kind.open().partial("x").size == len(DATA)
     assert DIGEST not in store
@@ -408,7 +408,7 @@ def test_parts_make_an_artifact(store: Store, kind: Kind) -> None:
     assert (partial.size, store.partials()) == (0, [])
 
 
-def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
+def test_parts_can_only_be_appended_at_the_end(store: Store) -> None:
     partial = store.partial("x")
     for offset in (1, 7):
         with pytest.raises(OffsetMismatch, match="no bytes have arrived yet"):
@@ -424,13 +424,13 @@ def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
     assert (partial.size, store.partials()) == (0, [])
 
 
-def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Store, kind: Kind) -> None:
+def test_concurrent_senders_of_one_file_append_each_byte_once(store: Store, kind: Kind) -> None:
     start = threading.Barrier(kind.num_writers)
 
     def send() -> None:
         start.wait()
         while (offset := store.partial("x").size) < len(DATA):
-            with suppress(OffsetMismatch):  # another was faster
+            with suppress(OffsetMismatch):  # another sender was faster
                 store.partial("x").append([DATA[offset : offset + 500]], offset)
 
     threads = [threading.Thread(target=send) for _ in range(kind.num_writers)]
@@ -441,7 +441,7 @@ def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Sto
     assert _arrived(store) == DATA
 
 
-def test_one_holds_a_part_at_a_time(store: Store) -> None:
+def test_a_partial_upload_can_be_locked_once_at_a_time(store: Store) -> None:
     partial = store.partial("x")
     partial.append([DATA], 0)
     with partial.locked() as held, store.partial("x").locked() as too:
@@ -450,7 +450,7 @@ def test_one_holds_a_part_at_a_time(store: Store) -> None:
         assert held
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+def test_files_that_a_killed_process_left_are_removed_after_a_day(tmp_path: Path) -> None:
     FileStore(tmp_path)
     fresh, stale = tmp_path / "incoming" / "fresh", tmp_path / "incoming" / "stale"
     for path in (fresh, stale):

@@ -1,6 +1,7 @@
-"""A composition declares whether its coordinator needs only sums over the clients, and the coordinator keeps to it.
+"""Each composition declares whether its coordinator needs only sums over the clients, and the coordinator obeys it.
 
-Two cohorts with the same sums and other updates show it: if the coordinator uses only sums, it finds the same weights.
+The tests use two cohorts with the same sums but different updates: a coordinator that uses only sums finds the same
+weights.
 """
 
 import dataclasses
@@ -25,17 +26,17 @@ from fedssl.protocol.runs import RunSpec
 from support.methods import CONFIGS, PUBLIC, context, method_spec
 
 PER_IMAGE = frozenset({"dictionary", "similarity", "representations"})
-"""Kinds of tensors with an entry per image, which no sum over clients can carry."""
+"""Kinds of tensors with an entry per image, which a sum over clients cannot contain."""
 
 REFUSED_IF_RANDOM = frozenset({"probe-sums"})
 """Kinds that the coordinator refuses unless they can be sums of products: see test_ridge_probe.py."""
 
 GRID = 2.0**-10
-ABOVE_ZERO = 32  # more than what is drawn moves a variance, and updates with a negative one are left out
-NUM_CLIENTS = 5  # so many are what Multi-Krum needs
+ABOVE_ZERO = 32  # a higher value than those drawn would change a variance, and updates with a negative one are left out
+NUM_CLIENTS = 5  # Multi-Krum needs at least this many
 
 USUAL_OBJECTIVES = ("fedbyol", "fedca", "orchestra")
-"""Together they have every part that sends tensors of its own. Pytest visits the others if it is called with --full."""
+"""Together they have every part that sends its own tensors. Pytest visits the others if it is called with --full."""
 
 objectives = pytest.mark.parametrize(
     "objective",
@@ -93,8 +94,8 @@ def test_every_method_declares_whether_it_is_a_sum(name: str) -> None:
         _check_narrow(fixed)
 
 
-def test_all_methods_but_four_can_have_secure_aggregation_and_only_centroids_leave_next_to_the_sum() -> None:
-    """The contract above proves each of these declarations; this is the scope of secure aggregation."""
+def test_secure_aggregation_is_refused_by_four_methods_and_only_centroids_leave_separately() -> None:
+    """The tests above prove each of these declarations. This one lists the scope of secure aggregation."""
     usual = {name: method_spec(name).method for name in METHOD_CONFIGS}
     refused = {name for name, method in usual.items() if method.why_not_secure is not None}
     assert refused == {"fedca", "fedu2", "flesd", "single"}
@@ -113,7 +114,7 @@ def test_a_spec_that_is_not_a_sum_is_refused_with_the_reason(name: str) -> None:
     )
 
 
-def test_bounded_shares_of_the_weight_are_not_a_sum() -> None:
+def test_a_limit_on_shares_of_the_weight_is_refused_with_fixed_point_arithmetic() -> None:
     with pytest.raises(ValidationError, match="max_weight_share changes each weight by those of all others"):
         method_spec("fedsimclr", aggregation={"arithmetic": "fixed"}, robustness={"max_weight_share": 0.4})
 
@@ -154,7 +155,7 @@ def _check_secure(spec: RunSpec) -> None:
 
 
 def _check_narrow(spec: RunSpec) -> None:
-    """Assert the same with words of 32 bits, and that a vector is smaller with them."""
+    """Assert the same for words of 32 bits, and that they make a vector smaller."""
     method, (state, sent) = METHODS[spec.method.name], _cohort(spec)
     aggregation = spec.aggregation.model_copy(update={"matrix_bits": 32})
     wide = context(spec.model_copy(update={"aggregation": aggregation}), 2)
@@ -164,8 +165,8 @@ def _check_narrow(spec: RunSpec) -> None:
 
 
 def _check_words(spec: RunSpec, expected: Tensors) -> None:
-    """Assert that a coordinator with nothing but the sum of the clients' words, and what the method sends apart, finds
-    the same bits."""
+    """Assert that a coordinator finds the same bits from only the sum of the clients' words and what the method
+    sends separately."""
     _check_sum(METHODS[spec.method.name], *_cohort(spec), context(spec, 1), expected)
 
 

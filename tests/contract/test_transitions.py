@@ -28,7 +28,7 @@ STATES: dict[type[Row], type[StrEnum]] = {
 JOBS = (DistillationJob, Evaluation)
 PAIRS = [(table, before, after) for table, states in STATES.items() for before, after in product(states, states)]
 
-# What the constraints want of a row in a state.
+# What the constraints require of a row in each state.
 NEEDS: dict[str, dict[str, Any]] = {
     "finished": {"outcome": "completed"},
     "closed": {"verdict": "aggregated"},
@@ -44,7 +44,7 @@ def _needs(table: type[Row], state: str) -> dict[str, Any]:
         ended = {"ended_at": None if state == "offered" else func.now()}
         return ended | ({"counts": {}} if state == "completed" else {})
     results = {"results": {}} if table is Evaluation and state == "completed" else {}
-    if (table, state) in ((Run, "running"), (Round, "open")):  # also of a failed run that is resumed
+    if (table, state) in ((Run, "running"), (Round, "open")):  # a failed run may also be resumed
         return {"outcome": None} if table is Run else {"verdict": None}
     return NEEDS.get(state, {}) | results
 
@@ -76,7 +76,7 @@ def session(database: Tables) -> Iterator[Session]:
 
 @pytest.fixture
 def make(session: Session) -> Make:
-    """A row in a state, committed, with the rows that it hangs on."""
+    """Return a function that commits a row in a given state, with the rows that it depends on."""
 
     def make_row(table: type[Row], state: str) -> Row:
         values = {"state": state, **_needs(table, state)}
@@ -118,29 +118,29 @@ def _name(value: object) -> str:
     return getattr(value, "__tablename__", str(value))
 
 
-def test_the_tables_know_every_state() -> None:
+def test_the_transition_tables_contain_every_state() -> None:
     assert TRANSITIONS.keys() == STATES.keys()
     for table, states in STATES.items():
         mentioned = {state for pair in TRANSITIONS[table] for state in pair}
         assert mentioned == set(states)
 
 
-def test_final_states_have_no_transitions() -> None:
+def test_only_the_listed_states_are_final() -> None:
     ends = {
         table: {state for state in states if not any(before == state for before, _ in TRANSITIONS[table])}
         for table, states in STATES.items()
     }
     assert ends == {
-        Run: set(),  # a failed one may be resumed, a completed one continued
-        Round: set(),  # its failed round is opened again
+        Run: set(),  # a failed run may be resumed, a completed one continued
+        Round: set(),  # the failed round of a resumed run is opened again
         Assignment: {"rejected", "expired", "declined"},  # an accepted one may be lost or left out
         DistillationJob: {"completed", "failed", "cancelled"},
-        Evaluation: {"completed"},  # the others may be asked for again
-        SiteEvaluation: {"completed"},  # the others may be asked for again
+        Evaluation: {"completed"},  # the others may be requested again
+        SiteEvaluation: {"completed"},  # the others may be requested again
     }
 
 
-def test_the_tables_cannot_be_changed() -> None:
+def test_the_transition_tables_are_immutable() -> None:
     with pytest.raises(TypeError):
         TRANSITIONS[Run] = {}  # type: ignore[index]
     with pytest.raises(TypeError):
@@ -162,9 +162,9 @@ def test_every_pair_of_states_is_a_transition_or_refused(
         assert database.dump() == untouched
         return
     assert transition(session, row, after, "why", data={"more": 1}, **needs)
-    assert database.dump() == untouched  # not before the commit
+    assert database.dump() == untouched  # nothing is visible before the commit
     session.commit()
-    assert (row.id, row.state) == (row_id, after)  # read again
+    assert (row.id, row.state) == (row_id, after)  # both are read again
     [event] = database.events_after(last)
     assert (event.kind, event.message) == (TRANSITIONS[table][before, after], "why")
     assert event.run_id == (row.id if isinstance(row, Run) else row.run_id)
@@ -184,7 +184,8 @@ LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pair
 def test_a_lost_race_changes_nothing(
     database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any
 ) -> None:
-    """If another transaction moved the row since it was read: False, no event, and the row shows its new state."""
+    """If another transaction changed the row since it was read, the result is False without an event, and the row
+    shows its new state."""
     row = make(table, before)
     others = [state for state in STATES[table] if state not in (before, after)]
     ended = (
@@ -216,7 +217,7 @@ def test_a_lost_race_changes_nothing(
     assert row.state == other
 
 
-def test_a_transition_is_undone_with_its_event(database: Tables, session: Session, make: Make) -> None:
+def test_a_rollback_undoes_a_transition_and_its_event(database: Tables, session: Session, make: Make) -> None:
     row = make(Run, "running")
     untouched = database.dump()
     assert transition(session, row, RunState.PAUSED, "why")
@@ -225,7 +226,7 @@ def test_a_transition_is_undone_with_its_event(database: Tables, session: Sessio
     assert row.state == "running"
 
 
-def test_a_row_that_left_its_session_can_still_be_moved(database: Tables, session: Session, make: Make) -> None:
+def test_a_detached_row_can_still_make_a_transition(database: Tables, session: Session, make: Make) -> None:
     row = make(Run, "running")
     session.expunge(row)
     assert transition(session, row, RunState.PAUSED, "why")

@@ -1,4 +1,4 @@
-"""Where the demonstration computes."""
+"""Option for the device on which the demonstration computes."""
 
 import pytest
 

@@ -1,12 +1,12 @@
-"""`fedssl up` with four workers, and three methods whose coordinator does more than average, on Fashion-MNIST.
+"""`fedssl up` with four workers and three methods whose coordinator does more than average, on Fashion-MNIST.
 
-SSD's dimensions, FedRLC's centers and FLESD's distillation for clients of two kinds: one after the other, all at once,
-and while workers and the coordinator's processes are killed. `make demonstration` runs it, in about ten minutes;
-docs/contributing/log.md has the last results.
+The methods are SSD with its dimensions, FedRLC with its centers, and FLESD with distillation for clients of two
+kinds. They run one after another, all at once, and while workers and the coordinator's processes are killed. `make
+demonstration` runs this in about ten minutes; docs/contributing/log.md has the last results.
 
-Every run has the bits of its simulation, also on a GPU (`make demonstration ARGS="--device cuda"`), which the workers
-and the coordinator share: there the runs are deterministic. A GPU draws other random numbers than a CPU. So its scores
-are compared with those of a simulation on a CPU as those of another seed would be.
+Every run has the bits of its simulation, also on a GPU (`make demonstration ARGS="--device cuda"`), which the
+workers and the coordinator share: there the runs are deterministic. A GPU draws other random numbers than a CPU, so
+its scores are compared with those of a simulation on a CPU as if it had another seed.
 """
 
 import os
@@ -42,7 +42,7 @@ CLIENTS = tuple(f"client-{number}" for number in range(4))
 OWN_ENCODER = "client-3={ name = 'convnet', widths = [8, 16, 32] }"
 DISTILLER, WORKER = "--queues distill", "fedssl_worker run"
 VICTIMS = ("--queues aggregate", "--queues evaluate", "fedssl_coordinator beat")
-REST_SECONDS = 25.0  # before a process is killed again: the supervisor gives up one that dies within 20 s
+REST_SECONDS = 25.0  # before another kill: the supervisor gives up a process that dies within 20 s
 METHODS: dict[str, dict[str, Any]] = {
     "ssd": {"method": {"name": "ssd"}},
     "fedrlc": {"method": {"name": "fedrlc"}},
@@ -162,7 +162,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     up = Up(folder, "up", "--port", "0", *options, "--encoder", OWN_ENCODER, "--format", "json")
     try:
         running = Running(folder, up, device)
-        # Registered under the name by which a simulation finds the same images.
+        # They are registered under the name by which a simulation finds the same images.
         running.fedssl("public-dataset", "add", DATA, DATA, "--split", "test")
         running.fedssl("evaluation-dataset", "add", DATA, DATA)
         yield running
@@ -182,7 +182,8 @@ def simulated() -> Simulated:
 
 
 def _problems(running: Running, run: RunView, simulated: Simulated) -> list[str]:
-    """Return what differs between a run and its simulation, and scores too far from those of a simulation on a CPU."""
+    """Return how a run differs from its simulation, and which scores are too far from those of a simulation on a
+    CPU."""
     results = []
     for device in dict.fromkeys((running.device, "cpu")):  # meanwhile the federation trains
         key = (run.spec.method.name, run.spec.seed, device)
@@ -221,7 +222,7 @@ def _tell(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def test_one_after_the_other(running: Running, simulated: Simulated) -> None:
+def test_runs_one_after_another_equal_their_simulations(running: Running, simulated: Simulated) -> None:
     assert [each for method in METHODS for each in _problems(running, running.submit(method, 0), simulated)] == []
     flesd = distillation_of(
         next(run for run in map(running.client.run, _ids(running)) if "flesd" in run.name).spec.method
@@ -234,16 +235,16 @@ def _ids(running: Running) -> list[UUID]:
     return [run.id for run in running.client.runs()]
 
 
-def test_all_at_once(running: Running, simulated: Simulated) -> None:
+def test_runs_all_at_once_equal_their_simulations(running: Running, simulated: Simulated) -> None:
     runs = [running.submit(method, 1) for method in METHODS]
     assert [each for run in runs for each in _problems(running, run, simulated)] == []
 
 
-def test_while_processes_are_killed(running: Running, simulated: Simulated) -> None:
-    """One of the coordinator's processes is killed every two to four seconds, and so are a worker that trains and the
-    distiller in the middle of a distillation.
+def test_runs_whose_processes_are_killed_equal_their_simulations(running: Running, simulated: Simulated) -> None:
+    """Every two to four seconds one of the coordinator's processes is killed. A training worker is killed too, and
+    the distiller in the middle of a distillation.
 
-    The supervisor restarts killed processes. It would give up one that dies again soon after its start.
+    The supervisor restarts killed processes, but would give up one that dies again soon after its start.
     """
     draw = random.Random(5)
     runs = [running.submit(method, 1) for method in METHODS]

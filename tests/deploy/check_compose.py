@@ -1,6 +1,7 @@
 """`make compose-test`: the federation of docker-compose.yml on a real Docker engine, from first start to removal.
 
-Not part of the suite: it builds images and takes minutes. It has a project name, volumes and a port of its own.
+This is not part of the test suite: it builds images and takes minutes. It has its own project name, volumes and
+port.
 """
 
 import json
@@ -29,7 +30,7 @@ def federation() -> Iterator[Federation]:
 
 @pytest.fixture(scope="module")
 def undisturbed(federation: Federation) -> RunView:
-    """Return the completed run to which the others are compared."""
+    """Return the completed run with which the others are compared."""
     return federation.completed(federation.submit())
 
 
@@ -39,7 +40,7 @@ def test_a_run_completes(undisturbed: RunView) -> None:
 
 
 @pytest.mark.parametrize("service", SERVERS)
-def test_containers_can_do_little(federation: Federation, service: str) -> None:
+def test_containers_are_restricted_and_healthy(federation: Federation, service: str) -> None:
     container = federation.inspect(service)
     settings = container["HostConfig"]
     assert settings["ReadonlyRootfs"]
@@ -49,18 +50,18 @@ def test_containers_can_do_little(federation: Federation, service: str) -> None:
     assert container["State"]["Health"]["Status"] == "healthy"
     addresses = [port["HostIp"] for ports in settings["PortBindings"].values() for port in ports]
     assert addresses == (["127.0.0.1"] if service == "api" else [])
-    if service not in ("postgres", "redis"):  # these begin as root and change to a user of their own
+    if service not in ("postgres", "redis"):  # these start as root and change to their own user
         assert container["Config"]["User"] == federation.environment.get("FEDSSL_USER", "10001:10001")
 
 
-def test_up_again_creates_no_container_again(federation: Federation) -> None:
+def test_a_second_up_keeps_the_containers(federation: Federation) -> None:
     before = [federation.container(service) for service in SERVERS]
     federation.up()
     assert [federation.container(service) for service in SERVERS] == before
 
 
 def test_the_api_takes_the_next_free_port(federation: Federation) -> None:
-    """Two containers with the port of the API, which is not set here, at the same time."""
+    """Two containers at the same time have the port of the API, which is not set here."""
     run = ["run", "--detach", "--service-ports", "--no-deps", "--entrypoint", "sleep", "api", "600"]
     started: list[str] = []
     try:
@@ -73,7 +74,7 @@ def test_the_api_takes_the_next_free_port(federation: Federation) -> None:
     assert all(re.fullmatch(r"127\.0\.0\.1:80[01]\d", port) for port in ports)
 
 
-def test_results_land_in_a_folder_of_this_machine(federation: Federation, undisturbed: RunView) -> None:
+def test_results_are_written_to_a_folder_of_this_machine(federation: Federation, undisturbed: RunView) -> None:
     federation.compose("run", "--rm", "-T", "cli", "run", "pull", str(undisturbed.id), "--out", "results/encoder")
     assert (federation.results / "encoder").is_dir()
 
@@ -81,11 +82,11 @@ def test_results_land_in_a_folder_of_this_machine(federation: Federation, undist
 @pytest.mark.parametrize("service", ["api", "aggregator", "worker-0"])
 def test_every_line_of_a_log_is_json(federation: Federation, undisturbed: RunView, service: str) -> None:
     logs = federation.compose("logs", "--no-color", "--no-log-prefix", service)
-    lines = [line.removeprefix("\x1b[2K") for line in logs.splitlines()]  # which compose 2.26 writes to any output
+    lines = [line.removeprefix("\x1b[2K") for line in logs.splitlines()]  # compose 2.26 writes this to any output
     assert all(isinstance(json.loads(line), dict) for line in lines if line)
 
 
-def test_every_first_start_has_a_password_of_its_own_and_workers_see_none(federation: Federation) -> None:
+def test_a_first_start_creates_a_password_that_workers_cannot_read(federation: Federation) -> None:
     password = federation.compose("exec", "-T", "postgres", "cat", "/run/secrets/postgres/password")
     assert len(password) >= 40
     for worker in WORKERS:
@@ -107,7 +108,7 @@ def test_an_image_lists_its_components(federation: Federation, service: str) -> 
     assert ("torch" in names) == (service != "api")
 
 
-def test_whatever_crashes_the_run_has_the_same_bits(federation: Federation, undisturbed: RunView) -> None:
+def test_a_run_has_the_same_bits_after_crashes(federation: Federation, undisturbed: RunView) -> None:
     run = federation.submit()
     with federation.client() as client:
         eventually(lambda: client.run(run).rounds_closed >= 1)
@@ -118,16 +119,16 @@ def test_whatever_crashes_the_run_has_the_same_bits(federation: Federation, undi
     assert federation.completed(run).model == undisturbed.model
 
 
-def test_down_and_up_forgets_nothing(federation: Federation, undisturbed: RunView) -> None:
+def test_runs_and_workers_survive_down_and_up(federation: Federation, undisturbed: RunView) -> None:
     federation.compose("down")
     federation.up()
     shown = federation.fedssl("run", "show", str(undisturbed.id))
     assert (shown["state"], shown["model"]) == ("finished", undisturbed.model)
-    # The same workers, which enrolled once, and the same images: another run gives the same model.
+    # The workers and images are the same, and the workers enrolled only once: another run gives the same model.
     assert federation.completed(federation.submit()).model == undisturbed.model
 
 
-def test_every_panel_of_the_dashboard_shows_something(federation: Federation, undisturbed: RunView) -> None:
+def test_every_panel_of_the_dashboard_shows_data(federation: Federation, undisturbed: RunView) -> None:
     federation.compose("down")
     port = free_port()
     observed = Federation("compose.observability.yml", PROMETHEUS_PORT=port)
@@ -149,7 +150,9 @@ def test_every_panel_of_the_dashboard_shows_something(federation: Federation, un
         observed.remove()
 
 
-def test_a_bucket_in_place_of_the_volume(federation: Federation, undisturbed: RunView) -> None:
+def test_a_run_has_the_same_bits_with_a_bucket_in_place_of_the_volume(
+    federation: Federation, undisturbed: RunView
+) -> None:
     federation.compose("down")
     with_bucket = Federation("compose.s3.yml")
     try:

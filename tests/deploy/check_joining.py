@@ -1,6 +1,6 @@
-"""`make compose-test`: a site joins by its kit, over TLS, and is healthy only if it can work.
+"""`make compose-test`: a site joins with its kit, over TLS, and is healthy only if it can work.
 
-The coordinator is published by https under a name that only the site's hosts file, or its proxy, knows.
+The coordinator is published over https under a name that only the site's hosts file, or its proxy, knows.
 """
 
 import json
@@ -34,7 +34,7 @@ services:
     extra_hosts: ["{name}:host-gateway"]
 """
 
-# An ACME server of the test's own, which finds the proxy by its public name.
+# The test's own ACME server, which finds the proxy by its public name.
 ACME = """
 services:
   authority:
@@ -53,7 +53,7 @@ authority {
 
 
 class Site:
-    """A data owner's folder, from a kit. `host`: the name that leads to the engine's machine."""
+    """A data owner's folder, from a kit. `host`: the name that refers to the engine's machine."""
 
     def __init__(self, kit: Path, folder: Path, host: str) -> None:
         with zipfile.ZipFile(kit) as archive:
@@ -64,7 +64,7 @@ class Site:
         (self.folder / "test.yml").write_text(ON_THE_ENGINE_S_MACHINE.format(name=host))
         lines = (self.folder / ".env").read_text().splitlines()
         self.secret = next(line.partition("=")[2] for line in lines if line.startswith("FEDSSL_ENROLMENT_TOKEN="))
-        # The engine may have a site of this name.
+        # The engine may still have a site with this name.
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
         self._environment["COMPOSE_PROJECT_NAME"] = f"fedssl-test-{secrets.token_hex(4)}"
 
@@ -73,7 +73,7 @@ class Site:
             file.writelines(f"{name}={value}\n" for name, value in settings.items())
 
     def save_as_windows_does(self, name: str) -> None:
-        """Give a file the byte order mark and the ends of lines that editors on Windows write."""
+        """Give a file the byte order mark and the line ends that editors on Windows write."""
         path = self.folder / name
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
 
@@ -102,7 +102,7 @@ class Site:
     def reason(self) -> str:
         """Return why the worker is unhealthy: what its health check printed, which is also in its log.
 
-        The worker must not have been restarted.
+        Asserts that the worker was not restarted.
         """
         state = self.state()
         assert (state["RestartCount"], state["State"]["Health"]["Status"]) == (0, "unhealthy")
@@ -115,7 +115,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Yield a coordinator behind a proxy, whose certificate is of the proxy's own authority."""
+    """Yield a coordinator behind a proxy with a certificate from the proxy's own authority."""
     require_engine()
     ports = {"FEDSSL_HTTP_PORT": free_port(), "FEDSSL_HTTPS_PORT": free_port()}
     folder = tmp_path_factory.mktemp("acme")
@@ -156,10 +156,10 @@ def site(published: Federation, tmp_path: Path) -> Iterator[Callable[..., Site]]
             each.compose("--profile", "page", "down", "--volumes")
 
 
-def test_a_site_joins_by_its_kit(published: Federation, site: Callable[..., Site]) -> None:
+def test_a_site_joins_with_its_kit(published: Federation, site: Callable[..., Site]) -> None:
     joining = site("hospital-a", "--ca", "results/root.crt")
     assert not joining.starts()
-    assert "/data" in joining.reason()  # without images; the token is not spent
+    assert "/data" in joining.reason()  # there are no images; the token is not used up
 
     joining.add_images()
     assert joining.starts()
@@ -188,18 +188,20 @@ def _review(joined: Site) -> None:
     assert joined.state("page")["State"]["ExitCode"] == 0
 
 
-def test_a_certificate_that_the_site_does_not_trust_is_the_reason(site: Callable[..., Site]) -> None:
+def test_an_untrusted_certificate_is_reported_as_the_reason(site: Callable[..., Site]) -> None:
     joining = site("hospital-b")
     joining.add_images()
     assert not joining.starts()
     assert "shows a certificate that is not trusted" in joining.reason()
 
 
-def test_a_user_of_the_site_s_own_behind_a_company_s_proxy(published: Federation, site: Callable[..., Site]) -> None:
+def test_a_site_joins_with_its_own_user_through_a_company_proxy(
+    published: Federation, site: Callable[..., Site]
+) -> None:
     target = f"{NAME}:{published.environment['FEDSSL_HTTPS_PORT']}"
     server = ("127.0.0.1", int(published.environment["FEDSSL_HTTPS_PORT"]))
     with ConnectProxy({target: server}, host="0.0.0.0") as proxy:
-        # The site does not know the coordinator's name: only the proxy does.
+        # The site does not know the coordinator's name, but the proxy does.
         joining = site("hospital-c", "--ca", "results/root.crt", host="proxy.test")
         joining.add_images()
         (joining.folder / "state").mkdir(mode=0o700)
@@ -214,7 +216,7 @@ def test_a_user_of_the_site_s_own_behind_a_company_s_proxy(published: Federation
     assert published.fedssl("client", "show", "hospital-c")["num_images"] == 12
 
 
-def test_a_proxy_that_inspects_tls_and_files_that_windows_has_saved(
+def test_a_site_joins_through_an_inspecting_proxy_with_files_saved_on_windows(
     published: Federation, site: Callable[..., Site], tmp_path: Path
 ) -> None:
     target = f"{NAME}:{published.environment['FEDSSL_HTTPS_PORT']}"
@@ -234,7 +236,7 @@ def test_a_proxy_that_inspects_tls_and_files_that_windows_has_saved(
     assert published.fedssl("client", "show", "hospital-d")["policy"]["allow"] == []
 
 
-def test_a_certificate_of_the_operator_s_own(published: Federation, tmp_path: Path) -> None:
+def test_the_proxy_can_use_a_certificate_of_the_operator(published: Federation, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.sign("api", "127.0.0.1")
     certificates = tmp_path / "certificates"
@@ -253,7 +255,7 @@ def test_a_certificate_of_the_operator_s_own(published: Federation, tmp_path: Pa
         assert "hospital-c" in {known.id for known in client.clients()}
 
 
-def test_a_certificate_from_an_acme_server_of_the_operator_s_own(published: Federation, tmp_path: Path) -> None:
+def test_the_proxy_can_get_a_certificate_from_the_operators_acme_server(published: Federation, tmp_path: Path) -> None:
     published.compose("up", "--detach", "authority")
     root = "/data/caddy/pki/authorities/local/root.crt"
     certificate = eventually(

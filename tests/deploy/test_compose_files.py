@@ -1,4 +1,4 @@
-"""The rules for every compose file, read without an engine. `make compose-test` runs them on one."""
+"""The rules for every compose file, read without an engine. `make compose-test` runs the files on one."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ FILES = [ROOT / "docker-compose.yml", *OVERLAYS, *sorted((ROOT / "deploy" / "joi
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows compose's own tags."""
+    """A loader that knows compose's own tags."""
 
 
 _Loader.add_constructor("!reset", lambda loader, node: [])
@@ -26,7 +26,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _new_services() -> list[Any]:
-    """Services that a file adds, and not those that an overlay changes."""
+    """Return the services that a file adds, without those that an overlay changes."""
     base = _read(FILES[0])["services"]
     found = []
     for path in FILES:
@@ -37,7 +37,7 @@ def _new_services() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "service"), _new_services())
-def test_services_can_do_little_and_are_bounded(name: str, service: dict[str, Any]) -> None:
+def test_services_are_restricted_and_have_resource_limits(name: str, service: dict[str, Any]) -> None:
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
@@ -50,7 +50,7 @@ def test_services_can_do_little_and_are_bounded(name: str, service: dict[str, An
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_secrets_are_in_no_file(path: Path) -> None:
+def test_no_compose_file_contains_a_secret(path: Path) -> None:
     for service in _read(path)["services"].values():
         for variable, value in service.get("environment", {}).items():
             if re.search("PASSWORD|TOKEN|SECRET", variable):
@@ -64,7 +64,7 @@ def test_only_the_proxy_listens_beyond_this_machine() -> None:
                 assert str(port).startswith("127.0.0.1:") or name == "proxy", f"{path.name}: {name} {port}"
 
 
-def test_overlays_change_services_that_there_are() -> None:
+def test_overlays_change_only_existing_services() -> None:
     base = set(_read(FILES[0])["services"])
     for path in OVERLAYS:
         for name, service in _read(path)["services"].items():
@@ -77,7 +77,7 @@ def test_one_service_builds_each_image() -> None:
         named = {service["image"] for service in services if service.get("image", "").startswith("fedssl-")}
         built = [service["image"] for service in services if "build" in service]
         assert sorted(built) == sorted(named), path.name
-    # No registry is asked for an image that another service of the file builds.
+    # An image that another service of the file builds is never pulled from a registry.
     services = _read(FILES[0])["services"].values()
     assert all(each["pull_policy"] == "never" for each in services if each["image"].startswith("fedssl-"))
 
@@ -102,7 +102,7 @@ def test_every_process_with_a_gpu_has_a_setting_for_it() -> None:
     assert set(services) == {"distiller", "evaluator", "worker-0", "worker-1", "worker-2"}
 
 
-def test_mounted_files_are_there() -> None:
+def test_mounted_files_exist() -> None:
     for path in FILES:
         for service in _read(path)["services"].values():
             for volume in service.get("volumes", []):
@@ -120,7 +120,7 @@ def test_every_worker_has_a_shard_of_the_example() -> None:
     assert services["enrol"]["command"] == clients
 
 
-def test_every_process_of_the_coordinator_has_the_bucket() -> None:
+def test_every_process_of_the_coordinator_uses_the_bucket() -> None:
     base, overlay = _read(FILES[0]), _read(ROOT / "compose.s3.yml")["services"]
     keeping = {
         name for name, service in base["services"].items() if "store:/var/lib/fedssl" in service.get("volumes", [])
@@ -136,7 +136,7 @@ def test_every_process_of_the_coordinator_has_the_bucket() -> None:
     assert "ports" not in overlay["objects"]
 
 
-def test_the_object_store_that_is_brought_along_has_keys_of_its_own() -> None:
+def test_the_bundled_object_store_has_its_own_keys() -> None:
     overlay = _read(ROOT / "compose.s3.yml")["services"]
     making, serving = overlay["secrets"]["volumes"], overlay["objects"]["volumes"]
     assert "objects-secrets:/secrets/objects" in making
@@ -144,7 +144,7 @@ def test_the_object_store_that_is_brought_along_has_keys_of_its_own() -> None:
     read = (ROOT / "deploy" / "s3" / "serve.sh").read_text()
     for name in ("fedssl_s3_access_key_id", "fedssl_s3_secret_access_key"):
         assert f"$keys/{name}" in read
-    # An operator's folder: where the coordinator's keys are copied from, and there read-only.
+    # An operator's folder is mounted only where the coordinator's keys are copied from, read-only.
     mounted = [volume for service in overlay.values() for volume in service.get("volumes", []) if "S3_KEYS" in volume]
     assert mounted == ["${FEDSSL_S3_KEYS:-objects-secrets}:/keys:ro"]
     assert mounted[0] in making

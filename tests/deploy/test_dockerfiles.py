@@ -17,12 +17,12 @@ def _shared(path: Path) -> str:
     return text[text.index("ARG PYTHON") : text.index("COPY services/")]
 
 
-def test_what_trains_is_the_same_layer_in_both() -> None:
+def test_the_training_layers_are_the_same_in_both_dockerfiles() -> None:
     assert _shared(COORDINATOR) == _shared(WORKER)
 
 
 @pytest.mark.parametrize("path", [COORDINATOR, WORKER], ids=lambda path: path.parent.name)
-def test_final_stages_are_nobody_and_know_whether_they_live(path: Path) -> None:
+def test_final_stages_run_unprivileged_and_have_a_health_check(path: Path) -> None:
     stages = re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)
     final = [stage for stage in stages if "ENTRYPOINT" in stage]
     assert len(final) == (3 if path == COORDINATOR else 1)
@@ -31,7 +31,7 @@ def test_final_stages_are_nobody_and_know_whether_they_live(path: Path) -> None:
         assert "HEALTHCHECK" in stage
 
 
-def test_requirements_follow_the_projects_own_distributions() -> None:
+def test_requirements_are_those_of_the_projects_distributions() -> None:
     command = [sys.executable, "deploy/requirements.py", "services/coordinator", "services/worker"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert {"torch~=2.13.0", "celery~=5.7.0"} <= set(lines)

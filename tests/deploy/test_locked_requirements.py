@@ -63,7 +63,7 @@ def test_versions_are_those_of_the_constraints(name: str) -> None:
 
 
 def _needed(requirement: Requirement, found: set[str]) -> None:
-    """Add a distribution and all that it needs here, directly or indirectly, by the metadata of what is installed."""
+    """Add a distribution and all its direct and indirect requirements here, from the metadata of installed packages."""
     name = canonicalize_name(requirement.name)
     key = str(requirement.extras) + name
     if key in found:
@@ -84,12 +84,12 @@ def test_an_image_installs_all_that_it_needs(image: str) -> None:
     _needed(Requirement(distribution), found)
     needed = {name for name in found if re.fullmatch(r"[a-z0-9-]+", name) and not name.startswith("fedssl")}
     assert needed <= listed, f"{needed - listed}: run make lock-images"
-    # It installs nothing else: an image without torch stays without it.
+    # An image installs nothing else, so an image without torch stays without it.
     elsewhere = {"async-timeout", "setuptools"}
     assert listed - needed <= elsewhere, listed - needed
 
 
-def test_the_two_builds_of_torch_are_of_one_version() -> None:
+def test_the_two_builds_of_torch_have_the_same_version() -> None:
     cuda, cpu = _entries("torch-cuda"), _entries("torch-cpu")
     assert _version(cpu["torch"]) == f"{_version(cuda['torch'])}+cpu"
     assert set(cpu) == {"torch"}
@@ -97,7 +97,7 @@ def test_the_two_builds_of_torch_are_of_one_version() -> None:
     assert not set(cuda) & set(_entries("training"))
 
 
-def test_the_documented_cuda_is_the_locked_one() -> None:
+def test_the_documented_cuda_version_is_the_locked_one() -> None:
     cuda = {package: _version(line) for package, line in _entries("torch-cuda").items()}
     shown = {
         name: ".".join(cuda[package].split(".")[:2])
@@ -118,7 +118,7 @@ def test_every_file_is_used_by_an_image() -> None:
 
 
 def test_base_images_may_be_given_by_digest() -> None:
-    """The Makefile's list is that of the Dockerfiles and the compose files."""
+    """The Makefile's list has the same images as the Dockerfiles and the compose files."""
     listed = dict(re.findall(r"\b([A-Z]+)=(\S+:\S+)", (ROOT / "Makefile").read_text().partition("BASE_IMAGES :=")[2]))
     compose = "".join(path.read_text() for path in [ROOT / "docker-compose.yml", *ROOT.glob("compose.*.yml")])
     used = dict(re.findall(r"\$\{FEDSSL_([A-Z]+)_IMAGE:-([^}]+)\}", compose))

@@ -1,4 +1,4 @@
-"""What the Makefile calls, with programs in the place of others that repeat their arguments."""
+"""Targets of the Makefile, run with programs that print their arguments in place of the real ones."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("patience", "timeout"), [("1", "300"), ("3", "900"), ("1.5", "450")])
-def test_patience_need_not_be_whole(tmp_path: Path, patience: str, timeout: str) -> None:
+def test_patience_may_be_a_fraction(tmp_path: Path, patience: str, timeout: str) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
@@ -28,7 +28,7 @@ def test_patience_need_not_be_whole(tmp_path: Path, patience: str, timeout: str)
         (["release-push", "VERSION=0.2.0"], "REGISTRY is not set: make release-push REGISTRY="),
     ],
 )
-def test_a_release_asks_for_what_is_missing(arguments: list[str], message: str) -> None:
+def test_a_release_reports_missing_arguments(arguments: list[str], message: str) -> None:
     done = subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert message in done.stderr
@@ -45,7 +45,7 @@ def test_a_push_stops_at_the_first_failure(tmp_path: Path, broken: str) -> None:
         (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\ncat\nexit {int(program == broken)}\n')
         (tmp_path / program).chmod(0o755)
     command = ["make", "release-push", "VERSION=1.0.0", "REGISTRY=registry.example.org/ml", f"OUT={folder}"]
-    outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}  # of a make that runs this test
+    outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}  # these belong to a make that runs this test
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(

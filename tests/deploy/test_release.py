@@ -1,4 +1,4 @@
-"""`make release`, for real: in a repository of its own, with wheels, chart and signature. Images are built by hand."""
+"""`make release` in its own repository, with real wheels, chart and signature. Images are written by the test."""
 
 import hashlib
 import importlib.util
@@ -98,7 +98,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Return a repository in which no attempt at a release has succeeded."""
+    """Return a repository in which no release has succeeded."""
     return Repository(tmp_path_factory.mktemp("fresh"))
 
 
@@ -107,7 +107,7 @@ def _folder(repository: Repository) -> Path:
 
 
 def _verify(repository: Repository, folder: Path) -> list[int]:
-    """Check a release with the commands of docs/releases.md; return their exit statuses."""
+    """Check a release with the commands of docs/releases.md, and return their exit statuses."""
     text = (ROOT / "docs" / "releases.md").read_text()
     commands = re.findall(r"^\$ (ssh-keygen -Y verify .*|sha256sum .*)$", text, re.MULTILINE)
     assert len(commands) == 2
@@ -121,7 +121,7 @@ def _verify(repository: Repository, folder: Path) -> list[int]:
     return statuses
 
 
-def test_a_release_is_a_commit_a_tag_and_a_folder(made: Repository) -> None:
+def test_a_release_creates_a_commit_a_tag_and_a_folder(made: Repository) -> None:
     wheels = {f"{name}-0.2.0rc1-py3-none-any.whl" for name in NAMES}
     files = {path.name for path in _folder(made).iterdir()}
     assert files == {*wheels, "fedssl-0.2.0-rc.1.tgz", "CHANGES.md", "SHA256SUMS", "SHA256SUMS.sig"}
@@ -157,7 +157,7 @@ def test_wheels_install_into_a_fresh_environment(made: Repository, tmp_path: Pat
     assert list((package / "migrations").rglob("*.py"))
 
 
-def test_the_packaged_chart_is_the_folder_with_its_files(made: Repository) -> None:
+def test_the_packaged_chart_renders_with_its_files(made: Repository) -> None:
     with helm.Chart.load_archive((_folder(made) / "fedssl-0.2.0-rc.1.tgz").read_bytes()) as chart:
         values = {"image": {"registry": "registry.example.org/ml"}, "dashboard": {"enabled": True}}
         texts = chart.render(values, name="site", namespace="research")
@@ -171,7 +171,7 @@ def test_the_packaged_chart_is_the_folder_with_its_files(made: Repository) -> No
         assert not [name for name in packed.getnames() if "/ci/" in name]
 
 
-def test_users_can_check_it_and_find_every_change(made: Repository, tmp_path: Path) -> None:
+def test_users_can_verify_a_release_and_detect_every_change(made: Repository, tmp_path: Path) -> None:
     folder = tmp_path / "downloaded"
     shutil.copytree(_folder(made), folder)
     assert _verify(made, folder) == [0, 0]
@@ -192,7 +192,7 @@ def test_users_can_check_it_and_find_every_change(made: Repository, tmp_path: Pa
     assert _verify(made, folder)[0] != 0
 
 
-def test_the_tag_builds_the_same_bytes_again(made: Repository, tmp_path: Path) -> None:
+def test_building_the_tag_again_gives_the_same_bytes(made: Repository, tmp_path: Path) -> None:
     again = tmp_path / "again"
     done = made.release("0.2.0-rc.1", "--tagged", "--sign", "none", "--out", str(again))
     assert done.returncode == 0, done.stderr
@@ -206,7 +206,7 @@ def test_the_tag_builds_the_same_bytes_again(made: Repository, tmp_path: Path) -
     assert "the tag v0.2.0-rc.2 is not checked out: git checkout v0.2.0-rc.2" in refused.stderr
 
 
-def test_a_version_is_released_once_and_its_entries_too(made: Repository) -> None:
+def test_a_version_and_its_changelog_entries_are_released_only_once(made: Repository) -> None:
     before = made.state()
     for version, message in (
         ("0.2.0-rc.1", "dist/0.2.0-rc.1 exists already"),
@@ -234,7 +234,7 @@ def test_a_version_is_released_once_and_its_entries_too(made: Repository) -> Non
         ("0.2.0", ("--sign", "none", "--images", "api,web"), "IMAGES has web: choose from api, cli"),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_a_refused_release_changes_nothing(
     fresh: Repository, version: str, options: tuple[str, ...], message: str
 ) -> None:
     before = fresh.state()
@@ -290,7 +290,7 @@ def test_a_failed_build_leaves_no_commit_no_tag_and_no_folder(fresh: Repository)
     assert after == before
 
 
-def test_a_version_that_differs_in_one_place_is_named(fresh: Repository) -> None:
+def test_a_version_that_differs_in_one_file_is_reported(fresh: Repository) -> None:
     fresh.write("CITATION.cff", fresh.read("CITATION.cff").replace('version: "', 'version: "9'))
     fresh.commit("Another version")
     done = fresh.release("0.2.0", "--key", str(fresh.key))
@@ -369,7 +369,7 @@ def test_each_platform_of_an_archive_has_its_bill_of_materials(images: ModuleTyp
         ("ERROR", (), (), "names no driver or no platforms"),
     ],
 )
-def test_the_builder_decides_the_platforms(
+def test_images_are_built_for_the_platforms_of_the_builder(
     images: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -388,7 +388,7 @@ def test_the_builder_decides_the_platforms(
         assert images.find_builder(wanted).platforms == platforms
 
 
-# Like buildx, which takes a format that begins this way for one of its own.
+# Like buildx, which takes a format with this beginning for one of its own.
 BUILDX = """case "$*" in
 *"--format {{.Manifest"*) printf 'Name: python\nDigest: sha256:%s\n' a ;;
 *) echo sha256:DIGEST ;;
@@ -405,7 +405,7 @@ esac"""
         ("", "echo nothing", "", "printed 'nothing', which is not a digest"),
     ],
 )
-def test_all_images_have_one_base_by_its_digest(
+def test_the_base_image_is_given_by_its_digest(
     images: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -447,5 +447,5 @@ def test_the_workflow_runs_what_a_maintainer_can_run() -> None:
     for step in workflow["jobs"]["release"]["steps"]:
         # Expressions in a script would become part of the shell's text, so they are passed as variables.
         assert "${{" not in step.get("run", "")
-        # An action from elsewhere is pinned to a commit, because a tag can be moved.
+        # An action of another repository is pinned to a commit, because a tag can be moved.
         assert re.fullmatch(r"actions/checkout@[0-9a-f]{40}", step.get("uses", "actions/checkout@" + "0" * 40))

@@ -1,4 +1,4 @@
-"""The bill of materials of an image, made of this environment: valid, complete, and the same every time."""
+"""The bill of materials of an image, made from this environment, is valid, complete, and the same every time."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def _bill(name: str = "fedssl-api") -> str:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
 
 
-def test_it_is_valid_and_lists_everything_that_is_installed() -> None:
+def test_the_bill_of_materials_is_valid_and_lists_everything_installed() -> None:
     text = _bill()
     error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     assert error is None, str(error)[:2000]
@@ -42,7 +42,7 @@ def test_the_same_environment_gives_the_same_bytes() -> None:
     assert json.loads(_bill())["serialNumber"] != json.loads(_bill("fedssl-worker"))["serialNumber"]
 
 
-def test_every_image_has_one() -> None:
+def test_every_image_has_a_bill_of_materials() -> None:
     text = "".join(
         path.read_text() for path in [*ROOT.glob("services/*/Dockerfile"), *ROOT.glob("deploy/*/Dockerfile")]
     )

@@ -1,4 +1,4 @@
-"""deploy/compose/secrets.sh, run in a folder that stands for the volumes of its container."""
+"""deploy/compose/secrets.sh, run in a folder in place of the volumes of its container."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ KEYS = ("fedssl_s3_access_key_id", "fedssl_s3_secret_access_key")
 
 
 class Volumes:
-    """The volumes that compose mounts. `chown` only records its arguments, because changing an owner takes root."""
+    """The volumes that compose mounts. `chown` only records its arguments, because changing an owner requires root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ def _write(file: Path, text: str) -> None:
     file.chmod(0o600)
 
 
-def test_the_first_start_makes_everything_and_later_ones_change_nothing(volumes: Volumes) -> None:
+def test_the_first_start_creates_all_secrets_and_later_ones_change_nothing(volumes: Volumes) -> None:
     volumes.bring_an_object_store_along()
     names = ("postgres", "redis", "coordinator", "objects")
     assert volumes.start().returncode == 0
@@ -87,12 +87,12 @@ def test_the_first_start_makes_everything_and_later_ones_change_nothing(volumes:
     assert volumes.coordinators_keys() == [made[name] for name in KEYS]
 
 
-def test_without_an_object_store_there_are_no_keys(volumes: Volumes) -> None:
+def test_no_keys_are_created_without_an_object_store(volumes: Volumes) -> None:
     assert volumes.start().returncode == 0
     assert set(volumes.kept("coordinator")) == {"fedssl_database_url", "fedssl_redis_url"}
 
 
-def test_keys_of_ones_own_win_whatever_was_made_before(volumes: Volumes, own: Path) -> None:
+def test_an_operators_keys_replace_the_created_ones(volumes: Volumes, own: Path) -> None:
     volumes.bring_an_object_store_along()
     volumes.start()
     bundled = volumes.kept("objects")
@@ -108,7 +108,7 @@ def test_keys_of_ones_own_win_whatever_was_made_before(volumes: Volumes, own: Pa
     assert volumes.coordinators_keys() == [bundled[name][0] for name in KEYS]
 
 
-def test_keys_of_ones_own_stay_as_they_are(volumes: Volumes, own: Path) -> None:
+def test_an_operators_folder_of_keys_is_not_changed(volumes: Volumes, own: Path) -> None:
     volumes.bring_an_object_store_along()
     volumes.use_keys(own)
     assert volumes.start().returncode == 0
@@ -116,7 +116,7 @@ def test_keys_of_ones_own_stay_as_they_are(volumes: Volumes, own: Path) -> None:
     assert {path.name: path.stat().st_mode & 0o777 for path in own.iterdir()} == dict.fromkeys(KEYS, 0o600)
 
 
-def test_a_key_that_is_not_there_is_named_and_none_is_made(volumes: Volumes, own: Path) -> None:
+def test_a_missing_key_is_reported_and_not_created(volumes: Volumes, own: Path) -> None:
     volumes.bring_an_object_store_along()
     (own / KEYS[1]).rename(own / "secret")
     volumes.use_keys(own)
@@ -140,7 +140,7 @@ def test_a_user_that_is_not_a_pair_of_numbers_or_is_root_is_refused(volumes: Vol
     assert not (volumes.folder / "owners").exists()
 
 
-def test_a_results_folder_that_is_not_root_s_keeps_its_owner(volumes: Volumes) -> None:
+def test_a_results_folder_that_does_not_belong_to_root_keeps_its_owner(volumes: Volumes) -> None:
     results = volumes.folder / "owned" / "results"
     results.mkdir()
     (volumes._programs / "stat").write_text("#!/bin/sh\necho 1234:1234\n")

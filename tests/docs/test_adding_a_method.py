@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md does what it says, in a copy of the sources."""
+"""The instructions in docs/adding-a-method.md work in a copy of the sources."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_the_page_adds_a_method_that_keeps_the_contract(tmp_path: Path) -> None:
 
 
 def _applied(source: str, diff: str) -> str:
-    """Put every `+` line behind the line of context before it."""
+    """Insert every `+` line after the line of context before it."""
     lines = source.splitlines()
     position = -1
     for line in diff.splitlines():

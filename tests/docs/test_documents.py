@@ -1,4 +1,4 @@
-"""What the documents say is true: specs validate, commands exist, links lead somewhere."""
+"""The documents are true: specs validate, commands exist, and links have targets."""
 
 import re
 import shlex
@@ -45,7 +45,7 @@ def _mentions() -> list[tuple[str, str]]:
     return [
         (path.name, " ".join(command.split()))
         for path in DOCUMENTS
-        if path.name not in {"CHANGELOG.md", "log.md"}  # which also name what was renamed since
+        if path.name not in {"CHANGELOG.md", "log.md"}  # these also mention names that have changed since
         for command in _INLINE.findall(path.read_text())
     ]
 
@@ -60,7 +60,7 @@ def test_every_example_is_a_valid_spec(path: Path) -> None:
     RunSpec.model_validate(tomllib.loads(path.read_text()))
 
 
-def test_there_are_commands_to_check() -> None:
+def test_the_documents_contain_commands() -> None:
     assert len(_commands()) >= 10
 
 

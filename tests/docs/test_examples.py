@@ -1,4 +1,4 @@
-"""The examples in docstrings give what they state."""
+"""The examples in docstrings give the documented results."""
 
 import doctest
 import importlib
@@ -16,6 +16,6 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_the_examples_of_a_module_are_true(name: str) -> None:
+def test_the_doctests_of_a_module_pass(name: str) -> None:
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert doctest.testmod(importlib.import_module(name), optionflags=options).failed == 0

@@ -66,7 +66,7 @@ def here(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.full
-def test_the_notebook(here: Path) -> None:
+def test_the_notebook_runs_and_trains_a_good_encoder(here: Path) -> None:
     notebook = DOCS / "notebooks" / "first-run.ipynb"
     assert " ".join(UP) in notebook.read_text()
     matplotlib.use("Agg")
@@ -114,7 +114,7 @@ PAGES = [
 ]
 
 
-def test_every_page_is_carried_out_here() -> None:
+def test_every_how_to_page_is_executed() -> None:
     described = {path.relative_to(DOCS).as_posix() for path in (DOCS / "how-to").glob("*.md")}
     assert described <= set(PAGES)
 
@@ -165,7 +165,7 @@ def worker_of(folder: Path, client: str) -> str:
 
 
 def write_labs(folder: Path) -> None:
-    """Write the folders of two labs: stripes of two directions, with labels only at the first."""
+    """Write the folders of two labs with images of stripes in two directions. Only the first has labels."""
     rng = np.random.default_rng(0)
     for number in range(60):
         is_malignant = number % 2
@@ -190,7 +190,7 @@ def check_classified(printed: str) -> None:
             assert line[name] == pytest.approx(float(row[f"p_{name}"]), abs=1e-5)
 
 
-def test_the_pages(federation: Path, here: Path) -> None:
+def test_the_commands_of_the_pages_succeed(federation: Path, here: Path) -> None:
     for number in range(40):
         path = here / "images" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

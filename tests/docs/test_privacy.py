@@ -1,4 +1,4 @@
-"""docs/privacy.md: its policies are read as a worker reads them, and do what the page says."""
+"""The policies in docs/privacy.md are valid and do what the page describes."""
 
 import re
 import tomllib
@@ -30,7 +30,7 @@ def answer(text: str, spec: RunSpec) -> str | None:
 
 
 @pytest.mark.parametrize("text", POLICIES, ids=["secure", "two methods", "similarities", "encoder alone", "everything"])
-def test_every_policy_is_one(text: str, tmp_path: Path) -> None:
+def test_every_policy_of_the_page_is_valid(text: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert read_policy(path)[0].client == "hospital-a"
@@ -38,7 +38,7 @@ def test_every_policy_is_one(text: str, tmp_path: Path) -> None:
     assert PolicyNotice.model_validate_json(told.model_dump_json()) == told  # as it is sent, stored and shown
 
 
-def test_weights_of_two_methods() -> None:
+def test_the_policy_for_two_methods_permits_only_their_weights() -> None:
     for name in ("fedbyol", "fedu"):
         assert answer(TWO_METHODS, method_spec(name)) is None
         assert answer(TWO_METHODS, method_spec(name, num_rounds=201)) is not None
@@ -48,7 +48,7 @@ def test_weights_of_two_methods() -> None:
     assert not permits_metric(notice(TWO_METHODS), "fedbyol", "divergence")
 
 
-def test_similarities_of_two_public_data_sets() -> None:
+def test_the_policy_for_similarities_permits_only_two_public_data_sets() -> None:
     spec = method_spec("flesd")
     named = {"num_images": 128, "split": "test"}
     assert answer(SIMILARITIES, method_spec("flesd", public_data={**named, "dataset": "cifar10"})) is None
@@ -60,20 +60,20 @@ def test_similarities_of_two_public_data_sets() -> None:
     assert answer(SIMILARITIES, method_spec("fedsimclr")) is not None
 
 
-def test_the_encoder_alone() -> None:
+def test_the_policy_for_the_encoder_refuses_a_projector() -> None:
     assert "projector.*" in (answer(ENCODER_ALONE, method_spec("fedsimclr")) or "")
     assert permits_metric(notice(ENCODER_ALONE), "fedbyol", "effective_rank")
     assert not permits_metric(notice(ENCODER_ALONE), "fedu", "effective_rank")
 
 
-def test_what_is_required_and_not_there_is_refused() -> None:
+def test_policies_that_require_secure_aggregation_refuse_plain_runs() -> None:
     assert "secure aggregation" in (answer(EVERYTHING, method_spec("fedbyol")) or "")
     assert "secure aggregation" in (answer(SECURE, method_spec("fedbyol")) or "")
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 5}}
     assert answer(SECURE, method_spec("fedbyol", **secure)) is None
 
 
-def test_the_page_names_everything_that_there_is() -> None:
+def test_the_page_lists_every_kind_and_key() -> None:
     for kind in (*get_args(Kind), "evaluation"):
         assert f"| `{kind}` |" in PAGE, kind
     for kind in get_args(entries.Kind):
@@ -91,5 +91,5 @@ def test_the_page_names_everything_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("key", NOT_ENFORCED)
-def test_the_page_names_each_key_that_is_refused_because_nothing_enforces_it(key: str) -> None:
+def test_the_page_lists_each_key_that_is_refused_because_it_is_not_enforced(key: str) -> None:
     assert f"`[{key}]`" in PAGE or f"`{key.rpartition('.')[2]}`" in PAGE

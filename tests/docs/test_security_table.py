@@ -1,4 +1,4 @@
-"""The tests that docs/security.md names exist."""
+"""The tests that docs/security.md lists exist."""
 
 import ast
 import re
@@ -20,12 +20,12 @@ def _named(cell: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_there_are_rows() -> None:
+def test_the_table_has_rows() -> None:
     assert len(ROWS) > 20
 
 
 @pytest.mark.parametrize("promise", ROWS)
-def test_every_test_that_is_named_exists(promise: str) -> None:
+def test_every_listed_test_exists(promise: str) -> None:
     named = _named(ROWS[promise])
     assert named
     for file, function in named:

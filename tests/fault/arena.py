@@ -1,4 +1,4 @@
-"""A federation with its own servers, every part of which can be killed, stopped and cut off."""
+"""A federation with its own servers, every part of which can be killed, stopped and disconnected."""
 
 import os
 import signal
@@ -34,9 +34,9 @@ COORDINATOR = ("api", "aggregator", "distiller", "beat")
 
 
 class Arena(Federation):
-    """API(s), aggregator, distiller, beat, workers behind a proxy, Postgres and Valkey: all of them real."""
+    """APIs, aggregator, distiller, beat, workers behind a proxy, Postgres and Valkey: all of them are real."""
 
-    forks = False  # faults also hit interpreters that start, and the points allow for the time that a start takes
+    forks = False  # faults also affect starting interpreters, and the points allow for the time that a start takes
 
     def __init__(
         self,
@@ -48,10 +48,13 @@ class Arena(Federation):
         environment_of: Callable[[str], dict[str, str]] = lambda name: {},
         **settings: str,
     ) -> None:
-        """`images`: each client's, by default those of two clients. `environment_of`: further variables of the process
-        of this name. `settings`: the coordinator's."""
+        """Create the federation.
+
+        `images`: each client's, by default those of two clients. `environment_of`: additional variables of the
+        process with this name. `settings`: the coordinator's.
+        """
         self.injected = injected
-        self.postgres = Postgres(folder / POSTGRES)  # durable: a commit that was answered survives a kill
+        self.postgres = Postgres(folder / POSTGRES)  # durable: an acknowledged commit survives a kill
         self.valkey = Valkey(folder / VALKEY)
         self._settings = {"FEDSSL_CHECKPOINT_SECONDS": "0", **settings}
         self._root = folder
@@ -78,7 +81,7 @@ class Arena(Federation):
         self._ports = {"api": self._port, **{f"api-{n}": choose_port() for n in range(2, self._num_apis + 1)}}
         self.proxy = Proxy(list(self._ports.values()), self.injected).__enter__()
         super().__enter__()
-        self.proxy.refuses_delivery = lambda token: token == self._tokens.get("client-1")  # so both ways occur
+        self.proxy.refuses_delivery = lambda token: token == self._tokens.get("client-1")  # so that both ways occur
         for name in [*list(self._ports)[1:], *self.clients]:
             self.start(name)
         self.until(lambda: self._num_registered() == len(self.clients), "the workers")
@@ -121,7 +124,7 @@ class Arena(Federation):
         super().start(name, **self._environment_of(name), **settings)
 
     def heal(self) -> None:
-        """Start all servers and processes again that a failed test has left dead."""
+        """Restart all servers and processes that a failed test has left dead."""
         for server in (self.postgres, self.valkey):
             server.start()
         for name in sorted(self._names):
@@ -142,7 +145,7 @@ class Arena(Federation):
         server.wait()
 
     def revive(self, name: str) -> None:
-        """Start a process or a server again."""
+        """Restart a process or a server."""
         server = self._server(name)
         if server is None:
             self.start(name)
@@ -156,7 +159,7 @@ class Arena(Federation):
 
     @contextmanager
     def switched_off(self, name: str, seconds: float) -> Iterator[None]:
-        """Stop a server in good order during the block, and for at least this many seconds."""
+        """Shut a server down cleanly during the block, and for at least this many seconds."""
         self.injected.note("stop and start", name, f"for {seconds:g} s")
         server = self._server(name)
         assert server is not None, f"{name} is no server"
@@ -169,7 +172,7 @@ class Arena(Federation):
             server.start()
 
     def forget_messages(self, point: str) -> None:
-        """Delete everything that Redis has."""
+        """Delete everything in Redis."""
         self.injected.note("FLUSHALL", VALKEY, point)
         with redis.Redis.from_url(self.valkey.url) as connection:
             connection.flushall()
@@ -186,21 +189,22 @@ class Arena(Federation):
             _send(pids, signal.SIGCONT)
 
     def is_stopped(self, name: str) -> bool:
-        """Return whether all processes of this name are stopped by a signal."""
+        """Return whether all processes with this name are stopped by a signal."""
         return all(
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
             for pid in self._family(name)
         )
 
     def refusing_connections(self, seconds: float) -> AbstractContextManager[None]:
-        """Let Postgres end all connections, and accept none during the block and for at least this many seconds."""
+        """Let Postgres end all connections and accept none during the block and for at least this many seconds."""
         self.injected.note("refused connections", POSTGRES, f"for {seconds:g} s")
         return self._altered("ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true", seconds)
 
     def read_only(self, seconds: float) -> AbstractContextManager[None]:
-        """Let new connections take no writes during the block and for at least this many seconds, and end the others.
+        """Make new connections read-only during the block and for at least this many seconds, and end the existing
+        ones.
 
-        Connections that are opened meanwhile stay read-only afterwards.
+        Connections that are opened during this time stay read-only afterwards.
         """
         self.injected.note("takes no writes", POSTGRES, f"for {seconds:g} s")
         setting = "default_transaction_read_only"
@@ -208,7 +212,7 @@ class Arena(Federation):
 
     @contextmanager
     def _altered(self, change: str, back: str, seconds: float) -> Iterator[None]:
-        """Alter the database during the block and for at least this many seconds, and end all connections at first."""
+        """Alter the database during the block and for at least this many seconds, after ending all connections."""
         end = time.monotonic() + seconds
         administrator = self.postgres.database_url("postgres").replace("+psycopg", "", 1)
         with psycopg.connect(administrator, autocommit=True) as connection:
@@ -223,7 +227,7 @@ class Arena(Federation):
     # Runs
 
     def begin(self, spec: RunSpec) -> UUID:
-        """Create a run, even if the coordinator takes long to come back."""
+        """Create a run, even if the coordinator needs a long time to become available again."""
         return self.client.create_run(spec, idempotency_key=os.urandom(8).hex()).id
 
     def finished(self, run_id: UUID, seconds: float = 120) -> RunView:
@@ -246,7 +250,7 @@ class Arena(Federation):
             return tables.query(statement, *values)
 
     def until(self, look: Callable[[], T | None], what: str, seconds: float = 60) -> T:
-        """Poll until `look` returns something true, even if Postgres or the API does not answer meanwhile."""
+        """Poll until `look` returns a true value, even if Postgres or the API does not answer at times."""
 
         def patiently() -> T | None:
             with suppress(ClientError, psycopg.Error):
@@ -271,7 +275,7 @@ class Arena(Federation):
         return {POSTGRES: self.postgres, VALKEY: self.valkey}.get(name)
 
     def _family(self, name: str) -> list[int]:
-        """Return the id of a process, or the ids of a server and its children, which serve Postgres's connections."""
+        """Return the id of a process, or the ids of a server and its children that serve Postgres's connections."""
         server = self._server(name)
         if server is None:
             return [self.pid(name)]

@@ -1,4 +1,4 @@
-"""What must be true after every run, whatever was done to it."""
+"""Assertions that must hold after every run, whatever faults occurred."""
 
 import collections
 import os
@@ -37,8 +37,8 @@ of assignments that have ended."""
 _AGEING: tuple[LiteralString, ...] = (
     "UPDATE artifacts SET touched_at = touched_at - interval '2 days'",
     "UPDATE partial_uploads SET created_at = created_at - interval '2 days'",
-    # Only once per round, because its weights count as old after a month. If the database's clock was ahead, the time
-    # may be in the future.
+    # This happens only once per round, because its weights count as old after a month. If the database's clock was
+    # ahead, the time may be in the future.
     "UPDATE rounds SET closed_at = closed_at - interval '2 days' WHERE closed_at > now() - interval '1 day'",
 )
 _TWO_DAYS = 2 * 24 * 3600.0
@@ -46,7 +46,7 @@ _TRIES = 10
 
 
 def completed(arena: Arena, run_id: UUID, spec: RunSpec, times_finished: int = 1) -> RunView:
-    """Wait for the run's end and assert everything: weights, rows, events, store, ledgers.
+    """Wait for the run's end and check everything: weights, rows, events, store and ledgers.
 
     `times_finished`: how often the run came to its end, if it was continued.
     """
@@ -75,7 +75,8 @@ def same_weights(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
 
 
 def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
-    """Assert that every round closed with one update of each client, and that no client uploaded other bits for it."""
+    """Assert that every round closed with one update of each client, and that no client uploaded different bits for
+    it."""
     rounds = tables.query("SELECT number, state, verdict FROM rounds WHERE run_id = %s ORDER BY number", run_id)
     assert rounds == [(number, "closed", "aggregated") for number in range(1, spec.num_rounds + 1)]
     accepted = tables.query(
@@ -113,7 +114,7 @@ def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
 
 
 def story(events: list[EventView], spec: RunSpec, times_finished: int = 1) -> None:
-    """Assert that the log has the events of the run's life in order, each of them once."""
+    """Assert that the log has the events of the run's life in order, each once."""
     assert [event for event in events if event.kind in _SUSPICIOUS] == []
     kinds = [event.kind for event in events]
     for kind, times in (("run.created", 1), ("run.prepared", 1), ("run.finished", times_finished)):
@@ -129,7 +130,7 @@ def _story_of_a_round(events: list[EventView]) -> None:
     at = collections.defaultdict(list)
     for event in events:
         at[event.kind].append(event.id)
-    # Each time that the store has lost updates, their clients are asked again.
+    # Each time the store has lost updates, their clients are asked again.
     asked_again = [event.data["clients"] for event in events if event.kind == "round.reopened"]
     for kind, number in (("round.opened", 1), ("round.aggregating", 1 + len(asked_again)), ("round.closed", 1)):
         assert len(at[kind]) == number, f"{kind}: {[event.message for event in events]}"
@@ -153,7 +154,7 @@ def _story_of_a_round(events: list[EventView]) -> None:
 def no_orphans(arena: Arena) -> None:
     """Assert that the coordinator's own collector leaves exactly what some row needs, once everything is old enough.
 
-    Retries for a few seconds, because the remains of a request that was cut off may not have been removed yet.
+    Retries for a few seconds, because the remains of an interrupted request may not have been removed yet.
     """
     left: list[str] = []
     for _ in range(_TRIES):
@@ -166,7 +167,7 @@ def no_orphans(arena: Arena) -> None:
             break
         time.sleep(1.0)
     assert not left, f"after a collection: {left}"
-    arena.command("verify-store")  # exits with 1 if a file that is needed is missing or has other bytes
+    arena.command("verify-store")  # exits with 1 if a needed file is missing or has other bytes
 
 
 def _make_old(arena: Arena) -> None:
@@ -181,7 +182,8 @@ def _make_old(arena: Arena) -> None:
 
 
 def _left_over(tables: Tables, store: Path) -> list[str]:
-    """Return what is wrong in store and tables: files without a row, unneeded rows, unfinished files, missing files."""
+    """Return the inconsistencies of store and tables: files without a row, unneeded rows, unfinished and missing
+    files."""
     files = {path.name for path in store.glob("??/??/*")}
     rows = {digest for (digest,) in tables.query("SELECT digest FROM artifacts WHERE collected_at IS NULL")}
     needed = {digest for (digest,) in tables.query(_NEEDED) if digest is not None}

@@ -1,4 +1,4 @@
-"""The suite's options, its federations, and the table at its end."""
+"""The suite's options, its federations, and the table that it prints at the end."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _BEGAN = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options, which exist if this folder is named on the command line, as in `make fault`."""
+    """Add the options, which exist if this folder is given on the command line, as in `make fault`."""
     parser.addoption("--fault-seed", type=int, help="what the faults are drawn from", default=_SEED)
     parser.addoption("--faults", type=int, help="how many faults, at least", default=_FAULTS)
     parser.addoption("--fault-report", type=Path, help="write the summary to this file, as JSON")
@@ -59,7 +59,7 @@ def num_faults(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture
 def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
-    """Return the test's own generator, so that a test that is run alone draws the same numbers."""
+    """Return the test's own random generator, so that a test that is run alone draws the same numbers."""
     return random.Random(f"{seed}/{request.node.name}")
 
 
@@ -72,7 +72,7 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(autouse=True)
 def healed(arena: Arena) -> Iterator[None]:
-    """Start everything that an earlier test has left dead.
+    """Restart everything that an earlier test has left dead.
 
     After the test, the events of every run, even of an unfinished one, must be a path of the state machines.
     """
@@ -95,7 +95,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a violation when it happens, because the end of the suite may be half an hour away."""
+    """Print a violation when it happens, because the end of the suite may be half an hour later."""
     if report.failed and report.nodeid.startswith("tests/fault/fault_"):
         print(f"\n{report.longreprtext}")  # noqa: T201
 
@@ -123,7 +123,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _command(config: pytest.Config) -> str:
-    """Return the command that repeats this run: that of make, or pytest's own."""
+    """Return the command that repeats this run: make's, or pytest's own."""
     if command := os.environ.get("FEDSSL_FAULT_COMMAND"):
         return command
     return shlex.join([Path(sys.executable).name, "-m", "pytest", *config.invocation_params.args])

@@ -8,19 +8,19 @@ from pathlib import Path
 
 _BYTES = 8 << 20
 _MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={_BYTES},mode=0700", "fault")
-_FEW_BYTES = 8192  # fewer than an update has, more than a log gets within seconds
+_FEW_BYTES = 8192  # fewer than an update has, but more than a log gets within seconds
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a disk of 8 MiB at `folder`. Yields whether it is mounted: the user may not be allowed to do it."""
+    """Mount a disk of 8 MiB at `folder`. Yields whether it is mounted, which the user may not be allowed to do."""
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         if subprocess.run([*_MOUNT, str(folder)], capture_output=True, check=False).returncode == 0:
             try:
                 yield True
             finally:
-                # Lazily: a process that is being killed may still have a file open on it.
+                # Lazily, because a process that is being killed may still have a file open on it.
                 subprocess.run(["umount", "--lazy", str(folder)], check=True)
             return
     yield False
@@ -43,7 +43,7 @@ def full(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def unable_to_write(pid: int, log: Path) -> Iterator[None]:
-    """Empty the log, and limit the process to files of 8 KiB during the block. For users who cannot mount a disk."""
+    """Empty the log, and limit the process to files of 8 KiB during the block, if the user cannot mount a disk."""
     log.write_bytes(b"")
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (_FEW_BYTES, hard))

@@ -1,4 +1,4 @@
-"""Faults with a known cause: the coordinator's files, a client's state, a computation that ends its own process."""
+"""Faults with a known cause: the coordinator's files, a client's state, or a computation that ends its own process."""
 
 import random
 import shutil
@@ -48,8 +48,8 @@ def _unusable(arena: Arena, path: Path, fault: str, rng: random.Random) -> Itera
 
 
 @pytest.mark.parametrize("fault", ["lost file", "bit rot"])
-def test_a_broadcast_that_is_gone_and_comes_back(fault: str, arena: Arena, rng: random.Random) -> None:
-    """Both workers decline, more often than the round has attempts; the run waits, and ends with the same bits."""
+def test_a_run_waits_for_a_missing_or_damaged_broadcast(fault: str, arena: Arena, rng: random.Random) -> None:
+    """Both workers decline more often than the round has attempts. The run waits, and ends with the same bits."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2, cohort=ONE_ATTEMPT, seed=rng.randrange(2**32))
     with ExitStack() as stack:
         with arena.stopped("client-0", "before its download"), arena.stopped("client-1", "before its download"):
@@ -73,8 +73,11 @@ def _without_pauses(arena: Arena, run_id: UUID) -> None:
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
 @pytest.mark.parametrize("fault", ["lost file", "bit rot"])
-def test_a_client_state_that_is_lost(method: str, fault: str, arena: Arena, rng: random.Random) -> None:
-    """The coordinator records the loss, and the weights are those of a simulation in which the client starts cold."""
+def test_a_lost_client_state_is_recorded_and_the_client_trains_without_it(
+    method: str, fault: str, arena: Arena, rng: random.Random
+) -> None:
+    """The coordinator records the loss, and the weights are those of a simulation in which the client loses its
+    state."""
     spec = specs.spec(method, num_rounds=4)
     run_id = arena.begin(spec)
     number = rng.choice([1, 2])
@@ -104,7 +107,7 @@ def _same_as_cold(arena: Arena, run_id: UUID, spec: RunSpec, number: int) -> Non
     assert [name for name in expected if not torch.equal(deployed[name], expected[name])] == []
 
 
-def test_an_aggregation_that_ends_its_process_every_time(arena: Arena, rng: random.Random) -> None:
+def test_an_aggregation_that_always_ends_its_process_is_given_up(arena: Arena, rng: random.Random) -> None:
     """The aggregation is given up after five tries, with its cause, and completes after the run is resumed."""
     spec = specs.spec(rng.choice(["fedbyol", "scaffold", "ssd"]), num_rounds=2, seed=rng.randrange(2**32))
     run_id = arena.begin(spec)

@@ -19,7 +19,7 @@ FAULT_CLASS = "clocks that jump"
 
 @pytest.fixture(scope="module")
 def clocks() -> Iterator[Clocks]:
-    with tempfile.TemporaryDirectory() as folder:  # not pytest's, into which only its owner may look
+    with tempfile.TemporaryDirectory() as folder:  # not in pytest's folder, which only its owner may read
         Path(folder).chmod(0o755)
         yield Clocks(Path(folder) / "clocks")
 
@@ -34,10 +34,10 @@ def arena(injected: Injected, clocks: Clocks, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("name", [*COORDINATOR, "client-0", POSTGRES])
-def test_a_clock_jumps(name: str, arena: Arena, clocks: Clocks, rng: random.Random) -> None:
+def test_a_run_completes_although_a_clock_jumps(name: str, arena: Arena, clocks: Clocks, rng: random.Random) -> None:
     """The clock is a day ahead in the first round, a day behind in the second, and right in the third.
 
-    In each round all nudges are lost, so that only the sweep can advance the run.
+    In each round all messages to the aggregator are lost, so that only the sweep can advance the run.
     """
     spec = specs.spec(rng.choice(["fedbyol", "scaffold", "ssd"]), num_rounds=3)
     run_id = arena.begin(spec)

@@ -1,4 +1,4 @@
-"""Connections that are opened by the hundred and kept: callers with a token are served, and runs have the same bits."""
+"""If hundreds of connections are opened and kept, callers with a token are served, and runs have the same bits."""
 
 import random
 import socket
@@ -48,7 +48,8 @@ def arena(injected: Injected, health_port: int, tmp_path_factory: pytest.TempPat
 
 @contextmanager
 def held_open(arena: Arena, kind: str) -> Iterator[None]:
-    """Keep more connections open than the API has places, from the workers' own address, and replace what it closes."""
+    """Keep more connections open than the API has places, from the workers' own address, and replace those it
+    closes."""
     address = httpx.URL(arena.url)
     is_over = threading.Event()
 
@@ -89,7 +90,9 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_held_open(kind: str, arena: Arena, health_port: int, rng: random.Random) -> None:
+def test_a_run_completes_while_other_connections_are_held_open(
+    kind: str, arena: Arena, health_port: int, rng: random.Random
+) -> None:
     spec = specs.spec(rng.choice(specs.METHODS[:1]), num_rounds=1, seed=rng.randrange(10**6))
     with held_open(arena, kind):
         run_id = arena.begin(spec)
@@ -102,7 +105,7 @@ def test_held_open(kind: str, arena: Arena, health_port: int, rng: random.Random
         audit.completed(arena, run_id, spec)
 
 
-def test_probes_while_tokens_are_guessed(arena: Arena) -> None:
+def test_probes_and_runs_succeed_while_tokens_are_guessed(arena: Arena) -> None:
     """Tokens are guessed from the address of the probes and the workers, faster than the limits allow."""
     spec = specs.spec("fedbyol", num_rounds=1)
     arena.injected.note("guessed tokens", "api", "100 at once")

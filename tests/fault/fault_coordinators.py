@@ -1,4 +1,4 @@
-"""Broken and malicious coordinators: workers get other answers than the real coordinator's, drawn at random."""
+"""Broken and malicious coordinators: workers get wrong answers, drawn at random, instead of the coordinator's."""
 
 import random
 import re
@@ -17,7 +17,7 @@ from support.listening import Listener
 
 FAULT_CLASS = "hostile coordinators"
 
-_CHANCE = 0.35  # of a request to be answered in another way
+_CHANCE = 0.35  # of a request to get a wrong answer
 _NUM_ANSWERS = 20
 _JSON = re.compile(r"^POST /v1/work/(claim|heartbeat|submit|ended-runs)$")
 _BROKEN = {name: hostile.MALFORMED[name] for name in ("nothing", "not HTTP", "a head without end", "two lengths")}
@@ -26,7 +26,7 @@ PASSING = {**hostile.REFUSALS, **hostile.WAITS, **_BROKEN}
 
 
 class Trap(Listener):
-    """A server to which redirects lead. No request may arrive at it."""
+    """A server that is the target of redirects. No request may arrive at it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Trap(Listener):
 
 @contextmanager
 def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[list[str]]:
-    """Answer some requests from the lists instead of the coordinator. Yields the names of the given answers."""
+    """Give prepared answers to some requests instead of the coordinator's. Yields the names of the given answers."""
     proxy, given, lock = arena.proxy, list[str](), threading.Lock()
     redirects = {
         f"a redirect by {status}": hostile.answer(b"", status, Location=f"{trap.url}/v1/work/claim")
@@ -78,15 +78,15 @@ def _kind(name: str) -> str:
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
-def test_answers_at_random(method: str, arena: Arena, rng: random.Random) -> None:
-    """No worker ends, none hangs, and every run has the bits of the undisturbed run."""
+def test_runs_complete_despite_random_hostile_answers(method: str, arena: Arena, rng: random.Random) -> None:
+    """No worker ends or hangs, and every run has the bits of the undisturbed run."""
     workers = {name: arena.pid(name) for name in arena.clients}
     spec = specs.spec(method, num_rounds=3)
     with Trap() as trap:
         with hostile_answers(arena, rng, trap) as given:
             while len(given) < _NUM_ANSWERS:
                 audit.completed(arena, arena.begin(spec), spec)
-        audit.completed(arena, arena.begin(spec), spec)  # with the honest one
+        audit.completed(arena, arena.begin(spec), spec)  # with only honest answers
         assert trap.came == []
     assert {name: arena.pid(name) for name in arena.clients} == workers
     for name in workers:

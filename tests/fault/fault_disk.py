@@ -1,4 +1,4 @@
-"""Full disks: the store's, and a worker's."""
+"""Full disks of the store and of a worker."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ WORKER = "client-0"
 
 
 class Disks:
-    """The disks of the store and of one worker: small ones, if they can be mounted."""
+    """The disks of the store and of one worker. They are small if such disks can be mounted."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         federation = folder / "federation"
@@ -61,7 +61,9 @@ def arena(injected: Injected, disks: tuple[Disks, Path]) -> Iterator[Arena]:
         yield running
 
 
-def test_no_room_for_an_update(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
+def test_an_update_is_sent_again_after_the_store_was_full(
+    arena: Arena, disks: tuple[Disks, Path], rng: random.Random
+) -> None:
     """The coordinator asks for the update again later, and the worker still has it."""
     spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2)
     run_id = arena.begin(spec)
@@ -72,8 +74,8 @@ def test_no_room_for_an_update(arena: Arena, disks: tuple[Disks, Path], rng: ran
     audit.completed(arena, run_id, spec)
 
 
-def test_no_room_for_new_weights(arena: Arena, disks: tuple[Disks, Path]) -> None:
-    """The aggregation is retried, and an event reports why."""
+def test_an_aggregation_is_retried_after_the_store_was_full(arena: Arena, disks: tuple[Disks, Path]) -> None:
+    """The aggregation is retried, and an event reports the reason."""
     spec = specs.spec("scaffold", num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))
@@ -85,8 +87,11 @@ def test_no_room_for_new_weights(arena: Arena, disks: tuple[Disks, Path]) -> Non
     audit.completed(arena, run_id, spec)
 
 
-def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
-    """If the disk is full, the worker waits for room. If its own limit is reached instead, it declines its assignment.
+def test_a_run_completes_after_a_workers_disk_was_full(
+    arena: Arena, disks: tuple[Disks, Path], rng: random.Random
+) -> None:
+    """If the disk is full, the worker waits for space. If its own limit is reached instead, it declines its
+    assignment.
 
     A declined assignment is offered again after a tenth of the round's time.
     """
@@ -101,7 +106,7 @@ def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rn
 
 
 def _says(arena: Arena, name: str, *words: str) -> bool:
-    """Return whether one of these words is in the log of a process, and empty the log if it is."""
+    """Return whether one of these words is in the log of a process, and empty the log if so."""
     log = arena.folder / f"{name}.log"
     text = log.read_text(encoding="utf-8", errors="replace")
     found = any(word in text for word in words)

@@ -1,4 +1,4 @@
-"""Two of everything: coordinators behind one address, beats, aggregators. Either of them may die."""
+"""Two coordinators behind one address, two beats and two aggregators. Either of them may die."""
 
 import random
 import time
@@ -25,8 +25,8 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "flesd"])
-def test_nobody_interferes(method: str, arena: Arena) -> None:
-    """With two of each and no other fault, every step of the run is taken once."""
+def test_doubled_processes_do_not_interfere_with_each_other(method: str, arena: Arena) -> None:
+    """With two of each process and no other fault, every step of the run is taken once."""
     arena.injected.note("doubled", "beat, aggregator, distiller, api", "a whole run")
     before = dict(arena.proxy.served)
     spec = specs.spec(method, num_rounds=2)
@@ -35,7 +35,7 @@ def test_nobody_interferes(method: str, arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("method", specs.METHODS)
-def test_either_may_die(method: str, arena: Arena, rng: random.Random) -> None:
+def test_a_run_completes_although_doubled_processes_die(method: str, arena: Arena, rng: random.Random) -> None:
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
     for name in rng.sample(DOUBLED, k=5):

@@ -1,7 +1,7 @@
-"""Clients that are authenticated and lie: about their weights, their numbers of images, their metrics, their work.
+"""Authenticated clients that lie about their weights, their numbers of images, their metrics or their work.
 
-A third client takes part in every round and lies in each. What it sends is refused or left out; the
-honest clients' result has the same bits as without it; and every event about it names it and no other client.
+A third client takes part in every round and lies in each. What it sends is refused or left out, the honest clients'
+result has the same bits as without it, and every event about it names only this client.
 """
 
 import json
@@ -39,7 +39,7 @@ _ABOUT_LIES = ("update.rejected", "update.weight_refused", "update.unusual", "ar
 
 @dataclass
 class Liar:
-    """The dishonest client. It uses the typed client if that can send the lie, and bare HTTP if not."""
+    """The dishonest client. It uses the typed client if that can send the lie, and bare HTTP otherwise."""
 
     worker: WorkerClient
     http: httpx.Client
@@ -47,12 +47,12 @@ class Liar:
     rng: random.Random
 
     def base(self, item: WorkItem) -> Tensors:
-        """Return an honest-looking update: zeros, as declared."""
+        """Return an honest-looking update of zeros, as declared."""
         kinds = {"F32": torch.float32, "F16": torch.float16, "I64": torch.int64}
         return {each.name: torch.zeros(each.shape, dtype=kinds[each.dtype]) for each in item.plan.update}
 
     def one_number(self, item: WorkItem, value: float) -> Tensors:
-        """Return an update with one wrong number, in a tensor that is drawn."""
+        """Return an update with one wrong number in a randomly drawn tensor."""
         update = self.base(item)
         floats = sorted(name for name, each in update.items() if each.is_floating_point() and each.numel())
         chosen = update[self.rng.choice(floats)].view(-1)
@@ -131,7 +131,7 @@ def _other_numbers_afterwards(liar: Liar, item: WorkItem) -> bool:
     accepted = liar.submit(item, liar.one_number(item, 3e38), loss=1.0)
     changes: list[dict[str, Any]] = [{"num_examples": 1}, {"metrics": {"loss": 2.0}}, {"update": "f" * 64}]
     change = liar.rng.choice(changes)
-    with pytest.raises((DuplicateUpdate, Gone)):  # Gone: the honest clients had finished, and the round has closed
+    with pytest.raises((DuplicateUpdate, Gone)):  # Gone: the honest clients had finished, and the round was closed
         liar.worker.submit(accepted.model_copy(update=change))
     return True
 
@@ -171,7 +171,9 @@ def liar(arena: Arena, tmp_path: Path, rng: random.Random) -> Iterator[Liar]:
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
-def test_lies_change_no_bit_of_the_honest_result(method: str, arena: Arena, liar: Liar, injected: Injected) -> None:
+def test_lies_do_not_change_the_honest_clients_result(
+    method: str, arena: Arena, liar: Liar, injected: Injected
+) -> None:
     lies = liar.rng.sample(LIES, k=len(LIES))
     spec = specs.spec(method, num_rounds=len(lies), cohort=COHORT)
     run_id = arena.begin(spec)
@@ -203,10 +205,10 @@ def _same_as_without(arena: Arena, run_id: Any, spec: RunSpec) -> None:
     assert [name for name in expected if not torch.equal(deployed[name], expected[name])] == []
 
 
-def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
+def test_an_inflated_update_within_all_bounds_raises_an_alarm_that_names_the_liar(
     arena: Arena, liar: Liar, injected: Injected
 ) -> None:
-    """Weights that are inflated by a million are finite, and enter the mean: the event names their client."""
+    """Weights that are inflated by a million are finite, so they enter the mean, but the event names their client."""
     spec = specs.spec("fedbyol", num_rounds=1, cohort=COHORT)
     run_id = arena.begin(spec)
     item = arena.until(lambda: liar.worker.claim(1), "the round")
@@ -221,8 +223,10 @@ def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
     injected.settle("alarm names the client")
 
 
-def test_a_share_is_bounded_whatever_is_claimed(arena: Arena, liar: Liar, injected: Injected) -> None:
-    """The liar registers with the most images that the protocol allows, and gets no more than its share of the mean."""
+def test_a_clients_share_is_bounded_whatever_number_of_images_it_claims(
+    arena: Arena, liar: Liar, injected: Injected
+) -> None:
+    """The liar registers with the most images that the protocol allows, but gets only its bounded share of the mean."""
     registration = Register(
         worker_version="1", methods={"fedbyol": METHOD_CONFIGS["fedbyol"].info.version}, device="cpu",
         num_images=10**9, channels=1, image_size=8,

@@ -1,4 +1,4 @@
-"""A network that drops, delays, duplicates and truncates: requests of every kind, drawn at random."""
+"""A network that drops, delays, duplicates and truncates requests of every kind, drawn at random."""
 
 import math
 import random
@@ -36,7 +36,9 @@ def bad_network(arena: Arena, rng: random.Random, num_faults: int) -> Iterator[l
 
 
 @pytest.mark.parametrize("method", specs.METHODS)
-def test_requests_at_random(method: str, arena: Arena, rng: random.Random, num_faults: int) -> None:
+def test_runs_complete_despite_random_network_faults(
+    method: str, arena: Arena, rng: random.Random, num_faults: int
+) -> None:
     spec = specs.spec(method, num_rounds=3)
     with bad_network(arena, rng, math.ceil(num_faults * SHARE / len(specs.METHODS))) as coming:
         while coming:
@@ -46,11 +48,11 @@ def test_requests_at_random(method: str, arena: Arena, rng: random.Random, num_f
 @pytest.mark.parametrize(
     "path", ["^GET /v1/artifacts/", "^PUT /v1/artifacts/", "^POST /v1/work/deliver", "^POST /v1/work/(submit|claim)"]
 )
-def test_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
-    """Every fault hits the request, one after the other: a request that is sent again meets the next fault."""
+def test_runs_complete_despite_every_fault_of_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
+    """Each fault hits the request, one after another: a request that is sent again meets the next fault."""
     rules = [arena.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
     for _ in range(_MOST_RUNS):
-        # With another seed, no broadcast is known yet.
+        # Because of the other seed, no broadcast is known yet.
         spec = specs.spec(rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6))
         audit.completed(arena, arena.begin(spec), spec)
         if not any(rule.times > 0 for rule in rules):

@@ -23,7 +23,7 @@ def _methods(point: Point) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("point", "victim"), _CASES)
-def test_killed_at(point: Point, victim: str, arena: Arena, rng: random.Random) -> None:
+def test_a_run_completes_after_a_kill_at_a_point(point: Point, victim: str, arena: Arena, rng: random.Random) -> None:
     """The process is killed in both rounds of a run."""
     spec = specs.spec(rng.choice(_methods(point)), num_rounds=2)
     run_id = arena.begin(spec)

@@ -1,6 +1,6 @@
-"""A process is killed in the rounds of the exact probe, of sums and of counts: the classifier keeps its bits.
+"""If a process is killed in rounds of the exact probe, of sums or of counts, the classifier has the same bits.
 
-A site answers at once, because it takes no training step. The point of a round is therefore prepared before the round
+A site answers at once, because it takes no training step. So the point of a round is prepared before the round
 opens: the run ends after each round and is continued, and the aggregator, which opens rounds, is stopped meanwhile.
 """
 
@@ -38,10 +38,12 @@ def _points(victim: str) -> list[Point]:
 
 
 @pytest.mark.parametrize("victim", [SENDER, "api", "aggregator", POSTGRES, VALKEY])
-def test_killed_in_every_round(victim: str, arena: Arena, rng: random.Random) -> None:
-    """One point per round, in an order that is drawn: the first round has the sums, the later ones the counts."""
+def test_a_probe_completes_although_a_process_is_killed_in_every_round(
+    victim: str, arena: Arena, rng: random.Random
+) -> None:
+    """Each round has another point, in random order. The first round has the sums, the later ones the counts."""
     points = _points(victim)
-    points += rng.sample(points, max(0, 2 - len(points)))  # both kinds of rounds
+    points += rng.sample(points, max(0, 2 - len(points)))  # so that there are both kinds of rounds
     spec = specs.spec("ridge-probe", num_rounds=1, seed=rng.randrange(2**32))
     run_id: UUID | None = None
     for number, point in enumerate(rng.sample(points, len(points)), start=1):
@@ -58,7 +60,7 @@ def _round(arena: Arena, spec: RunSpec, run_id: UUID | None, number: int, point:
         return arena.begin(spec) if run_id is None else arena.client.continue_run(run_id, number).id
 
     with ThreadPoolExecutor(1) as pool:
-        if point in AGGREGATING:  # stops the aggregator itself, before the last update is in
+        if point in AGGREGATING:  # these stop the aggregator themselves, before the last update has arrived
             with arena.proxy.holding(SUBMIT) as held:
                 run = opened()
                 held.wait_until_there()

@@ -1,4 +1,4 @@
-"""Any process, at any moment: killed and started again a little later, or stopped for a while."""
+"""Any process is killed at any moment and restarted a little later, or stopped for a while."""
 
 import functools
 import math
@@ -19,7 +19,9 @@ SHARE = 0.2
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_at_random(method: str, arena: Arena, rng: random.Random, num_faults: int) -> None:
+def test_runs_complete_despite_random_kills_and_stops(
+    method: str, arena: Arena, rng: random.Random, num_faults: int
+) -> None:
     left = math.ceil(num_faults * SHARE / len(ALL))
     spec = specs.spec(method, num_rounds=3)
     while left > 0:
@@ -44,8 +46,8 @@ def _is_finished(arena: Arena, run_id: UUID) -> bool:
     return bool(arena.query("SELECT 1 FROM runs WHERE id = %s AND state = 'finished'", run_id))
 
 
-def test_a_worker_that_sleeps_longer_than_its_lease(arena: Arena, rng: random.Random) -> None:
-    """The worker's work is offered again, and the same worker does it with the same bits."""
+def test_a_run_completes_although_workers_sleep_longer_than_their_leases(arena: Arena, rng: random.Random) -> None:
+    """The work is offered again, and the same worker does it with the same bits."""
     method = rng.choice(specs.METHODS)
     cohort = {**specs.COHORT, "lease_seconds": 2}
     spec = specs.spec(method, num_rounds=2, cohort=cohort)

@@ -28,7 +28,7 @@ def _cut(content: bytearray, rng: random.Random) -> None:
 
 
 def _zero(content: bytearray, rng: random.Random) -> None:
-    """Set 512 bytes to zero, at least one of them not zero before."""
+    """Set 512 bytes to zero, at least one of which was not zero before."""
     start = rng.randrange(len(content) // 2)
     content[start] |= 1
     content[start : start + 512] = bytes(len(content[start : start + 512]))
@@ -43,7 +43,7 @@ DAMAGES: dict[str, Callable[[bytearray, random.Random], None] | None] = {
 
 
 class Backup:
-    """The content of damaged files before they were damaged."""
+    """The content of damaged files before the damage."""
 
     def __init__(self, arena: Arena, rng: random.Random) -> None:
         self._arena = arena
@@ -63,7 +63,7 @@ class Backup:
         change(content, self._rng)
         about = path.stat()
         path.write_bytes(content)
-        os.utime(path, (about.st_atime, about.st_mtime - 60))  # it was stored a minute ago, and rots unnoticed
+        os.utime(path, (about.st_atime, about.st_mtime - 60))  # stored a minute ago, and damaged without a write
         return kind
 
     def restore(self) -> None:
@@ -81,8 +81,8 @@ def backup(arena: Arena, rng: random.Random) -> Backup:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_accepted_updates(method: str, arena: Arena, backup: Backup, rng: random.Random) -> None:
-    """The damaged updates are not restored: their clients send them again."""
+def test_clients_send_damaged_updates_again(method: str, arena: Arena, backup: Backup, rng: random.Random) -> None:
+    """The damaged updates are not restored."""
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):
@@ -103,8 +103,8 @@ def test_accepted_updates(method: str, arena: Arena, backup: Backup, rng: random
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_server_state(method: str, arena: Arena, backup: Backup) -> None:
-    """The run waits until the server state is restored, and an event names it."""
+def test_a_run_waits_until_a_damaged_server_state_is_restored(method: str, arena: Arena, backup: Backup) -> None:
+    """Meanwhile an event names the server state."""
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
     at = Round(run_id, 2)
@@ -118,8 +118,8 @@ def test_the_server_state(method: str, arena: Arena, backup: Backup) -> None:
     audit.completed(arena, run_id, spec)
 
 
-def test_a_broadcast(arena: Arena, backup: Backup) -> None:
-    """No client trains on a damaged broadcast. When it is restored, the clients continue."""
+def test_clients_do_not_train_on_a_damaged_broadcast(arena: Arena, backup: Backup) -> None:
+    """When the broadcast is restored, the clients continue."""
     spec = specs.spec("scaffold", num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))
@@ -139,8 +139,8 @@ def test_a_broadcast(arena: Arena, backup: Backup) -> None:
     audit.completed(arena, run_id, spec)
 
 
-def test_a_checkpoint(arena: Arena, backup: Backup) -> None:
-    """The checkpoint is not needed: the distillation starts from scratch, with the same bits."""
+def test_a_distillation_with_a_damaged_checkpoint_starts_from_scratch(arena: Arena, backup: Backup) -> None:
+    """The checkpoint is not needed: the result has the same bits."""
     spec = specs.spec("flesd", num_rounds=1)
     run_id = arena.begin(spec)
     found = "SELECT checkpoint FROM distillation_jobs WHERE run_id = %s AND checkpoint IS NOT NULL"

@@ -1,7 +1,8 @@
-"""A process is killed in each phase of a secure round: the weights have a simulation's bits, or the round is skipped.
+"""If a process is killed in a phase of a secure round, the weights have a simulation's bits, or the round is
+skipped.
 
-The points are the messages of the workers, each of which leaves after a worker's file was synchronised, and the commits
-of the aggregator that end a phase. A message is held, so that its phase cannot end before the kill.
+The points are the messages of the workers, each of which is sent after a worker's file was synchronised, and the
+commits of the aggregator that end a phase. A message is held, so that its phase cannot end before the kill.
 """
 
 import random
@@ -76,8 +77,10 @@ def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
     ("victim", "action"),
     [(SENDER, "hold"), (SENDER, "hold-answer"), ("api", "hold-body"), ("api", "hold-answer"), (VALKEY, "hold")],
 )
-def test_killed_at_a_message_of_each_phase(victim: str, action: Action, arena: Arena, rng: random.Random) -> None:
-    """A worker has written its file, and its message has not been sent, or has arrived without an answer."""
+def test_a_secure_run_completes_after_a_kill_at_a_message_of_each_phase(
+    victim: str, action: Action, arena: Arena, rng: random.Random
+) -> None:
+    """The worker has written its file, and its message has either not been sent or has arrived without an answer."""
     spec = _spec(1, seed=rng.randrange(2**32))
     messages = _messages(arena, action)
     run_id = arena.begin(spec)
@@ -86,8 +89,11 @@ def test_killed_at_a_message_of_each_phase(victim: str, action: Action, arena: A
     _completed(arena, run_id, spec)
 
 
-def test_a_worker_is_killed_while_it_stores_and_while_it_uploads(arena: Arena, rng: random.Random) -> None:
-    """In the first round, update and next state are being written; in the second, half of the masked vector is sent."""
+def test_a_secure_run_completes_after_kills_of_a_worker_that_stores_or_uploads(
+    arena: Arena, rng: random.Random
+) -> None:
+    """In the first round, the update and the next state are being written; in the second, half of the masked vector
+    is sent."""
     spec = _spec(2, seed=rng.randrange(2**32))
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))
@@ -99,8 +105,10 @@ def test_a_worker_is_killed_while_it_stores_and_while_it_uploads(arena: Arena, r
 
 
 @pytest.mark.parametrize("victim", ["aggregator", POSTGRES])
-def test_killed_at_the_end_of_each_phase(victim: str, arena: Arena, rng: random.Random) -> None:
-    """The list that ends the phase is written and not committed."""
+def test_a_secure_run_completes_after_a_kill_at_the_end_of_each_phase(
+    victim: str, arena: Arena, rng: random.Random
+) -> None:
+    """The list that ends the phase is written but not committed."""
     spec = _spec(1, seed=rng.randrange(2**32))
     messages = _messages(arena, "hold")
     run_id = arena.begin(spec)
@@ -116,7 +124,7 @@ def test_killed_at_the_end_of_each_phase(victim: str, arena: Arena, rng: random.
 
 
 def _while_unmasking(arena: Arena, run_id: UUID, held: Held, victim: str) -> None:
-    """Kill the victim when the sum is unmasked, and its weights are in the store without a row."""
+    """Kill the victim when the sum is unmasked and its weights are in the store without a row."""
     with artifacts_held(arena) as until_blocked:
         held.release()
         until_blocked("the rows of the new weights")
@@ -124,7 +132,7 @@ def _while_unmasking(arena: Arena, run_id: UUID, held: Held, victim: str) -> Non
 
 
 def _before_closing(arena: Arena, run_id: UUID, held: Held, victim: str) -> None:
-    """Kill the victim when the deletion of shares and reveals is written and not committed."""
+    """Kill the victim when the deletion of shares and reveals is written but not committed."""
     with commits_held(arena, run_id) as gate:
         held.release()
         gate.wait("the end of the last phase")
@@ -135,7 +143,7 @@ def _before_closing(arena: Arena, run_id: UUID, held: Held, victim: str) -> None
 
 @pytest.mark.parametrize("victim", ["aggregator", POSTGRES])
 @pytest.mark.parametrize("point", [_while_unmasking, _before_closing])
-def test_killed_between_the_last_reveal_and_the_end_of_the_round(
+def test_a_secure_run_completes_after_a_kill_between_the_last_reveal_and_the_end(
     point: Callable[[Arena, UUID, Held, str], None], victim: str, arena: Arena, rng: random.Random
 ) -> None:
     spec = _spec(1, seed=rng.randrange(2**32))
@@ -148,8 +156,8 @@ def test_killed_between_the_last_reveal_and_the_end_of_the_round(
 
 
 def _completed(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
-    """Wait for the run's end and assert that its bits are those of the simulation without masks, with the survivors of
-    each round, and that nothing is left of shares, reveals and masked vectors."""
+    """Wait for the run's end and check that its bits are those of the simulation without masks, with the survivors
+    of each round, and that no shares, reveals or masked vectors are left."""
     run = arena.finished(run_id, 240)
     assert run.outcome == Outcome.COMPLETED, run.reason
     ended = list(arena.client.event_log(run_id, "secure_round.ended"))

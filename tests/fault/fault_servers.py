@@ -1,4 +1,4 @@
-"""Postgres and Redis that stop for a while, refuse connections, or lose everything."""
+"""Postgres and Redis stop for a while, refuse connections, or lose everything."""
 
 import random
 
@@ -11,7 +11,7 @@ FAULT_CLASS = "servers away"
 MINUTE = 60.0
 
 
-def test_postgres_refuses_connections_for_a_minute(arena: Arena, rng: random.Random) -> None:
+def test_a_run_completes_although_postgres_refuses_connections_for_a_minute(arena: Arena, rng: random.Random) -> None:
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))
@@ -20,8 +20,8 @@ def test_postgres_refuses_connections_for_a_minute(arena: Arena, rng: random.Ran
     audit.completed(arena, run_id, spec)
 
 
-def test_postgres_is_switched_off(arena: Arena, rng: random.Random) -> None:
-    """The server stops in both rounds, in the second for longer than a lease."""
+def test_a_run_completes_although_postgres_is_shut_down(arena: Arena, rng: random.Random) -> None:
+    """The server stops in both rounds, the second time for longer than a lease."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     for number, seconds in ((1, 3.0), (2, 12.0)):
@@ -31,8 +31,8 @@ def test_postgres_is_switched_off(arena: Arena, rng: random.Random) -> None:
     audit.completed(arena, run_id, spec)
 
 
-def test_postgres_takes_no_writes_for_a_while(arena: Arena) -> None:
-    """In a round, and in a distillation. As after a failover to a standby that is promoted later."""
+def test_a_run_completes_although_postgres_is_read_only_for_a_while(arena: Arena) -> None:
+    """This happens in a round and in a distillation, as after a failover to a standby that is promoted later."""
     spec = specs.spec("flesd", num_rounds=2)
     run_id = arena.begin(spec)
     running = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = 2 AND state = 'running'"
@@ -45,8 +45,8 @@ def test_postgres_takes_no_writes_for_a_while(arena: Arena) -> None:
     audit.completed(arena, run_id, spec)
 
 
-def test_redis_forgets_all_messages(arena: Arena, rng: random.Random) -> None:
-    """Redis loses the messages while the aggregator is stopped: the sweep finds the work that they were about."""
+def test_a_run_completes_although_redis_loses_all_messages(arena: Arena, rng: random.Random) -> None:
+    """Redis loses the messages while the aggregator is stopped, and the sweep finds the work that they were about."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):
@@ -56,8 +56,8 @@ def test_redis_forgets_all_messages(arena: Arena, rng: random.Random) -> None:
     audit.completed(arena, run_id, spec)
 
 
-def test_redis_is_away_for_a_whole_run(arena: Arena, rng: random.Random) -> None:
-    """Nothing is aggregated meanwhile, and nothing is lost: the run continues when Redis is back."""
+def test_a_run_completes_after_redis_was_unreachable(arena: Arena, rng: random.Random) -> None:
+    """Nothing is aggregated meanwhile, and nothing is lost: the run continues when Redis is reachable again."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
     run_id = arena.begin(spec)
     until_open(arena, Round(run_id, 1))

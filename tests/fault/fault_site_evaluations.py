@@ -1,4 +1,4 @@
-"""A worker or the API is killed while a site evaluates: the counts stay those of a simulation."""
+"""If a worker or the API is killed while a site evaluates, the counts are still those of a simulation."""
 
 import json
 import random
@@ -43,12 +43,12 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def claimed(arena: Arena, run_id: UUID, victim: str) -> None:
-    """Kill the victim when the coordinator has answered the claim, and the site has not read the answer."""
+    """Kill the victim when the coordinator has answered the claim, but the site has not read the answer."""
     _crash_holder(arena, arena.proxy.once(CLAIM, "hold-answer").held, victim, "after the claim of an evaluation")
 
 
 def evaluated(arena: Arena, run_id: UUID, victim: str) -> None:
-    """Kill the victim when the site has counted and its ledger has the entry, and no count has been sent."""
+    """Kill the victim when the site has counted and its ledger has the entry, but no count has been sent."""
     with arena.proxy.holding(ANSWER) as held:
         _crash_holder(arena, held, victim, "before the counts leave")
 
@@ -60,7 +60,7 @@ def sending(arena: Arena, run_id: UUID, victim: str) -> None:
 
 
 def committing(arena: Arena, run_id: UUID, victim: str) -> None:
-    """Kill the victim when the counts are written and not yet committed."""
+    """Kill the victim when the counts are written but not committed."""
     with arena.proxy.holding(ANSWER) as held:
         held.wait_until_there()
         with commits_held(arena, run_id) as gate:
@@ -72,7 +72,7 @@ def committing(arena: Arena, run_id: UUID, victim: str) -> None:
 
 
 def answered(arena: Arena, run_id: UUID, victim: str) -> None:
-    """Kill the victim when the counts are stored, and the site has not read the answer."""
+    """Kill the victim when the counts are stored, but the site has not read the answer."""
     _crash_holder(arena, arena.proxy.once(ANSWER, "hold-answer").held, victim, "after the counts were kept")
 
 
@@ -80,8 +80,8 @@ POINTS: tuple[Point, ...] = (claimed, evaluated, sending, committing, answered)
 
 
 @pytest.mark.parametrize("victim", [SENDER, "api"])
-def test_killed_at_every_point_of_an_evaluation(victim: str, arena: Arena, rng: random.Random) -> None:
-    """The points come one after the other, in random order. Each site has more evaluations than there are points."""
+def test_evaluations_complete_after_a_kill_at_every_point(victim: str, arena: Arena, rng: random.Random) -> None:
+    """The points come one after another, in random order. Each site has more evaluations than there are points."""
     spec = specs.spec("fedbyol", num_rounds=len(POINTS), evaluation=_EVALUATION, seed=rng.randrange(2**32))
     run_id = arena.begin(spec)
     for point in rng.sample(POINTS, len(POINTS)):
@@ -99,13 +99,13 @@ def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
 
 
 def _revive(arena: Arena, name: str) -> None:
-    """Start a process again, and wait for the API: a request that no coordinator answers cannot be held halfway."""
+    """Restart a process, and wait for the API: a request that no coordinator answers cannot be held halfway."""
     arena.revive(name)
     arena.until(arena.client.health, "the API")
 
 
 def _all_answered(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
-    """Assert that each site gave each round's counts once, as in the simulation, and that no others were ever sent."""
+    """Assert that each site sent each round's counts once, as in the simulation, and that no others were ever sent."""
     expected = simulate(spec, specs.images()).site_evaluations
     assert expected.keys() == set(range(spec.num_rounds + 1))
     num_answers = len(expected) * len(specs.CLIENTS)

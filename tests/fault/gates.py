@@ -15,7 +15,7 @@ _EVENTS = "hashtextextended('events/' || %s, 0)"
 class CommitGate:
     """A lock for which each transaction with an event of this run waits, after its last write and before its commit.
 
-    It is the lock that keeps a run's events in order, which a transaction takes last.
+    It is the lock that keeps a run's events in order, and the last one that a transaction acquires.
     """
 
     def __init__(self, arena: Arena, run_id: UUID) -> None:

@@ -32,7 +32,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Injected:
-    """Every fault so far. Shared by the proxy's threads."""
+    """Every fault so far. The proxy's threads share this object."""
 
     faults: list[Fault] = field(default_factory=list)
     fault_class: str = "other"
@@ -40,7 +40,7 @@ class Injected:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, fault_class: str) -> None:
-        """Count the faults from now on in this class."""
+        """Count all later faults in this class."""
         self.settle(HELD)  # faults that the previous test injected while its fixtures ended
         self.fault_class = fault_class
 
@@ -50,7 +50,7 @@ class Injected:
             self.faults.append(Fault(kind, target, point, fault_class or self.fault_class))
 
     def settle(self, outcome: str) -> None:
-        """Set the outcome of every fault that has none yet."""
+        """Set the outcome of every fault that does not have one yet."""
         with self._lock:
             for fault in self.faults[self._num_settled :]:
                 fault.outcome = fault.outcome or outcome

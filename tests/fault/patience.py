@@ -6,5 +6,5 @@ _FACTOR = float(os.environ.get("FEDSSL_FAULT_PATIENCE", "1"))
 
 
 def patient(seconds: float) -> float:
-    """Return the seconds to wait, from those that suffice on two idle cores."""
+    """Return how long to wait for something that takes at most `seconds` on two idle cores."""
     return seconds * _FACTOR

@@ -19,7 +19,7 @@ _SPIN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A run's round, in which something is to happen."""
+    """A round of a run in which a fault is caused."""
 
     run_id: UUID
     number: int
@@ -35,7 +35,7 @@ def mid_upload(arena: Arena, at: Round, victim: str) -> None:
 
 
 def stored_without_row(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when the store has the update, and no row records it."""
+    """Kill the victim when the store has the update but no row records it."""
     with artifacts_held(arena) as until_blocked:
         until_blocked("an upload's row")
         arena.crash(victim, "between storing an update and its row")
@@ -43,13 +43,13 @@ def stored_without_row(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_submission(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when the update is uploaded and not yet submitted."""
+    """Kill the victim when the update is uploaded but not submitted."""
     with arena.proxy.holding(SUBMIT) as held:
         _crash_holder(arena, held, victim, "between upload and commit")
 
 
 def before_acceptance(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when the submission is written and not yet committed."""
+    """Kill the victim when the submission is written but not committed."""
     with arena.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
         with commits_held(arena, at.run_id) as gate:
@@ -61,7 +61,8 @@ def before_acceptance(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_nudge(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when the submission is committed. Redis does not answer, so neither nudge nor answer is sent."""
+    """Kill the victim when the submission is committed. Redis does not answer, so neither message nor answer is
+    sent."""
     with arena.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
         with arena.stopped(VALKEY, "between commit and nudge"):
@@ -80,12 +81,12 @@ def before_the_worker_knows(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_aggregating(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when all updates are accepted, and the change to aggregating is not committed."""
+    """Kill the victim when all updates are accepted, but the change to aggregating is not committed."""
     _crash_at_gate(arena, at, victim, 0, "before the round aggregates")
 
 
 def mid_aggregation(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when the sums are computed and in the store, and no row records them."""
+    """Kill the victim when the sums are computed and in the store, but no row records them."""
     with ExitStack() as stack:
         with aggregator_waits(arena, at):
             until_blocked = stack.enter_context(artifacts_held(arena))
@@ -100,7 +101,7 @@ def before_closing(arena: Arena, at: Round, victim: str) -> None:
 
 
 def mid_distillation(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when some epochs are done, and a checkpoint is written."""
+    """Kill the victim when some epochs are done and a checkpoint is written."""
     epochs = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND checkpoint IS NOT NULL"
     arena.until(lambda: arena.query(epochs, at.run_id, at.number), "a checkpoint", 90)
     with jobs_held(arena) as until_blocked:
@@ -110,7 +111,7 @@ def mid_distillation(arena: Arena, at: Round, victim: str) -> None:
 
 
 def before_the_student(arena: Arena, at: Round, victim: str) -> None:
-    """Kill the victim when the student is in the store, and the transaction that publishes it is not committed."""
+    """Kill the victim when the student is in the store, but the transaction that publishes it is not committed."""
     running = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND state = 'running'"
     arena.until(lambda: arena.query(running, at.run_id, at.number), "a distillation", 90)
     with commits_held(arena, at.run_id) as gate:
@@ -122,7 +123,7 @@ def before_the_student(arena: Arena, at: Round, victim: str) -> None:
 def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
     """Kill the worker while it writes its update and next state into a folder that does not have its final name yet.
 
-    Writing takes milliseconds. A kill that comes too late is counted as one after the promotion.
+    Writing takes milliseconds. A kill that comes too late counts as one after the promotion.
     """
     run = arena.state(victim) / "runs" / str(at.run_id)
     end = time.monotonic() + patient(_SPIN_SECONDS)
@@ -135,7 +136,8 @@ def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
 
 
 def without_nudges(arena: Arena, at: Round) -> None:
-    """Delete every message of the round from Redis before it is received: only the sweep can advance the run."""
+    """Delete every message of the round from Redis before it is received, so that only the sweep can advance the
+    run."""
     with aggregator_waits(arena, at), arena.stopped("distiller", "before a distillation"):
         arena.forget_messages("with the round's nudges in it")
 
@@ -154,16 +156,16 @@ POINTS: tuple[tuple[Point, tuple[str, ...]], ...] = (
     (before_the_student, ("distiller", POSTGRES)),
     (mid_promotion, ("client-0", "client-1")),
 )
-"""Each point, with those that are killed there."""
+"""Each point, with the processes that are killed there."""
 
 AGGREGATING = (before_aggregating, mid_aggregation, before_closing)
-"""Points of a round whose aggregator aggregates, and does not leave it to a distillation."""
+"""Points of a round that is aggregated rather than distilled."""
 
 DISTILLING = (mid_distillation, before_the_student)
 
 
 def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
-    """Crash a process while a request is held, release the request, and start the process again."""
+    """Crash a process while a request is held, release the request, and restart the process."""
     held.wait_until_there()
     victim = _named(arena, held, victim)
     arena.crash(victim, point)

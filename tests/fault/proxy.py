@@ -33,7 +33,7 @@ _DELIVERY = "POST /v1/work/deliver"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _CHUNK = 1 << 16
 _HEAD_BYTES = 1 << 16
-_SECONDS = 90.0  # longest silence on a connection: a claim waits for 25
+_SECONDS = 90.0  # the longest silence on a connection: a claim waits for 25 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Held:
         self._go_on.set()
 
     def wait(self, token: str) -> None:
-        """Wait until `release`. Only the proxy calls this."""
+        """Wait until `release` is called. Only the proxy calls this."""
         self.token = token
         self._is_there.set()
         self._go_on.wait(_SECONDS)
@@ -69,7 +69,7 @@ class Held:
 
 @dataclass(slots=True)
 class Rule:
-    """The fault of the next `times` requests whose start matches, and whose body does, if `body` is given."""
+    """The fault of the next `times` requests whose start and, if `body` is given, whose body match."""
 
     pattern: str
     action: Action
@@ -80,11 +80,11 @@ class Rule:
 
 
 class _Broken(Exception):
-    """The exchange ends here: both connections are closed."""
+    """Ends the exchange: both connections are closed."""
 
 
 class Proxy(Listener):
-    """Listens on a port of its own and passes every request on to one of the upstream ports, in turn.
+    """Listens on its own port and passes each request on to one of the upstream ports, in turn.
 
     It takes one request per connection. `choose` gets every request without a rule, and may return an action for it.
     """
@@ -94,7 +94,7 @@ class Proxy(Listener):
         self.ports = list(ports)
         self.choose: Callable[[Request], Action | None] = lambda request: None
         self.refuses_delivery: Callable[[str], bool] = lambda token: False
-        """Whether a worker's deliveries are answered 404, as by an older coordinator: it uploads and submits then."""
+        """True for the tokens of workers whose deliveries get 404, as from an older coordinator."""
         self.served: dict[int, int] = {}
         self._injected = injected
         self._rules: list[Rule] = []
@@ -120,7 +120,7 @@ class Proxy(Listener):
 
     @property
     def has_rules(self) -> bool:
-        """Return whether something will be done to a later request."""
+        """Return whether a later request will be disturbed."""
         with self._lock:
             return bool(self._rules)
 
@@ -186,7 +186,7 @@ class Proxy(Listener):
             _pump(server, client)
 
     def _whole(self, client: socket.socket, request: Request, body: bytes, rule: Rule) -> None:
-        """Send the whole request, twice at once if it is duplicated; pass on all, half or nothing of the answer."""
+        """Send the whole request, twice at once if it is duplicated, and pass on all, half or nothing of the answer."""
         while len(body) < request.length:
             body += _receive(client)
         answers = []

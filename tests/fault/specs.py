@@ -1,4 +1,4 @@
-"""The runs that the faults hit, and each one's result without faults."""
+"""The specs of the disturbed runs, and their results without faults."""
 
 import functools
 from typing import Any
@@ -13,7 +13,7 @@ METHODS = ("fedbyol", "flesd", "scaffold", "ssd")
 """State on the client (the target network; the control variates), on the coordinator, in rows, and a distillation."""
 
 OBJECTIVES = ("feddino", "fedmae", "fedvicreg", "fedbarlow")
-"""Objectives of the last years, whose states are of the kinds above: only the faults at random hit them."""
+"""Recent objectives, whose states are of the kinds above. Only random faults hit them."""
 
 CLIENTS = ("client-0", "client-1")
 COHORT = {"clients": CLIENTS, "min_clients": 2, "lease_seconds": 10, "max_attempts": 30}

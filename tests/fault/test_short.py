@@ -1,4 +1,4 @@
-"""The suite's short form: one federation, one run, the nastiest points of a round, in seconds."""
+"""The suite's short form: one federation, one run and the most difficult points of a round, in seconds."""
 
 import random
 
@@ -15,8 +15,9 @@ pytestmark = pytest.mark.full
 FAULT_CLASS = "short form"
 
 
-def test_the_nastiest_points(arena: Arena, rng: random.Random) -> None:
-    """BYOL, whose target network never leaves the client: a state lost or promoted twice would change the weights."""
+def test_a_run_completes_despite_faults_at_the_most_difficult_points(arena: Arena, rng: random.Random) -> None:
+    """BYOL's target network never leaves the client: a state that is lost or promoted twice would change the
+    weights."""
     spec = specs.spec("fedbyol", num_rounds=3)
     run_id = arena.begin(spec)
     first, second, third = (Round(run_id, number) for number in (1, 2, 3))

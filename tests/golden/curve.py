@@ -14,10 +14,10 @@ from fedssl.simulation import Result, RoundRecord, simulate
 
 FOLDER = Path(__file__).parent / "curves"
 TOLERANCE = 1e-3
-"""Relative, between processors. README.md says what was measured."""
+"""The relative tolerance between processors. README.md has the measured differences."""
 
 FLOOR = 0.1
-"""Smaller numbers are compared as if they were as large: biases start at 0, and are hardly more than rounding."""
+"""Smaller numbers are compared as if they had this size: biases start at 0, and are hardly more than rounding."""
 
 Curve = dict[str, Any]
 
@@ -42,7 +42,7 @@ def draw(spec: RunSpec, data_root: Path) -> Curve:
 
 
 def machine() -> str:
-    """Return what decides a simulation's bits: two machines with equal descriptions compute equal ones."""
+    """Return what determines a simulation's bits: two machines with equal descriptions compute equal ones."""
     try:
         lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()]
         fields = {name.strip(): value.strip() for name, _, value in lines}
@@ -54,7 +54,7 @@ def machine() -> str:
 
 
 def differences(expected: Curve, found: Curve) -> list[str]:
-    """Return one line per number that is not what it was.
+    """Return one line per number that has changed.
 
     Compares every digit and digest on the machine that wrote the curve; elsewhere numbers up to the tolerance.
     """
@@ -75,7 +75,7 @@ def read(path: Path) -> Curve:
 
 
 def write(path: Path, curve: Curve) -> None:
-    """Write a curve, with each tensor on a line of its own."""
+    """Write a curve, with each tensor on its own line."""
     text = json.dumps(curve, indent=1, sort_keys=True)
     text = re.sub(r"\[\s*([^][{}\"]+?)\s*\]", lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
     path.write_text(text + "\n", encoding="utf-8")
@@ -100,7 +100,7 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[float]]:
 
 
 def _summary(tensor: torch.Tensor) -> list[float]:
-    """Return the root mean square, and the product with fixed cosines on the same scale, which sees the order."""
+    """Return the root mean square, and the product with fixed cosines on the same scale, which depends on the order."""
     values = tensor.detach().double().flatten()
     root = max(1, len(values)) ** 0.5
     fixed = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
@@ -125,7 +125,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _pairs(expected: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Pair the leaves of two curves; a tensor's two numbers are one leaf."""
+    """Pair the leaves of two curves. A tensor's two numbers are one leaf."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in sorted(expected.keys() | found.keys()):
             yield from _pairs(expected.get(name), found.get(name), f"{place} {name}".strip())
@@ -142,7 +142,7 @@ def _is_rounds(value: Any) -> bool:
 
 def _is_close(expected: Any, found: Any) -> bool:
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found) == 2:
-        scale = max(abs(expected[0]), FLOOR)  # both of a tensor's numbers against its root mean square
+        scale = max(abs(expected[0]), FLOOR)  # compares both of a tensor's numbers relative to its root mean square
         return all(abs(a - b) <= TOLERANCE * scale for a, b in zip(expected, found, strict=True))
     if isinstance(expected, float) and isinstance(found, int | float):
         return abs(expected - found) <= TOLERANCE * max(abs(expected), FLOOR)

@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedmae": {
         "method": {"mask_ratio": 0.5, "decoder_width": 16, "decoder_depth": 1},
         "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "depth": 2}},
-        "training": {"optimizer": {"learning_rate": 0.01}},  # Adam would make steps of the rounding of small gradients
+        "training": {"optimizer": {"learning_rate": 0.01}},  # Adam turns rounding into steps
     },
     "fedmoco": {"method": {"queue_size": 24}},
     "fedprotocl": {"method": {"queue_size": 24, "images_per_cluster": [20, 10], "num_kmeans_iterations": 5}},
@@ -144,7 +144,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "model": {"encoder": {"name": "convnext-tiny"}},
         "data": {"image_size": 32},
         "training": {"local_epochs": 1, "optimizer": {"learning_rate": 1e-4}},
-        "partition": {"num_clients": 1, "scheme": "iid", "max_images": 16},  # one client: 28 million weights take time
+        "partition": {
+            "num_clients": 1,
+            "scheme": "iid",
+            "max_images": 16,
+        },  # one client, because 28 million weights take time
         "cohort": {"min_clients": 1},
     },
     "decorrelation-of-supervised-representations": {
@@ -265,7 +269,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "method": {"name": "fedsimsiam", "merge": {"name": "dapu"}},
         "model": {"encoder": {"name": "resnet18"}},
         "training": {"local_epochs": 1, "optimizer": {"learning_rate": 1e-4}, "batch_size": 16},
-        "partition": {"num_clients": 1, "scheme": "iid", "max_images": 16},  # one client: 11 million weights take time
+        "partition": {
+            "num_clients": 1,
+            "scheme": "iid",
+            "max_images": 16,
+        },  # one client, because 11 million weights take time
         "cohort": {"min_clients": 1},
     },
 }
@@ -281,7 +289,7 @@ _BASE: dict[str, Any] = {
         "predictor": {"hidden_dims": [12], "out_dim": 6},
     },
     "data": {"channels": 1, "image_size": 8},
-    # So small a rate that a processor's rounding, which can flip a ReLU, moves the weights little.
+    # The rate is so small that a processor's rounding, which can flip a ReLU, hardly moves the weights.
     "training": {"batch_size": 8, "local_epochs": 2, "optimizer": {"learning_rate": 5e-4}},
     "cohort": {"min_clients": 3},
     "partition": {"dataset": GREYS, "num_clients": 3, "alpha": 0.5},
@@ -320,7 +328,7 @@ def spec_of(curve: str) -> RunSpec:
 
 
 def _updated(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes`, table by table; lists and numbers are replaced."""
+    """Return `base` with `changes` merged table by table. Lists and numbers are replaced."""
     merged = dict(base)
     for key, value in changes.items():
         both_tables = isinstance(value, dict) and isinstance(base.get(key), dict)

@@ -1,4 +1,4 @@
-"""Three rounds of every method give the numbers that are in git: a change that moves them is seen, and said."""
+"""Three rounds of every method give the numbers that are in git, so that a change of them is noticed and documented."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def test_every_curve_has_three_rounds() -> None:
     assert {name: spec_of(name).num_rounds for name in CURVES} == dict.fromkeys(CURVES, NUM_ROUNDS)
 
 
-def test_no_curve_file_is_left_over() -> None:
+def test_every_curve_file_belongs_to_a_curve() -> None:
     assert sorted(path.name for path in curve.FOLDER.iterdir()) == sorted(f"{name}.json" for name in CURVES)
 
 
@@ -45,5 +45,5 @@ def test_every_part_occurs_in_a_curve(part: str) -> None:
     assert _parts(part) == {each for name in CURVES for each in used(name)}
 
 
-def test_every_method_has_a_curve_of_its_own() -> None:
+def test_every_method_has_its_own_curve() -> None:
     assert {name: spec_of(name).method.name for name in METHOD_CONFIGS} == {name: name for name in METHOD_CONFIGS}

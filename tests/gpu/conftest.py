@@ -1,4 +1,4 @@
-"""Tests that only a GPU can answer: `make gpu-test`."""
+"""Tests that need a GPU: `make gpu-test`."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""On a GPU: recorded and compiled steps do what eager ones do, and nothing waits for the host inside an epoch."""
+"""On a GPU, recorded and compiled steps give the same results as eager ones, and an epoch does not wait for the
+host."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,17 +14,19 @@ from fedssl.methods.composition.client import ClientAlgorithm
 from support.combinations import ALL_COMBINATIONS, FEATURES
 from support.two_rounds import LEARNING_RATE, assert_same_course, two_epochs, two_rounds, two_rounds_spec
 
-# One of each kind that `auto` compiles: it takes a minute.
+# One method of each kind that `auto` compiles, because compiling takes a minute.
 COMPILED = ("fedsimclr", "ssd", "fedrlc", "orchestra")
 CASES = [(name, "recorded") for name in [*ALL_COMBINATIONS, *FEATURES]] + [(name, "compiled") for name in COMPILED]
 
 
 @pytest.mark.parametrize(("name", "wanted"), CASES)
-def test_a_gpus_recorded_steps_are_its_eager_ones(name: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Else cuDNN may choose other algorithms, or add up in another order, in the second of two equal courses.
+def test_recorded_and_compiled_steps_equal_eager_ones_on_a_gpu(
+    name: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise cuDNN may choose other algorithms, or another order of additions, in the second of two equal courses.
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    # Compiled kernels round in other places. Where that changed the sign of one input of a ReLU (1.7e-7, in FedSimCLR's
-    # second step), the gradient changed by 2 %: at a larger rate, the steps that follow take a course of their own.
+    # Compiled kernels round in other places. When that changed the sign of one input of a ReLU (1.7e-7, in FedSimCLR's
+    # second step), the gradient changed by 2 %. At a larger rate, the following steps would diverge.
     rate = {"learning_rate": LEARNING_RATE / 10} if wanted == "compiled" else {}
     release_trainer()
     eager = two_rounds(two_rounds_spec(name, gpu_steps="eager", **rate), "cuda")
@@ -35,7 +38,7 @@ def test_a_gpus_recorded_steps_are_its_eager_ones(name: str, wanted: str, monkey
 
 
 @pytest.mark.parametrize("name", ["fedbyol", "fedmae", "orchestra", "hsd, pd"])
-def test_recorded_steps_in_bf16_are_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_steps_in_bf16_equal_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     courses = []
     for steps in ("eager", "recorded"):
@@ -48,7 +51,7 @@ def test_recorded_steps_in_bf16_are_eager_ones(name: str, monkeypatch: pytest.Mo
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Inside, whatever waits for the GPU is an error."""
+    """Raise an error if the block waits for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -57,7 +60,7 @@ def _no_waiting() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", [*ALL_COMBINATIONS, *FEATURES])
-def test_a_gpu_is_not_waited_for_inside_an_epoch(name: str) -> None:
+def test_the_host_does_not_wait_for_the_gpu_within_an_epoch(name: str) -> None:
     spec = two_rounds_spec(name, gpu_steps="recorded", local_epochs=2)
     release_trainer()
     two_rounds(spec, "cuda")
@@ -65,7 +68,9 @@ def test_a_gpu_is_not_waited_for_inside_an_epoch(name: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "cosine_per_step"])
-def test_a_gpu_records_once_for_all_clients_rounds_and_rates(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_recorded_once_for_all_clients_rounds_and_rates(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
     original = cuda_graphs._Capture
 
@@ -85,7 +90,7 @@ def test_a_gpu_records_once_for_all_clients_rounds_and_rates(schedule: str, monk
     assert_same_course(eager, found)
 
 
-def test_a_step_that_cannot_be_recorded_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_recorded_is_taken_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = two_rounds_spec("fedbyol", gpu_steps="recorded")
     release_trainer()
     expected = two_rounds(spec, "cuda")
@@ -102,6 +107,6 @@ def test_a_step_that_cannot_be_recorded_does_no_harm(monkeypatch: pytest.MonkeyP
         with pytest.warns(UserWarning, match="cannot be recorded"):
             found = two_rounds(spec, "cuda", like=expected)
     assert_same_course(expected, found)
-    release_trainer()  # gives cached memory back
+    release_trainer()  # returns cached memory
     torch.cuda.synchronize()
     assert_same_course(expected, two_rounds(spec, "cuda", like=expected))

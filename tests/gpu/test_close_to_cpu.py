@@ -1,6 +1,6 @@
-"""On a GPU, a round is the CPU's up to the order of additions, and one in bf16 is near it.
+"""A round on a GPU equals the CPU's up to the order of additions, and a round in bf16 is close to it.
 
-docs/architecture.md derives the tolerances. Both devices get the same random numbers, so they see the same views.
+docs/architecture.md derives the tolerances. Both devices get the same random numbers, so they use the same views.
 """
 
 import pytest
@@ -21,7 +21,7 @@ BF16_DISTANCE = 0.31
 
 
 @pytest.mark.parametrize("name", [*ALL_COMBINATIONS, *sorted(WITHOUT_LOSS), *FEATURES])
-def test_rounds_are_the_cpus_up_to_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_equal_the_cpus_up_to_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_on_the_cpu(monkeypatch)
     spec = two_rounds_spec(name, gpu_steps="eager")
     expected = two_rounds_of_one(spec)
@@ -31,10 +31,10 @@ def test_rounds_are_the_cpus_up_to_rounding(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ALL_COMBINATIONS)
-def test_a_step_in_bf16_is_near_that_of_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_bf16_is_close_to_one_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_on_the_cpu(monkeypatch)
     exact = two_rounds_spec(name, gpu_steps="eager", name="sgd", learning_rate=LEARNING_RATE)  # moves by the gradient
-    training = exact.training.model_copy(update={"batch_size": 256})  # one step a round: only its gradient counts
+    training = exact.training.model_copy(update={"batch_size": 256})  # one step per round: only its gradient counts
     exact = exact.model_copy(update={"training": training})
     rounded = exact.model_copy(update={"training": training.model_copy(update={"precision": "bf16"})})
     expected = two_rounds_of_one(exact)
@@ -45,7 +45,7 @@ def test_a_step_in_bf16_is_near_that_of_float32(name: str, monkeypatch: pytest.M
         assert differs < BF16_DISTANCE * moved
 
 
-def test_views_are_the_cpus() -> None:
+def test_views_equal_the_cpus() -> None:
     everything = AugmentationConfig(
         blur=0.5, solarize=0.3, rotation_degrees=15, flip_vertical=0.5, right_angles=0.5, stain=0.2
     )
@@ -55,5 +55,5 @@ def test_views_are_the_cpus() -> None:
         normalize(random_view(to_float(images.to(device)), everything, torch.Generator().manual_seed(1)), config)
         for device in ("cpu", DEVICE)
     ]
-    # A pixel is a sum of four, weighted by the distances to places of up to 24 pixels in float32.
+    # A pixel is a sum of four, weighted by distances of up to 24 pixels in float32.
     torch.testing.assert_close(seen[1].cpu(), seen[0], rtol=1e-4, atol=1e-4)

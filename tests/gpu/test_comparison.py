@@ -1,4 +1,4 @@
-"""`fedssl compare --jobs` on GPUs: several runs at the same time share one."""
+"""`fedssl compare --jobs` on GPUs: several simultaneous runs share one."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from fedssl.experiments.variants import Variant
 from support.methods import method_spec
 
 
-def test_runs_at_the_same_time_have_the_losses_of_one_after_the_other(tmp_path: Path) -> None:
+def test_simultaneous_runs_have_the_same_losses_as_runs_one_after_another(tmp_path: Path) -> None:
     base = overlay(
         method_spec("fedsimclr").model_dump(mode="json"),
         {
@@ -27,5 +27,5 @@ def test_runs_at_the_same_time_have_the_losses_of_one_after_the_other(tmp_path: 
         assert not isinstance(found, Failure), found
         assert not isinstance(expected, Failure), expected
         assert found.losses == expected.losses
-        assert found.last == pytest.approx(expected.last, abs=0.01)  # no score is bound to the bits
+        assert found.last == pytest.approx(expected.last, abs=0.01)  # scores do not need to have the same bits
         assert found.untrained == pytest.approx(expected.untrained, abs=0.01)

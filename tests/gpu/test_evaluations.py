@@ -1,4 +1,4 @@
-"""On a GPU, encoders are judged as on the CPU, and the coordinator's training gives the CPU's network."""
+"""On a GPU, evaluations give the CPU's results, and the coordinator's training gives the CPU's network."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def digits() -> Labelled:
     return Labelled(train.subset(np.arange(400)), test.subset(np.arange(300)))
 
 
-def test_representations_are_the_cpus_up_to_rounding(digits: Labelled) -> None:
+def test_representations_equal_the_cpus_up_to_rounding(digits: Labelled) -> None:
     config = DATA.model_copy(update={"mean": (0.3,), "std": (0.2,)})
     augmentation = AugmentationConfig(blur=0.5, rotation_degrees=10)
     for view in (None, augmentation):
@@ -48,7 +48,7 @@ def test_representations_are_the_cpus_up_to_rounding(digits: Labelled) -> None:
             extract_features(_encoder(device), digits.test, config, device, augmentation=view)
             for device in ("cpu", DEVICE)
         )
-        # Two layers of sums of at most 72 products, and a mean.
+        # Two layers of sums of at most 72 products each, and a mean.
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_representations_are_the_cpus_up_to_rounding(digits: Labelled) -> None:
     ],
     ids=str,
 )
-def test_an_encoders_output_and_gradients_are_the_cpus_up_to_rounding(config: EncoderConfig) -> None:
+def test_an_encoders_output_and_gradients_equal_the_cpus_up_to_rounding(config: EncoderConfig) -> None:
     x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     found = []
     for device in ("cpu", DEVICE):
@@ -73,7 +73,7 @@ def test_an_encoders_output_and_gradients_are_the_cpus_up_to_rounding(config: En
             h.square().mean().backward()  # type: ignore[no-untyped-call]
         gradients = torch.cat([each.grad.flatten() for each in encoder.parameters() if each.grad is not None])
         found.append((h.detach().cpu(), gradients.cpu()))
-    # BatchNorm with its own statistics: those of a small batch would enlarge rounding.
+    # BatchNorm uses its running statistics, because those of a small batch would amplify rounding.
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() < 0.01 * one.norm()
 
@@ -84,7 +84,7 @@ def test_an_evaluation_gives_the_cpus_scores(settings: str, digits: Labelled) ->
     on_cpu, on_gpu = (detailed_evaluation(_encoder(), digits, config, DATA, device=each) for each in ("cpu", DEVICE))
     assert on_gpu.results.keys() == on_cpu.results.keys()
     for name, expected in on_cpu.results.items():
-        # One image in a hundred may lie so near to a border that rounding decides.
+        # One image in a hundred may be so close to a border that rounding decides.
         tolerance = {"abs": 0.01} if name in ("probe", "knn") else {"rel": 1e-4, "abs": 1e-5}
         assert on_gpu.results[name] == pytest.approx(expected, **tolerance), name
 
@@ -128,7 +128,7 @@ def test_a_sites_evaluation_gives_the_cpus_counts(digits: Labelled) -> None:
 
 
 def _distilling(optimizer: str) -> tuple[RunSpec, Update]:
-    """FLESD's spec, and the update that the coordinator distils."""
+    """Return FLESD's spec, and the update that the coordinator distils."""
     values = method_spec("flesd").model_dump(mode="json")
     values["method"]["reducer"]["optimizer"] = {"name": optimizer, "learning_rate": 0.01}
     spec = RunSpec.model_validate(values)
@@ -177,7 +177,7 @@ def test_a_distillation_on_the_gpu_continues_from_its_checkpoint(
         assert torch.equal(resumed.broadcast[name], tensor), name
 
 
-def test_a_probe_on_augmented_images(digits: Labelled) -> None:
+def test_a_probe_on_augmented_images_gives_the_cpus_accuracy(digits: Labelled) -> None:
     settings = dataclasses.replace(PROBES["flesd"], epochs=2)
     on_cpu, on_gpu = (
         probe_encoder(_encoder(device), digits.train, digits.test, DATA, settings=settings, device=device).accuracy

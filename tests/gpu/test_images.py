@@ -1,4 +1,4 @@
-"""Images on a GPU: cached ones, in its memory or read from the file, and files of images that are embedded."""
+"""Images on a GPU: cached images, in its memory or read from the file, and image files that are embedded."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ DATA = DataConfig(channels=3, image_size=16, cache_size=24)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of images of different sizes, which their colour tells apart."""
+    """Return a folder with two classes of images of different sizes, which differ in their colour."""
     folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(60):
         name, colour = (("blue", (40, 60, 200)), ("red", (200, 60, 40)))[number % 2]
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_views_of_cached_images_are_the_cpus(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_cached_images_equal_the_cpus(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cached = load_cached(str(folder), DATA, processes=1)
     assert isinstance(cached, CachedData)

@@ -1,4 +1,4 @@
-"""On a GPU: recorded views have the bits of eager ones."""
+"""On a GPU, recorded views have the same bits as eager ones."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from support.views_twice import DATA, assert_equal_views
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_recorded_views_have_the_bits_of_eager_ones(name: str) -> None:
+def test_recorded_views_have_the_same_bits_as_eager_ones(name: str) -> None:
     make_views = RecordedViews(4)
     with on_own_stream(torch.device("cuda")), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

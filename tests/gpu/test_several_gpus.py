@@ -1,4 +1,4 @@
-"""On several GPUs: a round is that of one GPU, up to rounding."""
+"""A round on several GPUs equals that on one GPU up to rounding."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from support.several_devices import assert_close, digits_spec
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("name", ["fedsimclr", "fedbyol", "feddino", "fedmae"])
-def test_a_round_on_all_gpus_is_that_of_one(name: str) -> None:
+def test_a_round_on_all_gpus_equals_one_on_a_single_gpu(name: str) -> None:
     spec = digits_spec(name)
     received, data = start(spec).received, client_data(spec, "client-0")
     ctx = dataclasses.replace(context(spec, 1, "client-0"), device=torch.device("cuda"))

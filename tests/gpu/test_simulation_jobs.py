@@ -1,4 +1,4 @@
-"""On a GPU that several processes share: with deterministic steps, a simulation has the bits of one process."""
+"""If several processes share a GPU, a simulation with deterministic steps has the same bits as in one process."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 
 
-def test_processes_that_share_a_gpu_give_the_bits_of_one() -> None:
+def test_processes_that_share_a_gpu_give_the_same_bits_as_one() -> None:
     training = {"batch_size": 32, "local_epochs": 3, "gpu_steps": "recorded", "deterministic": True}
     spec = method_spec("fedema", training=training)
     one, two = (simulate(spec, shards(spec), device="cuda", jobs=jobs) for jobs in (1, 2))

@@ -1,4 +1,4 @@
-"""A worker on a GPU: out of memory, a GPU that fails, two workers on one GPU."""
+"""A worker on a GPU: out of memory, a failing GPU, and two workers on one GPU."""
 
 import dataclasses
 import subprocess
@@ -36,20 +36,20 @@ LARGE = {"model": {"encoder": {"name": "resnet50"}}, "training": {"batch_size": 
 
 @pytest.fixture
 def on_gpu(setting: Setting, tmp_path: Path) -> Setting:  # noqa: F811
-    """A worker whose images are on the GPU."""
+    """Return a worker whose images are on the GPU."""
     own = OwnImages(str(write_images(tmp_path / "gpu.npz")), torch.device(DEVICE))
     return dataclasses.replace(setting, images=own, device=torch.device(DEVICE))
 
 
 def _limit(num_bytes: float) -> None:
-    """Limit this process's part of the GPU's memory."""
+    """Limit this process's share of the GPU's memory."""
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total))
 
 
 @pytest.fixture
 def without_limit() -> Iterator[None]:
-    """Nothing is held before, and there is no limit after."""
+    """Free all memory before the test, and remove the limit after it."""
     release_trainer()
     torch.cuda.empty_cache()
     yield
@@ -57,7 +57,7 @@ def without_limit() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_limit")
-def test_out_of_memory_is_declined_and_the_worker_does_the_next_round(on_gpu: Setting) -> None:
+def test_work_that_runs_out_of_memory_is_declined_and_the_next_round_succeeds(on_gpu: Setting) -> None:
     agent, before = on_gpu.restart(), torch.cuda.memory_reserved()
     _limit(before + 300e6)
     on_gpu.offer(make_spec(**LARGE), 1)
@@ -65,7 +65,7 @@ def test_out_of_memory_is_declined_and_the_worker_does_the_next_round(on_gpu: Se
     [declined] = on_gpu.coordinator.declined
     assert declined.reason.startswith("out of memory on cuda with batch size 32: lower training.batch_size")
     assert declined.cause == Cause.CLIENT_MACHINE
-    # What the failed round held is free. Work space of cuBLAS, 32 MB per stream, stays.
+    # What the failed round used is free. The work space of cuBLAS, 32 MB per stream, stays.
     assert torch.cuda.memory_reserved() - before < 100e6
     on_gpu.offer(make_spec(), 1)
     agent.step()
@@ -74,7 +74,9 @@ def test_out_of_memory_is_declined_and_the_worker_does_the_next_round(on_gpu: Se
 
 
 @pytest.mark.usefixtures("without_limit")
-def test_out_of_memory_while_a_step_is_recorded(on_gpu: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_runs_out_of_memory_while_recording_is_declined(
+    on_gpu: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = make_spec(training={"batch_size": 4, "gpu_steps": "recorded"})
     agent, original = on_gpu.restart(), cuda_graphs._Capture
 
@@ -93,7 +95,7 @@ def test_out_of_memory_while_a_step_is_recorded(on_gpu: Setting, monkeypatch: py
     agent.step()
     assert len(on_gpu.coordinator.submissions) == 1
     release_trainer()
-    torch.cuda.empty_cache()  # fails for good after a capture that was not ended in the allocator
+    torch.cuda.empty_cache()  # fails permanently after a capture that was not ended in the allocator
     torch.cuda.synchronize()
 
 
@@ -132,7 +134,7 @@ def _worker(setting: Setting, folder: Path, code: str | None = None) -> subproce
     )
 
 
-def test_a_worker_whose_gpu_fails_gives_the_work_back_and_ends(setting: Setting) -> None:  # noqa: F811
+def test_a_worker_whose_gpu_fails_declines_the_work_and_ends(setting: Setting) -> None:  # noqa: F811
     setting.offer(make_spec(), 1)
     process = _worker(setting, setting.folder / "worker", _LOSES_ITS_GPU)
     try:
@@ -162,7 +164,7 @@ def test_a_worker_without_its_gpu_ends_at_once(
     assert setting.coordinator.calls == []
 
 
-def test_two_workers_share_a_gpu_and_train_the_bits_of_one_after_the_other(setting: Setting) -> None:  # noqa: F811
+def test_two_workers_on_one_gpu_train_the_same_bits_as_one_after_another(setting: Setting) -> None:  # noqa: F811
     spec = make_spec(training={"batch_size": 8, "local_epochs": 60, "gpu_steps": "recorded", "deterministic": True})
     with FakeCoordinator(CLIENT) as second, WorkerClient(second.url, TOKEN, retry=QUICK) as client:
         threading.Thread(target=second.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

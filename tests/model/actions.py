@@ -18,7 +18,7 @@ from model.states import DISTILLER, Computation, Job, Member, Round, Run, Setup,
 
 
 class Step(NamedTuple):
-    """One thing that happens: the action, the client or the process that it is about, and which outcome it has."""
+    """One step: the action, the client or the process that it is about, and its outcome."""
 
     action: str
     who: int | None = None
@@ -39,7 +39,7 @@ taken: set[tuple[type, str, str]] = set()
 
 
 class Violation(AssertionError):
-    """The model did what must never happen: a bug in the model, or one of the code that the model repeats."""
+    """The model broke a promise: there is a bug in the model, or in the code that it mirrors."""
 
 
 def allows(table: type, before: str, after: str) -> bool:
@@ -82,7 +82,7 @@ def resume(state: State, setup: Setup) -> Successors:
 
 
 def take_up(state: State, setup: Setup) -> Successors:
-    """`rounds.reopening.take_up`: a failed run is resumed, and the round in which it failed is open again."""
+    """`rounds.reopening.take_up`: a failed run is resumed, and the round in which it failed is opened again."""
     if state.run.outcome is not Outcome.FAILED or not allows(tables.Run, RunState.FINISHED, RunState.RUNNING):
         return
     state = _run(state._replace(run=state.run.without_tries(outcome=None)), RunState.RUNNING)
@@ -260,7 +260,7 @@ def update_is_lost(state: State, setup: Setup) -> Successors:
 
 
 def updates_are_useless(state: State, setup: Setup) -> Successors:
-    """`rounds.closing.end_without_result`: so many updates are rejected by name that the round gives no weights."""
+    """`rounds.closing.end_without_result`: too many updates are rejected by name for the round to give new weights."""
     if not _REJECTS:
         return
     for process, computation in enumerate(state.computations):
@@ -351,7 +351,7 @@ def distiller_dies(state: State, setup: Setup) -> Successors:
 
 
 def distiller_leaves(state: State, setup: Setup) -> Successors:
-    """`jobs.service.record_departure`: the process ends in good order, and another may resume at once."""
+    """`jobs.service.record_departure`: the process ends cleanly, and another may resume the job at once."""
     if state.computations[DISTILLER] is not None and state.job is not None:
         yield (
             Step("distiller_leaves"),

@@ -1,4 +1,4 @@
-"""Explores every state that the actions can reach, and keeps the way to each."""
+"""Explores every state that the actions can reach, and stores the way to each."""
 
 import itertools
 from collections import deque
@@ -14,7 +14,7 @@ Check = Callable[[State, State, Setup], None]
 
 @dataclass(frozen=True)
 class Explored:
-    """Every reachable state, each with the step by which it was found first."""
+    """Every reachable state, each with the step by which it was first found."""
 
     setup: Setup
     found: dict[State, tuple[State, Step] | None]

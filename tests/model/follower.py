@@ -26,7 +26,7 @@ class Follower:
     """One run, its clients, and the processes that compute for it."""
 
     def __init__(self, tables: Tables, setup: Setup, spec: RunSpec) -> None:
-        """`spec` has the setup's cohort; its clients get new names."""
+        """Create the run. `spec` has the setup's cohort, whose clients get new names."""
         from fedssl_coordinator.federation.runs import service as runs
         from fedssl_coordinator.identity.tokens import service as tokens
 
@@ -246,7 +246,7 @@ class Follower:
     # Details
 
     def end_forgotten(self, after: State) -> bool:
-        """Let a computation continue whose job has ended, and which the model has forgotten. It must change nothing.
+        """Let a computation continue whose job has ended and that the model has forgotten. It must change nothing.
 
         Returns whether there is one.
         """

@@ -1,7 +1,7 @@
 """The code's own computations, in threads that stop where the model stops.
 
-The aggregator's `_advance` and the distiller's `distil` run as they are. Where the model has a step, a thread waits
-for it, and then continues, or meets an error, or its process dies.
+The aggregator's `_advance` and the distiller's `distil` run unchanged. At each step of the model, a thread waits for
+it, and then continues, fails, or dies with its process.
 """
 
 import functools
@@ -29,12 +29,12 @@ def publish() -> None:
 
 
 def fail() -> NoReturn:
-    """Let it fail for a reason that may pass."""
+    """Let the computation fail for a temporary reason."""
     raise OSError("the store does not answer")
 
 
 def fail_for_good() -> NoReturn:
-    """Let it fail for a reason that never passes."""
+    """Let the computation fail for a permanent reason."""
     raise MethodError("this can never be computed")
 
 
@@ -44,7 +44,7 @@ def die() -> NoReturn:
 
 
 class Process:
-    """One try at a computation, in a thread of its own."""
+    """One try at a computation, in its own thread."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._orders: list[Order] = []
@@ -61,7 +61,7 @@ class Process:
         return self._thread.is_alive()
 
     def order(self, *orders: Order) -> None:
-        """Let it continue to its next stop, or to its end."""
+        """Let the computation continue to its next stop, or to its end."""
         for each in orders:
             with self._changed:
                 self._orders.append(each)
@@ -70,7 +70,7 @@ class Process:
             self._until_it_waits()
 
     def stop_here(self) -> None:
-        """For the thread: wait for an order, and follow it."""
+        """Wait in the thread for an order, and follow it."""
         with self._changed:
             self._waits = True
             self._changed.notify_all()
@@ -105,7 +105,7 @@ def _stop_here() -> None:
 
 
 def _stopping(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Stop before a computation, and before the transaction in front of it."""
+    """Stop before a computation, and before the transaction that precedes it."""
     _stop_here()
     return compute(*given, **named)
 

@@ -1,4 +1,4 @@
-"""The promises: each must be true of every state and every step of the model."""
+"""The promises, each of which must be true of every state and every step of the model."""
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from model.actions import Violation
@@ -84,7 +84,7 @@ def _a_job_belongs_to_its_round(after: State) -> None:
 
 
 def _weights_had_their_quorum(before: State, after: State, setup: Setup) -> None:
-    """Raise Violation unless a round aggregates as many updates as the spec asks for."""
+    """Raise Violation unless a round aggregates as many updates as the spec requires."""
     begins = before.is_open and after.unclosed is not None and after.unclosed.state is not RoundState.OPEN
     if not begins:
         return
@@ -107,7 +107,7 @@ def has_ended(state: State) -> bool:
 
 
 def waits_for_clients(state: State, setup: Setup) -> bool:
-    """Return whether no round can be opened, because fewer clients may take part than the spec asks for."""
+    """Return whether no round can be opened, because fewer clients may take part than the spec requires."""
     able = sum(member.is_eligible and not member.refuses for member in state.members)
     too_few = able < setup.cohort.min_clients or setup.cohort.num_wanted(able) < (setup.cohort.min_updates or 0)
     return state.unclosed is None and state.run.is_prepared and too_few

@@ -1,4 +1,4 @@
-"""The explorations: small numbers, and together everything that a spec and the outside world can do."""
+"""The setups of the explorations: small numbers that together cover everything a spec and the outside world can do."""
 
 from fedssl.protocol.training import CohortConfig
 from model.states import Setup

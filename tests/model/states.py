@@ -137,7 +137,7 @@ class State(NamedTuple):
 
     @property
     def has_enough(self) -> bool:
-        """Whether the round has as many updates as it wants of a larger cohort."""
+        """True if the round has as many updates as it needs from a larger cohort."""
         wanted = None if self.round is None else self.round.num_wanted
         return wanted is not None and len(self.accepted) >= wanted
 

@@ -1,4 +1,4 @@
-"""Every state that a run can reach, whatever happens to it, and what must be true of each."""
+"""Every state that a run can reach, whatever happens, and what must be true of each."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 NEVER_TAKEN = {
     (tables.Assignment, "offered", "declined"),  # a worker claims before it declines
-    (tables.Assignment, "submitted", "rejected"),  # submitted and accepted in one transaction
+    (tables.Assignment, "submitted", "rejected"),  # submitted and accepted are set in one transaction
     (tables.Assignment, "submitted", "expired"),
 }
 """The transitions that the code's table allows and no transaction of the code makes."""
@@ -36,14 +36,15 @@ def explored(name: str) -> Explored:
 
 @pytest.mark.parametrize("name", _SETUPS)
 def test_no_step_breaks_a_promise(name: str) -> None:
-    """Also: nothing accepted is lost, no client counts twice, an end is final. `properties.check` has them all."""
+    """In particular nothing accepted is lost, no client counts twice, and an end is final. `properties.check` has
+    them all."""
     found = explored(name)
     assert found.num_steps > len(found.found) > 100
 
 
 @pytest.mark.parametrize("name", _SETUPS)
 def test_healthy_parts_bring_every_run_to_an_end(name: str) -> None:
-    """From every state, without a message, a lease or a deadline: only by sweeps and by what everyone does anyway."""
+    """This holds from every state without a message, a lease or a deadline, only with sweeps and regular actions."""
     found = explored(name)
     assert _stuck(found, actions.HEALTHY, lambda state: _is_over_or_waits(state, found.setup)) == []
 
@@ -59,7 +60,7 @@ def test_a_run_whose_clients_are_healthy_completes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _SETUPS)
-def test_a_run_whose_clients_are_all_gone_ends_with_time(name: str) -> None:
+def test_a_run_without_any_active_client_ends_after_some_time(name: str) -> None:
     found = explored(name)
     without_clients = [action for action in actions.HEALTHY if action not in (actions.claim, actions.submit)]
     goal = functools.partial(_is_over_or_waits, setup=found.setup)
@@ -67,11 +68,11 @@ def test_a_run_whose_clients_are_all_gone_ends_with_time(name: str) -> None:
 
 
 def test_the_model_takes_every_transition_of_the_code() -> None:
-    """A transition that the code gains is missing here until the model has its action."""
+    """A new transition of the code fails this test until the model has an action for it."""
     for name in SETUPS:
         explored(name)
     legal = {(table, *map(str, change)) for table, changes in TRANSITIONS.items() for change in changes}
-    evaluations = (tables.Evaluation, tables.SiteEvaluation)  # no run waits for one
+    evaluations = (tables.Evaluation, tables.SiteEvaluation)  # no run waits for them
     legal = {change for change in legal if change[0] not in evaluations}
     assert legal - actions.taken == NEVER_TAKEN
 
@@ -85,7 +86,7 @@ def test_the_model_takes_every_transition_of_the_code() -> None:
     ],
 )
 def test_a_planted_bug_is_found(broken: str, by: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An aggregator that publishes what is no longer due; a job that ends and may still publish; a client that is asked
+    """The bugs: an aggregator publishes what is no longer due, an ended job may still publish, and a client is asked
     twice."""
     monkeypatch.setattr(actions, broken, by)
     with pytest.raises(Violation, match="after"):
@@ -93,7 +94,7 @@ def test_a_planted_bug_is_found(broken: str, by: object, name: str, monkeypatch:
 
 
 def test_a_planted_lack_of_progress_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep that does not see failed computations whose pause is over."""
+    """The planted bug is a sweep that does not find failed computations whose pause has ended."""
     real = actions.needs_attention
     monkeypatch.setattr(actions, "needs_attention", lambda state: real(state) and state.unclosed is None)
     setup = SETUPS["two clients"]

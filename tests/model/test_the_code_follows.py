@@ -1,6 +1,6 @@
-"""The code does what the model does: runs are led through the model's steps, on real Postgres.
+"""The code behaves like the model: runs are led through the model's steps on real Postgres.
 
-Requests that the model does not allow are made too, and must change nothing.
+Requests that the model does not allow are also made, and must change nothing.
 """
 
 import random
@@ -69,7 +69,7 @@ def spec_of(setup: Setup) -> RunSpec:
     "name", [name if name == FOLLOWED[0] else pytest.param(name, marks=pytest.mark.full) for name in FOLLOWED]
 )
 def test_the_code_follows_the_model(name: str, tables: Tables) -> None:
-    """Every action in every state of run, round and job; with `make explore` also of the assignment concerned."""
+    """Take every action in every state of run, round and job; with `make explore` also of the assignment concerned."""
     most_deaths = getattr(retries, "MOST_DEATHS", 0)
     setup = SETUPS[name]._replace(
         events=SETUPS[name].events - NOT_FOLLOWED, most_deaths=most_deaths, rejects_updates=False
@@ -107,7 +107,7 @@ def _requests(state: State) -> list[Step]:
     requests = [*_REQUESTS, *(Step(name, who) for name in _REQUESTS_OF_CLIENTS for who in clients)]
     if state.computations[DISTILLER] is not None:  # a second try at its job would replace it in `Follower.processes`
         requests.remove(Step("begin_job"))
-    if state.run.outcome is Outcome.FAILED:  # the same request takes the run up, which not every setup has
+    if state.run.outcome is Outcome.FAILED:  # the same request resumes the run, which not every setup allows
         requests.remove(Step("resume"))
     return requests
 

@@ -13,7 +13,7 @@ _OF_CLIENTS = frozenset(
 """The actions whose steps are about a client. The others' `who` is a process."""
 
 _MOST_PLANS = 100
-"""The number of plans for one kind of step after which the code is taken never to take it."""
+"""The number of plans for one kind of step after which it is assumed that the code never takes it."""
 
 
 class _Edge(NamedTuple):
@@ -25,7 +25,7 @@ class _Edge(NamedTuple):
 
 
 class Tour:
-    """A way through the model that takes the kinds of steps of one exploration's actions that were not taken yet."""
+    """A way through the model that takes the kinds of steps of an exploration that have not been taken yet."""
 
     def __init__(self, setup: Setup, *, is_long: bool) -> None:
         """Begin a tour, in which a kind of step is an action in the states of run, round and job.
@@ -50,7 +50,7 @@ class Tour:
         return not self._is_over
 
     def next_step(self, state: State) -> Step | None:
-        """Return the next step on the way to one that was not taken yet, or None if none can be reached from here."""
+        """Return the next step on the way to a kind not taken yet, or None if none can be reached from here."""
         here = self._number(state)
         if not self._plan or self._plan[0][0] != here:  # the code took another way than the planned one
             self._plan = self._way_to_new(here)

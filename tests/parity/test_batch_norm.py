@@ -1,4 +1,5 @@
-"""A run whose sites keep their own BatchNorm gives the bits of its simulation, continued and evaluated at the sites."""
+"""A run whose sites keep their own BatchNorm has the bits of its simulation, also when continued and evaluated at
+sites."""
 
 import json
 from pathlib import Path
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 SITES = {"classes": [str(digit) for digit in range(10)], "min_count": 2}
 
 
-def test_sites_keep_their_norms_over_a_continuation_and_evaluate_with_them(servers: Servers, tmp_path: Path) -> None:
+def test_sites_keep_their_batch_norm_over_a_continuation_and_evaluate_with_it(servers: Servers, tmp_path: Path) -> None:
     values = method_spec(
         "fedbyol",
         cohort={"min_clients": 2, "lease_seconds": 30},

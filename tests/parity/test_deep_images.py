@@ -1,6 +1,6 @@
-"""Folders of 16-bit TIFF, 16-bit PNG, arrays and DICOM are trained on through a window, to the bits of the simulation.
+"""Runs on 16-bit TIFF, 16-bit PNG, array and DICOM files, through a window, have the bits of their simulations.
 
-Some of the files cannot be read, and are left out.
+Some of the files cannot be read and are left out.
 """
 
 import io
@@ -48,7 +48,7 @@ def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]], patient: st
 
 
 def _pack(folder: Path) -> None:
-    """Put four of the arrays into files that hold several images: `.npz`, a tar shard and Parquet."""
+    """Put four of the arrays into files that contain several images: `.npz`, a tar shard and Parquet."""
     values = [np.load(path) for path in (folder / f"{number}.npy" for number in range(8, 12))]
     np.savez(folder / "8.npz", images=np.stack(values[:2]))
     content = []
@@ -93,7 +93,7 @@ def running(
 
 
 def _assert_simulated(running: Federation, spec: RunSpec, clients: Mapping[str, Any]) -> None:
-    """Check that the run of a spec has the bits of its simulation with the same images."""
+    """Assert that the run of a spec has the bits of its simulation with the same images."""
     simulated = simulate(spec, clients).model
     done = trained(running, running.client.create_run(spec).id, 100)
     assert_simulated(running, done.id, simulated)
@@ -148,13 +148,13 @@ def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) 
     assert all(words in reason for reason in reasons), reasons
 
 
-def test_a_run_of_other_channels_shows_why_no_client_takes_part(running: Federation) -> None:
+def test_a_run_with_unsupported_channels_shows_why_no_client_takes_part(running: Federation) -> None:
     data = {**DATA, "channels": 5}
     run = running.client.create_run(
         method_spec("fedbyol", data=data, cohort={"min_clients": len(SUFFIXES)}, partition=None)
     )
 
-    # The first reason may say only that clients have not registered yet.
+    # The first reason may only be that clients have not registered yet.
     names = ", ".join(f"client-{number}" for number in range(len(SUFFIXES)))
     words = f"{names}: the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3"
 

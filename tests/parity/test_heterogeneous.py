@@ -1,4 +1,5 @@
-"""Clients that differ, to the bits of the simulation: an encoder that a worker declared, and FedRLC's centers."""
+"""Runs with different clients have the bits of their simulations: with an encoder that a worker declared, and
+FedRLC's centers."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -49,8 +50,8 @@ def _registered(running: Federation, number: int) -> Callable[[], bool]:
     return lambda: sum(client.registered_at is not None for client in running.client.clients()) == number
 
 
-def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
-    """The run's spec has the encoder from its creation on. The worker is killed in round 2, and keeps its network."""
+def test_a_run_with_an_encoder_that_a_worker_declared_equals_its_simulation(running: Federation) -> None:
+    """The run's spec has the encoder when it is created. The worker is killed in round 2, and keeps its network."""
     learning = {"client_encoders": "declared", "client_distillation": {"num_epochs": 3}}
     spec = _flesd(learning, num_rounds=2, training={"batch_size": 8, "local_epochs": 80})
     run = running.client.create_run(spec)
@@ -78,7 +79,7 @@ def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
     assert_simulated(running, run.id, simulated.model)
 
 
-def test_clusters_and_how_many_of_them_are_used(running: Federation) -> None:
+def test_a_run_with_centers_and_its_metric_of_used_centers_equal_their_simulation(running: Federation) -> None:
     """FedRLC's centers are uploaded with the weights, and a metric reports how many each client used."""
     spec = method_spec("fedrlc", num_rounds=3, cohort={"clients": CLIENTS, "min_clients": 3})
     run = running.client.create_run(spec)

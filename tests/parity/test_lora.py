@@ -1,4 +1,4 @@
-"""A run that trains adapters gives the bits of its simulation, sends only these and the heads, and is pulled merged."""
+"""A run that trains adapters has the bits of its simulation, sends only them and the heads, and is pulled merged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A federation with its artifacts in an object store gives the bits of the simulation."""
+"""A federation with its artifacts in an object store has the bits of the simulation."""
 
 from pathlib import Path
 
@@ -32,7 +32,9 @@ SPEC = RunSpec.model_validate(
 )
 
 
-def test_the_same_bits_out_of_an_object_store(servers: Servers, object_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_run_with_an_object_store_equals_its_simulation(
+    servers: Servers, object_store: ObjectStore, tmp_path: Path
+) -> None:
     assert SPEC.partition is not None
     shards = partition_dataset(SPEC.partition, SPEC.data).by_client
     simulated = simulate(SPEC, shards).model

@@ -80,10 +80,10 @@ SUMMED_METHODS = [name for name in TRAINED_METHODS if method_spec(name).method.w
     [({"name": "fedbyol"}, {}), (SCHEDULED_TARGET, {"optimizer": SCHEDULED})],
     ids=["constant", "scheduled"],
 )
-def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(
+def test_a_run_with_a_killed_worker_and_another_order_of_arrival_equals_its_simulation(
     method: dict[str, Any], options: dict[str, Any], servers: Servers, tmp_path: Path
 ) -> None:
-    """BYOL, whose target network is client state that must survive the kill; the workers start in reverse order."""
+    """BYOL's target network is client state that must survive the kill. The workers start in reverse order."""
     # A worker reports its progress after two seconds. The victim trains longer, and the others have few images.
     spec = _spec(method, training={"batch_size": 8, "local_epochs": 24, **options}, num_rounds=2)
     few, victim = np.arange(40), "client-1"
@@ -133,7 +133,7 @@ def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("name", methods_of_this_run(TRAINED_METHODS))  # the other method: test_ridge_probe.py
-def test_every_method(name: str, three_workers: Federation) -> None:
+def test_a_run_of_every_method_equals_its_simulation(name: str, three_workers: Federation) -> None:
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
@@ -152,7 +152,7 @@ def test_every_method(name: str, three_workers: Federation) -> None:
     ],
     ids=["schedules", "lars", "multi-crop", "half epochs"],
 )
-def test_options_of_local_training(
+def test_a_run_with_options_of_local_training_equals_its_simulation(
     method: dict[str, Any], training: dict[str, Any], more: dict[str, Any], three_workers: Federation
 ) -> None:
     """Half of the clients take part in each round, so that schedules must not depend on earlier rounds."""
@@ -187,7 +187,9 @@ _UNIT = {"name": "crossed_kl", "scale": "unit", "exponent": -10}
     ],
     ids=["fedx-paper-median", "hsd-projection", "trimmed-mean", "geometric-median", "fedrlc-unit"],
 )
-def test_variants_and_robust_reducers(method: dict[str, Any], more: dict[str, Any], three_workers: Federation) -> None:
+def test_a_run_with_a_variant_or_a_robust_reducer_equals_its_simulation(
+    method: dict[str, Any], more: dict[str, Any], three_workers: Federation
+) -> None:
     cohort = {"min_clients": 3, "min_updates": 3, "clients": sorted(three_workers.clients)}
     spec = method_spec(method["name"], method=method, cohort=cohort, **more)
     run = three_workers.client.create_run(spec)
@@ -197,7 +199,7 @@ def test_variants_and_robust_reducers(method: dict[str, Any], more: dict[str, An
 
 
 @pytest.mark.full
-def test_multi_krum(servers: Servers, tmp_path: Path) -> None:
+def test_a_run_with_multi_krum_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:
     """Both sides keep the same updates, and so have the same weights. Multi-Krum needs five clients."""
     spec = method_spec(
         "fedsimclr",
@@ -222,7 +224,7 @@ def test_multi_krum(servers: Servers, tmp_path: Path) -> None:
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", methods_of_this_run(SUMMED_METHODS))
-def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> None:
+def test_a_run_of_every_method_in_fixed_point_equals_its_simulation(name: str, three_workers: Federation) -> None:
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients)}
     spec = method_spec(name, cohort=cohort, aggregation={"arithmetic": "fixed"})
     run = three_workers.client.create_run(spec)
@@ -232,7 +234,7 @@ def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> No
 
 
 @pytest.mark.parametrize("action", ["clip", "reject"])
-def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
+def test_a_run_with_a_maximum_update_norm_equals_its_simulation(action: str, three_workers: Federation) -> None:
     """Both sides have the same norms, clip or reject the same updates, and have the same weights."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "min_updates": 1}
     free = simulate(method_spec("fedsimclr", cohort=cohort, robustness={"max_update_norm": 1e9}), three_workers.clients)
@@ -255,7 +257,7 @@ def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
 
 
 @pytest.mark.full
-def test_bounded_shares_and_rejected_control_variates(three_workers: Federation) -> None:
+def test_a_run_with_bounded_shares_and_rejected_updates_equals_its_simulation(three_workers: Federation) -> None:
     """A rejected client keeps its control variate on both sides, and every measurement is the same number."""
     cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "min_updates": 1}
     scaffold = {"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]}

@@ -1,4 +1,4 @@
-"""Public images registered with the coordinator give the bits of those that every machine finds by name."""
+"""A run with public images registered with the coordinator has the same bits as with images found by name."""
 
 from pathlib import Path
 
@@ -41,6 +41,6 @@ def test_flesd_with_registered_images_equals_its_simulation(servers: Servers, tm
             assert all(cache.read_bytes() == source.read_bytes() for cache in caches)
             running.kill(next(iter(clients)))
             running.start(next(iter(clients)))
-        assert fetched[0] == fetched[1]  # the very file that the first run brought
+        assert fetched[0] == fetched[1]  # the same file that the first run fetched
         again = simulate(created.spec, clients).model  # the run's own spec, with the digest
         assert [name for name in simulated if not torch.equal(again[name], simulated[name])] == []

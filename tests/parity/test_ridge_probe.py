@@ -30,8 +30,8 @@ pytestmark = pytest.mark.parity
 
 
 @pytest.mark.full
-def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_path: Path) -> None:
-    """One of three sites has no labels: it is left out."""
+def test_a_probe_and_a_classifier_equal_their_simulations(servers: Servers, tmp_path: Path) -> None:
+    """One of three sites has no labels, so it is left out."""
     spec = method_spec(
         "ridge-probe",
         cohort={"min_clients": 2, "lease_seconds": 30},
@@ -93,7 +93,7 @@ def test_the_sites_sums_give_the_simulations_classifier(servers: Servers, tmp_pa
     assert again.site_evaluations[0] != again.site_evaluations[2]
     sums, weights = (file_bytes(METHODS[each.method.name].bind(each).plan.update) for each in (spec, trained.spec))
     unreadable = len(DataReport(num_unreadable=0).model_dump_json())  # at registration
-    for name, path in sent.items():  # every byte that has left, by what it is
+    for name, path in sent.items():  # every byte that was sent, by its kind
         left = {kind: sorted(sizes) for kind, sizes in path.items()}
         own = {kind: sorted(sizes) for kind, sizes in answers[name].items()}
         assert left == {"": [unreadable], "probe-sums": [sums] * 2, "weights": [weights] * 2, **own}
@@ -110,7 +110,7 @@ def _is_judged(client: Client, run_id: UUID) -> bool:
 
 
 def _sent(state: Path) -> dict[str, list[int]]:
-    """Return the bytes of everything that left a site, by its kinds, from the site's ledger."""
+    """Return the bytes of everything that a site has sent, by kind, from the site's ledger."""
     found = defaultdict(list)
     for entry in read_entries(state / "ledger"):
         if entry.kind == "intent":
@@ -119,7 +119,7 @@ def _sent(state: Path) -> dict[str, list[int]]:
 
 
 def _classifier(spec: RunSpec, initial: dict[str, str]) -> RunSpec:
-    """Return a run that fine-tunes encoder and classifier of an earlier one."""
+    """Return a run that fine-tunes the encoder and the classifier of an earlier one."""
     return method_spec(
         "classifier",
         method={"name": "classifier", "personal_pull": 0.1},

@@ -1,4 +1,4 @@
-"""Simulated, deployed in plain fixed point and deployed with masks: equal bits, also if a worker is killed."""
+"""A simulation, a run in plain fixed point and a run with masks have equal bits, even if a worker is killed."""
 
 import signal
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def four_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _begin(running: Federation, spec: RunSpec, *, kills: bool = False) -> UUID:
-    """Begin a run. With `kills`, one worker is killed in the first round, once it has sent its masked vector."""
+    """Start a run. With `kills`, one worker is killed in the first round after it has sent its masked vector."""
     created = running.client.create_run(spec)
 
     def has_sent() -> bool:
@@ -60,14 +60,14 @@ def _begin(running: Federation, spec: RunSpec, *, kills: bool = False) -> UUID:
 
 
 def _completed(running: Federation, run_id: UUID) -> None:
-    """Wait until a run has been trained, each of its rounds with the updates of all clients."""
+    """Wait until a run has been trained, with the updates of all clients in each round."""
     done = trained(running, run_id, 90)
     assert [view.verdict for view in running.client.rounds(run_id)] == ["aggregated"] * done.num_rounds
 
 
 METHODS = sorted(
     (name for name in ALL_METHODS if method_spec(name).method.why_not_secure is None),
-    key=lambda name: name != "fedbyol",  # which also has a worker killed, and is the only one without --full
+    key=lambda name: name != "fedbyol",  # fedbyol also has a worker killed, and is the only method without --full
 )
 """All that can have secure aggregation: weights with and without what stays at the clients, control variates, the
 centers of DINO and FedRLC, transformers with fixed tables, scaled tensors, centroids next to the sum, the probe."""
@@ -81,12 +81,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", METHODS)
-def test_masks_change_no_bit(name: str, four_workers: Federation) -> None:
+def test_a_run_with_masks_has_the_same_bits_as_without(name: str, four_workers: Federation) -> None:
     spec = _spec(name)
     simulated = simulate(spec, shards(spec))
     runs = [
         _begin(four_workers, _spec(name, **SECURE), kills=name == "fedbyol"),
-        _begin(four_workers, spec),  # the workers train for both at the same time
+        _begin(four_workers, spec),  # the workers train for both runs at the same time
     ]
     for run_id in runs:
         _completed(four_workers, run_id)

@@ -35,14 +35,14 @@ def _spec() -> RunSpec:
 
 
 def _sent(state: Path) -> Counter[tuple[str, ...]]:
-    """Return how often a worker's ledger has each kind of artifacts that were about to leave."""
+    """Return how often a worker's ledger records each kind of artifacts before sending."""
     bodies = (entry.body for entry in read_entries(state / "ledger"))
     return Counter(tuple(body["artifact"]) for body in bodies if body["kind"] == "intent")
 
 
 @pytest.mark.full
-def test_sites_count_in_deployment_as_in_a_simulation(servers: Servers, tmp_path: Path) -> None:
-    """One of three sites has no labels, and refuses. The others give the counts of the simulation, in every round."""
+def test_evaluations_at_sites_equal_those_of_a_simulation(servers: Servers, tmp_path: Path) -> None:
+    """One of three sites has no labels, and refuses. The others give the counts of the simulation in every round."""
     spec = _spec()
     assert spec.partition is not None
     shards = partition_dataset(spec.partition, spec.data).by_client

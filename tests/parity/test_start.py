@@ -1,4 +1,4 @@
-"""A run that starts from registered weights gives the bits of a simulation that starts from their file."""
+"""A run that starts from registered weights has the bits of a simulation that starts from their file."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 
 def test_a_run_from_registered_weights_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:
-    """FedBYOL keeps a target network on each client, which must follow from the start, too."""
+    """FedBYOL keeps a target network on each client, which must also start from the registered weights."""
     spec = method_spec("fedbyol", cohort={"min_clients": 3})
     file = encoder_file(tmp_path, EncoderConfig(widths=(8, 16)))
     values = spec.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""A run that trains a part of its encoder gives the bits of its simulation, and sends only that part."""
+"""A run that trains a part of its encoder has the bits of its simulation, and sends only that part."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ ENCODER = EncoderConfig(widths=(8, 16))
 
 
 def test_a_partly_frozen_run_equals_its_simulation_and_sends_less(servers: Servers, tmp_path: Path) -> None:
-    """FedBYOL keeps a target network on each client. The same part of it is frozen."""
+    """FedBYOL keeps a target network on each client, in which the same part is frozen."""
     file = encoder_file(tmp_path, ENCODER)
     values = method_spec("fedbyol", cohort={"min_clients": 3}).model_dump(mode="json")
     values["model"] |= {"initial": {"weights": str(file)}, "trainable": ["blocks.1.*"]}
@@ -41,7 +41,7 @@ def test_a_partly_frozen_run_equals_its_simulation_and_sends_less(servers: Serve
     assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)
     assert len(updates) == 6
     assert_planned_size(updates, spec)
-    # All weights of the pulled encoder are there: the frozen ones are those of the registered file.
+    # The pulled encoder has all weights: the frozen ones are those of the registered file.
     pulled = load_encoder(tmp_path / "pulled").encoder.state_dict()
     for name, tensor in encoder_tensors(ENCODER).items():
         assert torch.equal(pulled[name.removeprefix("encoder.")], tensor) == name.startswith("encoder.blocks.0."), name

@@ -47,14 +47,14 @@ def exact_mean(updates: list[Update], weights: list[float], name: str) -> np.nda
 
 
 def spacing(tensor: Tensor) -> np.ndarray:
-    """Return one to two units in the last place of each element, in the tensor's dtype."""
+    """Return the spacing of floats at each element, one to two units in the last place, in the tensor's dtype."""
     finfo = torch.finfo(tensor.dtype)
     return np.maximum(tensor.double().abs().numpy(), finfo.tiny) * finfo.eps
 
 
 @quick
 @given(cohorts())
-def test_the_mean_is_numpy_s_in_float64_rounded(cohort: tuple[list[Update], list[float]]) -> None:
+def test_the_mean_is_numpys_float64_mean_rounded(cohort: tuple[list[Update], list[float]]) -> None:
     updates, weights = cohort
     mean = weighted_mean(updates, weights)
     assert list(mean) == sorted(updates[0])
@@ -67,7 +67,7 @@ def test_the_mean_is_numpy_s_in_float64_rounded(cohort: tuple[list[Update], list
 
 @quick
 @given(cohorts(), st.randoms(use_true_random=False))
-def test_the_order_of_the_updates_matters_only_to_rounding(cohort: tuple[list[Update], list[float]], random) -> None:
+def test_the_order_of_the_updates_changes_only_the_rounding(cohort: tuple[list[Update], list[float]], random) -> None:
     updates, weights = cohort
     order = list(range(len(updates)))
     random.shuffle(order)
@@ -80,7 +80,9 @@ def test_the_order_of_the_updates_matters_only_to_rounding(cohort: tuple[list[Up
 
 @quick
 @given(cohorts(), st.lists(weight, min_size=1, max_size=8))
-def test_equal_updates_come_out_bit_for_bit(cohort: tuple[list[Update], list[float]], weights: list[float]) -> None:
+def test_the_mean_of_equal_updates_has_their_bits(
+    cohort: tuple[list[Update], list[float]], weights: list[float]
+) -> None:
     update = cohort[0][0]
     mean = weighted_mean((update for _ in weights), weights)
     for name, tensor in update.items():
@@ -101,7 +103,7 @@ def test_only_the_ratios_of_the_weights_matter(cohort: tuple[list[Update], list[
 @given(
     st.lists(st.tuples(st.lists(st.integers(-(2**40), 2**40), min_size=3, max_size=3), weight), min_size=1, max_size=6)
 )
-def test_integers_stay_integers_between_the_extremes_and_next_to_the_mean(
+def test_the_mean_of_integers_is_an_integer_next_to_the_exact_mean(
     clients: list[tuple[list[int], float]],
 ) -> None:
     updates = [{"n": torch.tensor(values)} for values, _ in clients]
@@ -127,7 +129,7 @@ def test_the_mean_lies_between_the_updates(cohort: tuple[list[Update], list[floa
 
 @quick
 @given(cohorts([torch.float32, torch.float16, torch.bfloat16]), st.integers(1, 6))
-def test_divergence_awareness_is_the_plain_mean_of_clients_equal_to_the_global(
+def test_divergence_awareness_is_the_plain_mean_if_clients_equal_the_global_model(
     cohort: tuple[list[Update], list[float]], count: int
 ) -> None:
     previous = cohort[0][0]
@@ -140,7 +142,7 @@ def test_divergence_awareness_is_the_plain_mean_of_clients_equal_to_the_global(
 
 @quick
 @given(cohorts([torch.float64]), cohorts([torch.float64]))
-def test_divergence_awareness_never_lengthens_and_does_not_depend_on_the_order(
+def test_divergence_awareness_never_lengthens_tensors_or_depends_on_the_order(
     cohort: tuple[list[Update], list[float]], other: tuple[list[Update], list[float]]
 ) -> None:
     updates, _ = cohort
@@ -166,7 +168,7 @@ def test_min_norm_weights_are_on_the_simplex_and_optimal(g: np.ndarray) -> None:
     assert (weights >= 0).all()
     assert weights.sum() == pytest.approx(1, abs=1e-12)
     shortest = weights @ g
-    # Karush-Kuhn-Tucker: no gradient's product with the point is below the point's square; those in use equal it.
+    # Karush-Kuhn-Tucker: no gradient's product with the point is below the point's square, and those in use equal it.
     products = g @ shortest
     assert (products >= shortest @ shortest - 1e-9 * scale).all()
     assert (np.abs(products - shortest @ shortest)[weights > 1e-6] <= 1e-5 * scale).all()
@@ -174,7 +176,7 @@ def test_min_norm_weights_are_on_the_simplex_and_optimal(g: np.ndarray) -> None:
 
 @settings(quick, max_examples=100)
 @given(gradients, st.randoms(use_true_random=False), st.floats(0.01, 100))
-def test_the_shortest_point_depends_neither_on_the_order_nor_on_the_scale(g: np.ndarray, random, factor: float) -> None:
+def test_the_shortest_point_does_not_depend_on_the_order_or_the_scale(g: np.ndarray, random, factor: float) -> None:
     order = list(range(len(g)))
     random.shuffle(order)
     scale = max(float(np.abs(g).max()), 1e-15)
@@ -195,7 +197,7 @@ def test_the_shortest_point_depends_neither_on_the_order_nor_on_the_scale(g: np.
     st.floats(0.02, 10),
     st.integers(0, 2**32),
 )
-def test_target_rows_sum_to_one_whatever_the_clients_widths(
+def test_target_rows_sum_to_one_for_any_widths_of_the_clients(
     widths: list[int], num_samples: int, temperature: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -203,7 +205,7 @@ def test_target_rows_sum_to_one_whatever_the_clients_widths(
     p = ensemble_similarity(clients, range(num_samples), range(num_samples), temperature)
     assert (p >= 0).all()
     torch.testing.assert_close(p.sum(dim=1), torch.ones(num_samples))
-    # One more client that finds all samples alike keeps the order: the nearest sample stays the nearest.
+    # Another client that finds all samples alike keeps the order: the nearest sample stays the nearest.
     p_more = ensemble_similarity([*clients, torch.ones(num_samples, 1)], range(num_samples), range(num_samples), 1.0)
     p_less = ensemble_similarity(clients, range(num_samples), range(num_samples), 1.0)
     assert torch.equal(p_more.argmax(dim=1), p_less.argmax(dim=1))

@@ -1,4 +1,4 @@
-"""Odd values in every place of every operation: the answer is never a 5xx, and an error is always a problem."""
+"""Unusual values in every part of every operation: the answer is never a 5xx, and an error is always a problem."""
 
 import base64
 import copy
@@ -109,13 +109,13 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         cast.work("b", value=2.0)
         cast.advance()
         cast.claim("a")
-        # The run is finished, because its event stream would never end otherwise.
+        # The run is finished, because otherwise its event stream would never end.
         running.client.stop(cast.id)
         yield World(running, cast)
 
 
 def _mutated(draw: st.DrawFn, value: Any) -> Any:
-    """Return a copy of a JSON document with one place replaced, removed or added to."""
+    """Return a copy of a JSON document with one value replaced, removed or added."""
     root = {"root": copy.deepcopy(value)}
     holder: Any = root
     key: Any = "root"
@@ -143,7 +143,7 @@ def requests(draw: st.DrawFn, world: World, among: list[Operation]) -> tuple[Ope
             places[parameter["in"]][parameter["name"]] = draw(st.sampled_from([*known, str(UUID(int=7)), *ODD_TEXT]))
     path = operation.template.format(**{name: quote(value, safe="") for name, value in places["path"].items()})
     role = draw(st.sampled_from(sorted(world.tokens)))
-    if draw(st.integers(0, 9)):  # mostly a permitted role
+    if draw(st.integers(0, 9)):  # usually a permitted role
         may = operation.roles & set(world.tokens)
         role = "worker" if operation.method == "PUT" else draw(st.sampled_from(sorted(may))) if may else role
     headers = {name: value.encode("utf-8") for name, value in places["header"].items() if _can_be_sent(value)}

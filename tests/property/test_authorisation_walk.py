@@ -1,8 +1,8 @@
-"""Every kind of caller calls every operation for real objects of other owners. One table states who gets which answer.
+"""Every kind of caller calls every operation for real objects of other owners. One table lists the expected answers.
 
 The table is complete by construction: an operation without a row fails. For an object that a caller may not see, the
-answer is that for a missing object, apart from ids, times and sizes. `make fuzz` tries more combinations of callers and
-objects.
+answer is that for a missing object, apart from ids, times and sizes. `make fuzz` tries more combinations of callers
+and objects.
 """
 
 import base64
@@ -162,7 +162,7 @@ TABLE: dict[str, Row] = {
     "POST /v1/work/data-report": Row(WORKERS, {200}, body=lambda ids: {"num_unreadable": 0}),
     "POST /v1/work/ended-runs": Row(WORKERS, {200}, body=lambda ids: {"run_ids": [ids["run_id"], ids["deleted"]]}),
     "POST /v1/work/site-evaluations/claim": Row(WORKERS, {200, 204}),
-    # No site of this walk has one: tests/integration/coordinator/federation/test_site_evaluations.py has foreign ones.
+    # No site of this walk has one. tests/integration/coordinator/federation/test_site_evaluations.py has foreign ones.
     "POST /v1/work/site-evaluations/submit": Row(
         WORKERS,
         {404},
@@ -213,7 +213,7 @@ class Caller:
     role: str | None
     authorization: str | None
     is_stranger: bool = False
-    """True if the token is for another project than that of all objects."""
+    """True if the token is for another project than the one that all objects belong to."""
 
 
 class World:
@@ -405,7 +405,7 @@ def test_every_operation_has_a_row_with_the_roles_that_it_documents() -> None:
     assert {name for name, row in TABLE.items() if not row.roles} == {f"GET {path}" for path in OPEN}
 
 
-def test_who_may_not_learns_and_changes_nothing(world: World) -> None:
+def test_callers_without_permission_learn_and_change_nothing(world: World) -> None:
     """An object that the caller may not see is answered like one that does not exist."""
     some = [caller for caller in world.callers if caller.role or caller.name in SOME_INVALID or examples(1) > 1]
     with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
@@ -419,7 +419,7 @@ def test_who_may_not_learns_and_changes_nothing(world: World) -> None:
                 assert len(answers) <= 1, (name, caller.name, answers)
 
 
-def test_a_worker_learns_only_of_its_own_work_and_runs(world: World) -> None:
+def test_a_worker_gets_only_its_own_work_and_ended_runs(world: World) -> None:
     ids = [world.real["run_id"], world.real["deleted"], world.others["run_id"]]
     with world.coordinator.bare_http() as http:
         for caller in (caller for caller in world.callers if caller.role == "worker"):
@@ -433,8 +433,8 @@ def test_a_worker_learns_only_of_its_own_work_and_runs(world: World) -> None:
     assert answer.json() == {"run_ids": [world.real["deleted"]]}
 
 
-def test_any_caller_for_any_object(world: World) -> None:
-    """Random combinations without permission get the answers of the table and change nothing."""
+def test_random_calls_without_permission_get_the_answers_of_the_table(world: World) -> None:
+    """The calls must not change anything."""
     drawn = random.Random(7)
     pools = {name: [world.real[name], world.others[name], world.nothing[name]] for name in world.real}
     with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
@@ -446,8 +446,8 @@ def test_any_caller_for_any_object(world: World) -> None:
                 _refused(world, http, name, caller, ids)
 
 
-def test_who_may_is_answered(world: World) -> None:
-    """Operations are called in the order of the table: those that end other objects are last."""
+def test_permitted_callers_get_the_answers_of_the_table(world: World) -> None:
+    """Operations are called in the order of the table, in which those that end other objects are last."""
     with world.coordinator.bare_http() as http:
         for name, row in TABLE.items():
             for caller in world.callers:
@@ -461,5 +461,5 @@ def test_who_may_is_answered(world: World) -> None:
                 assert answer.status_code in expected, (name, caller.name, answer.status_code, answer.text)
 
 
-def test_every_role_is_asked_for() -> None:
+def test_every_role_is_permitted_by_some_operation() -> None:
     assert {role for row in TABLE.values() for role in row.roles} == {role.value for role in Role}

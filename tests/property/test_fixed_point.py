@@ -78,7 +78,7 @@ def test_the_mean_is_the_exact_one_up_to_the_documented_error(
 
 @quick
 @given(cohorts())
-def test_updates_that_did_not_move_give_the_broadcast(cohort: tuple[Update, list[Update], list[int], int]) -> None:
+def test_unchanged_updates_give_the_broadcast(cohort: tuple[Update, list[Update], list[int], int]) -> None:
     base, updates, weights, _ = cohort
     for bits in (COUNTED_BITS, EQUAL_BITS):
         mean = fixed_point_mean([base] * len(updates), weights, base, fraction_bits=bits)

@@ -1,4 +1,4 @@
-"""Headers that are nearly right, changed in a few places: the reader refuses them, or reads what the library does."""
+"""Nearly correct headers, changed in a few places: the reader refuses them, or reads the same as the library."""
 
 import copy
 import io
@@ -90,7 +90,7 @@ def _copy(draw: st.DrawFn, document: dict[str, Any]) -> None:
 
 
 def _recursive(draw: st.DrawFn, document: dict[str, Any]) -> None:
-    """Put a copy of an entry into the entry itself. Repeated, this nests it more deeply."""
+    """Put a copy of an entry into the entry itself. Repeating this nests it more deeply."""
     entry = _some(draw, document)
     entry[draw(st.sampled_from(["shape", "data_offsets", "dtype"]))] = copy.deepcopy(entry)
 
@@ -147,7 +147,7 @@ def test_a_changed_header_is_refused_or_read_as_the_library_does(pair: tuple[dic
 def test_changed_bytes_are_refused_or_read_as_the_library_does(
     shapes: dict[str, tuple[str, list[int]]], data: st.DataObject
 ) -> None:
-    """Bytes are replaced, doubled and removed. This gives duplicate keys, JSON that is cut, and false lengths."""
+    """Bytes are replaced, doubled and removed. This gives duplicate keys, truncated JSON and wrong lengths."""
     document = _header(shapes)
     file = bytearray(_file(json.dumps(document).encode(), max(e["data_offsets"][1] for e in document.values())))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -159,13 +159,13 @@ def test_changed_bytes_are_refused_or_read_as_the_library_does(
 
 @pytest.mark.parametrize("depth", [10, 1000, 50_000])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
-def test_however_deep(depth: int, opening: str, closing: str) -> None:
+def test_deeply_nested_headers_are_refused(depth: int, opening: str, closing: str) -> None:
     nested = opening * depth + "1" + closing * depth
     text = ('{"a":{"dtype":"F32","data_offsets":[0,4],"shape":' + nested + "}}").encode()
     assert _read(_file(text, 4)) is None
 
 
 @pytest.mark.parametrize("length", [2**20, 2**40, 2**63, 2**64 - 1])
-def test_a_length_that_lies_allocates_nothing(length: int) -> None:
+def test_a_header_with_a_huge_length_is_refused(length: int) -> None:
     with pytest.raises(ArtifactError):
         read_header(io.BytesIO(length.to_bytes(8, "little") + b"{}"), limit=max_header_bytes(()) + 64)

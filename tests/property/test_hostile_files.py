@@ -1,7 +1,8 @@
-"""Hostile files on every path: an upload in one request, an upload that is resumed, and a data owner's own folder.
+"""Hostile files on every path: an upload in one request, a resumed upload, and a data owner's own folder.
 
 An upload is refused with a problem and changes nothing, and both kinds of upload give the same verdict. A folder of
-images or an array file is read, or refused with a DataError, in bounded time and memory. `make fuzz` draws more files.
+images or an array file is read, or refused with a DataError, in bounded time and memory. `make fuzz` draws more
+files.
 """
 
 import functools
@@ -90,7 +91,7 @@ def _flipped(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes
 
 
 def _payload(dtype: str, patterns: list[int]) -> Change:
-    """Return a change that writes one of the bit patterns over a number: NaN, for example, has millions of them."""
+    """Return a change that writes one of the bit patterns over a number. NaN, for example, has millions of them."""
 
     def change(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
         spoilt = bytearray(body)
@@ -140,7 +141,7 @@ UPDATES: dict[str, Change] = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A worker's lease, an admin and an operator, each with the file that it should send."""
+    """A worker's lease, an admin and an operator, each with the file to upload."""
 
     coordinator: Coordinator
     onlooker: Onlooker
@@ -196,7 +197,7 @@ CASES = [(who, case) for who in ("worker", "public", "labelled") for case in (UP
 
 
 @pytest.mark.parametrize(("who", "case"), CASES, ids=[f"{who}: {case}" for who, case in CASES])
-def test_hostile_files_are_refused_by_both_ways(stage: Stage, who: str, case: str) -> None:
+def test_hostile_files_are_refused_by_both_kinds_of_upload(stage: Stage, who: str, case: str) -> None:
     with stage.onlooker.nothing_changes():
         for seed in DRAWN:
             drawn = random.Random(seed)
@@ -210,7 +211,7 @@ def test_hostile_files_are_refused_by_both_ways(stage: Stage, who: str, case: st
                 assert answers[0].json()["type"] == answers[1].json()["type"], (seed, [a.text for a in answers])
 
 
-def test_after_all_that_the_right_files_are_taken_by_both_ways(stage: Stage) -> None:
+def test_correct_files_are_accepted_by_both_kinds_of_upload_afterwards(stage: Stage) -> None:
     for who, content in stage.files.items():
         assert stage.resumed(who, content, random.Random(0)).status_code == 204
         assert stage.put(who, content).status_code == 200
@@ -306,7 +307,8 @@ ARRAYS: dict[str, bytes | Callable[[], bytes]] = {
 
 
 def _content(case: bytes | Callable[[], bytes]) -> bytes:
-    """Return a case's bytes. Those of a bomb take a second to make, in each process that only collects the tests."""
+    """Return a case's bytes, which are made on demand: a bomb takes a second, also in processes that only collect
+    tests."""
     return case() if callable(case) else case
 
 
@@ -334,7 +336,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", PICTURES)
-def test_hostile_pictures_in_a_folder(tmp_path: Path, case: str) -> None:
+def test_hostile_pictures_in_a_folder_are_refused(tmp_path: Path, case: str) -> None:
     folder = tmp_path / "images" / "class"
     folder.mkdir(parents=True)
     (folder / "a.png").write_bytes(_picture("PNG"))
@@ -346,7 +348,7 @@ def test_hostile_pictures_in_a_folder(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ARRAYS)
-def test_hostile_arrays(tmp_path: Path, case: str) -> None:
+def test_hostile_arrays_are_refused(tmp_path: Path, case: str) -> None:
     (tmp_path / "images.npz").write_bytes(_content(ARRAYS[case]))
     assert str(tmp_path / "images.npz") in _read(tmp_path / "images.npz")
 

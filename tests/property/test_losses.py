@@ -23,7 +23,7 @@ quick = settings(max_examples=60, deadline=None)
 
 @st.composite
 def batches(draw: st.DrawFn, count: int = 2) -> list[Tensor]:
-    """Some float32 batches of one shape, of any scale, with rows that may repeat or be zero."""
+    """Draw some float32 batches of one shape, of any scale, with rows that may repeat or be zero."""
     shape = draw(st.integers(2, 6)), draw(st.integers(2, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     drawn = torch.randn(count, *shape, generator=generator) * 10.0 ** draw(st.integers(-4, 4))
@@ -84,7 +84,7 @@ def test_stretching_dimensions_costs_at_most_what_unit_vectors_can_differ(
     (z,) = views
     scale = torch.ones(z.shape[1])
     scale[:owned] = alpha
-    # With positive factors the angle stays below 90 degrees: a distance below sqrt(2) each.
+    # With positive factors the angle stays below 90 degrees, so each distance is below sqrt(2).
     assert 0 <= float(dimension_scaled(z, scale)) <= (2 / len(z)) ** 0.5 + 1e-6
     q = torch.linalg.qr(torch.randn(z.shape[1], z.shape[1], generator=torch.Generator().manual_seed(0))).Q
     assert 0 <= float(dimension_scaled(z, scale, q)) <= (2 / len(z)) ** 0.5 + 1e-5

@@ -1,4 +1,4 @@
-"""A coordinator that lies to each client of a secure round as it likes computes no update, and at most one sum."""
+"""A coordinator that lies to each client of a secure round computes no single update, and at most one sum."""
 
 import hashlib
 from dataclasses import replace
@@ -17,13 +17,13 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def start(num_clients: int, collusion: int) -> LyingCoordinator:
-    """Return a coordinator with so many colluding clients, which are the last ones."""
+    """Return a coordinator with `collusion` colluding clients, which are the last ones."""
     secure = SecureRound(num_clients, num_words=3, limits=choose_thresholds(num_clients, collusion=collusion))
     return LyingCoordinator(secure, secure.names[num_clients - collusion :])
 
 
 def require_private(liar: LyingCoordinator) -> int:
-    """Assert that at most one sum is known, of enough updates, and return how many are."""
+    """Assert that at most one sum is known, over enough updates, and return how many are known."""
     found, limits = liar.disclosed(), liar.secure.context.thresholds
     assert len(found) <= 1
     for clients, words in found.items():
@@ -62,11 +62,11 @@ def test_random_lies_disclose_at_most_one_sum(num_clients: int, collusion: int, 
 
 @pytest.mark.parametrize(("num_clients", "collusion"), [(7, 0), (10, 2)])
 @pytest.mark.parametrize("quorum", ["required", "not required"])
-def test_survivors_shown_to_isolate_one_client(
+def test_lists_of_survivors_cannot_isolate_one_client_if_a_quorum_is_required(
     num_clients: int, collusion: int, quorum: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The victim is shown only t - 1 others that sent shares. Everyone else is shown that the victim survived and that
-    # as many of those others as possible did not: their mask keys and the victim's own mask would be given back.
+    # The victim is shown only t - 1 others that sent shares. All others are shown that the victim survived and that as
+    # many of those others as possible did not, so that their mask keys and the victim's own mask would be revealed.
     if quorum == "not required":
         monkeypatch.setattr(RoundContext, "quorum", 0)
         monkeypatch.setattr("fedssl.secure_aggregation.client.check_sharers", lambda *_: None)
@@ -96,8 +96,8 @@ def test_survivors_shown_to_isolate_one_client(
         assert np.array_equal(found[frozenset({victim})], liar.secure.words[victim])
 
 
-def test_a_client_that_is_claimed_both_lost_and_alive_keeps_its_update() -> None:
-    # Flower's implementation answers both for one client: its own mask and its mask key are then given back.
+def test_a_client_reported_as_both_lost_and_alive_keeps_its_update_secret() -> None:
+    # Flower's implementation answers both for one client, which reveals its own mask and its mask key.
     liar = start(7, 1)
     victim, *others = liar.honest
     for name in liar.honest:
@@ -114,7 +114,7 @@ def test_a_client_that_is_claimed_both_lost_and_alive_keeps_its_update() -> None
 
 
 def test_different_weights_for_each_client_disclose_nothing() -> None:
-    # LOKI (Zhao et al. 2024) gives each client other weights, so that it finds each one's gradients in the sum.
+    # LOKI (Zhao et al. 2024) gives each client different weights, so that each one's gradients can be found in the sum.
     liar = start(5, 0)
     for name in liar.honest:
         broadcast = hashlib.sha256(f"weights of {name}".encode()).hexdigest()
@@ -127,7 +127,7 @@ def test_different_weights_for_each_client_disclose_nothing() -> None:
     assert not liar.disclosed()
 
 
-def test_the_honest_course_discloses_the_sum_of_the_survivors_only() -> None:
+def test_an_honest_round_discloses_only_the_sum_of_the_survivors() -> None:
     liar = start(7, 1)
     for name in liar.honest:
         liar.share(name, liar.roster(liar.secure.names))

@@ -1,7 +1,7 @@
-"""Schemathesis on the API's own OpenAPI document, over a real socket and a real database.
+"""Schemathesis with the API's own OpenAPI document, over a real socket and a real database.
 
-No answer is a 5xx, and every answer has a status that its operation lists, a media type that this status has, and the
-schema of both. Half of the requests name objects that exist, so that they get beyond the first check.
+No answer is a 5xx, and every answer has a status that its operation lists, a media type that this status has, and
+the schema of both. Half of the requests name objects that exist, so that they pass the first check.
 """
 
 import copy
@@ -28,7 +28,7 @@ from support.tables import Tables
 
 @dataclass(frozen=True)
 class World:
-    """A coordinator, and the ids of what it has."""
+    """A coordinator, and the ids of its objects."""
 
     coordinator: Coordinator
     ids: dict[str, str]
@@ -45,7 +45,7 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         cast = Cast(running, tables, folder, "ab", num_rounds=2)
         cast.work("a", "b")
         cast.advance()
-        running.client.stop(cast.id)  # or its event stream would go on for ever
+        running.client.stop(cast.id)  # otherwise its event stream would never end
         running.client.add_public_dataset("scans", written(folder, public_bytes()))
         evaluation_id = uuid4()
         add_embedding_map(tables, cast.id, evaluation_id)
@@ -68,7 +68,7 @@ FUZZ = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
-    phases=(Phase.generate,),  # a 5xx is shown as it came: the world has changed since
+    phases=(Phase.generate,),  # a 5xx is shown as it came, because the world has changed since
 )
 
 
@@ -98,5 +98,5 @@ def test_every_answer_is_as_documented(label: str, world: World) -> None:
     ask()
 
 
-def test_every_documented_operation_is_asked() -> None:
+def test_every_documented_operation_is_tested() -> None:
     assert set(OPERATIONS) == {f"{o.method} {o.template}" for o in operations(api_document())}

@@ -1,7 +1,7 @@
-"""The ordinary case of a request, in few statements, has the answers, rows and events of the service.
+"""The fast path for the ordinary case of a request gives the same answers, rows and events as the service.
 
-The same requests are sent to one coordinator several times, from the same beginning: once with the ordinary case, and
-once without it, so that the service decides every case.
+The same requests are sent to one coordinator several times, from the same initial state: once with the ordinary
+case, and once without it, so that the service decides every case.
 """
 
 import importlib
@@ -126,7 +126,8 @@ def running(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def advanced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that collects the id of a run whenever an aggregator would be asked to advance it. None is."""
+    """Return a list that collects the id of a run whenever an aggregator would be asked to advance it. None is
+    advanced."""
     found: list[Any] = []
     monkeypatch.setattr("fedssl_coordinator.core.enqueue.advance", lambda _, run_id: found.append(run_id))
     return found
@@ -146,7 +147,7 @@ def _begun(running: tuple[Coordinator, Tables], *, is_ordinary: bool = False) ->
 
 @contextmanager
 def _used() -> Iterator[set[str]]:
-    """Yield a set that collects the places that found an ordinary case during the block."""
+    """Yield a set that collects the places that used an ordinary case during the block."""
     used: set[str] = set()
 
     def noting(place: str, original: Any) -> Any:
@@ -166,7 +167,7 @@ def _used() -> Iterator[set[str]]:
 
 
 @pytest.mark.full
-def test_a_script_of_requests_has_the_answers_rows_and_events_of_the_service(
+def test_ordinary_requests_give_the_same_answers_rows_and_events_as_the_service(
     running: tuple[Coordinator, Tables], advanced: list[Any]
 ) -> None:
     def carried_out(script: Sequence[Request], *, is_ordinary: bool) -> list[Any]:
@@ -194,7 +195,7 @@ def test_a_script_of_requests_has_the_answers_rows_and_events_of_the_service(
 
 
 @pytest.mark.full
-def test_two_requests_at_once_have_the_outcome_of_one_after_the_other_by_the_service(
+def test_two_simultaneous_requests_have_the_same_outcome_as_in_some_order(
     running: tuple[Coordinator, Tables], advanced: list[Any]
 ) -> None:
     def outcome(before: list[Request], pair: list[Request], *, is_raced: bool) -> dict[str, Any]:
@@ -229,7 +230,7 @@ def _without_the_place_of_a_refusal(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subject(event: dict[str, Any]) -> tuple[str, str]:
-    """Return the key by which events are sorted: only those with the same key stay in their order.
+    """Return the key by which events are sorted: only those with the same key keep their order.
 
     A claim, for instance, does not wait for the pause of a run. So it may be recorded after the pause, although it
     began before.

@@ -120,7 +120,7 @@ class RoundMachine(RuleBasedStateMachine):
             self._ask(_note_upload, item.assignment_id, digest)
         submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=num_examples)
         if self._ask(work.submit, client, submission) is not None:
-            assert self._ask(work.submit, client, submission) is not None  # again: the same answer
+            assert self._ask(work.submit, client, submission) is not None  # the same answer again
 
     @rule(who=st.integers(0, 2))
     def heartbeat(self, who: int) -> None:
@@ -139,7 +139,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2))
     def interfere(self, who: int) -> None:
-        """Submit an update for another client's assignment, which is refused."""
+        """Submit an update for another client's assignment, which must be refused."""
         from fedssl_coordinator.federation.work import service as work
 
         if (held := self._held(who)) is not None:
@@ -349,7 +349,7 @@ def _note_upload(session: Any, assignment_id: UUID, digest: str) -> None:
 
 
 @pytest.mark.full
-def test_a_run_stays_sound_whatever_happens(coordinator: Coordinator) -> None:
+def test_a_run_keeps_its_invariants_whatever_happens(coordinator: Coordinator) -> None:
     with Tables(coordinator.database_url) as tables:
         run_state_machine_as_test(
             lambda: RoundMachine(tables),

@@ -1,4 +1,4 @@
-"""Secure rounds of any size, with clients lost anywhere: the exact sum of the survivors, or a refusal."""
+"""Secure rounds of any size, with clients lost in any phase, give the exact sum of the survivors or a refusal."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def test_a_complete_graph_gives_the_sum_unless_too_many_are_lost(
 
 
 def require_size(limits: Thresholds, num_clients: int) -> None:
-    """Raise ValueError as `require_private` does if there are too few clients, and not for any other reason."""
+    """Raise ValueError as `require_private` does if there are too few clients, but for no other reason."""
     if limits.min_survivors > num_clients or limits.threshold > min(limits.degree, num_clients - 1) + 1:
         raise ValueError("there are too few clients")
 
@@ -55,7 +55,7 @@ def require_size(limits: Thresholds, num_clients: int) -> None:
 def test_a_sparse_graph_gives_the_exact_sum_or_none(
     num_clients: int, degree: int, num_words: int, data: st.DataObject
 ) -> None:
-    # So small a graph is within no bound on privacy: only the sizes are checked.
+    # Such a small graph is not private enough, so only the sizes are checked.
     threshold = data.draw(st.integers(degree // 2 + 1, degree + 1))
     limits = Thresholds(degree=degree, threshold=threshold, collusion=0, min_survivors=3)
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +68,7 @@ def test_a_sparse_graph_gives_the_exact_sum_or_none(
 
 
 @pytest.mark.full
-def test_every_schedule_of_five_clients() -> None:
+def test_every_schedule_of_losses_of_five_clients_gives_the_sum_or_none() -> None:
     limits = Thresholds(degree=4, threshold=3, collusion=0, min_survivors=3)
     num_sums = 0
     for phases in itertools.product((0, 1, 2, 3, NEVER), repeat=5):
@@ -77,13 +77,13 @@ def test_every_schedule_of_five_clients() -> None:
         is_possible = sum(phase == NEVER for phase in phases) >= 3
         assert check(secure, lost) == is_possible, phases
         num_sums += is_possible
-    # Who reveals: 3, 4 or 5 of 5; each of the others is lost in one of four phases: 10 * 16 + 5 * 4 + 1.
+    # Either 3, 4 or 5 of 5 reveal, and each of the others is lost in one of four phases: 10 * 16 + 5 * 4 + 1.
     assert num_sums == 181
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("revealing", range(6))
-def test_every_number_of_clients_lost_in_each_phase_of_five(revealing: int) -> None:
+def test_any_numbers_of_losses_of_five_clients_in_each_phase_give_the_sum_or_none(revealing: int) -> None:
     limits = Thresholds(degree=4, threshold=3, collusion=0, min_survivors=3)
     for lost_in in itertools.combinations_with_replacement(range(NEVER), 5 - revealing):
         secure = SecureRound(5, num_words=2, limits=limits)
@@ -114,7 +114,7 @@ def test_masked_zeros_are_uniform() -> None:
 
 
 def test_a_late_vector_stays_uniform_without_the_masks_of_its_pairs() -> None:
-    # The coordinator was given the lost client's mask key, and with it every mask of its pairs, but not its own mask.
+    # The coordinator got the lost client's mask key, and with it every mask of its pairs, but not its own mask.
     secure = until_shares_with_zeros()
     late = secure.names[0]
     vector = secure.clients[late].mask(secure.inboxes[late], secure.words[late]).words.copy()

@@ -1,4 +1,4 @@
-"""Real workers in this process, moved round by round."""
+"""Real workers in this process, advanced round by round."""
 
 from pathlib import Path
 from uuid import UUID
@@ -26,7 +26,7 @@ LOST = "client-1"
 
 
 class Workers:
-    """One worker per client, in this process, moved round by round."""
+    """One worker per client, in this process, advanced round by round."""
 
     def __init__(self, coordinator: Coordinator, folder: Path, spec: RunSpec) -> None:
         self.coordinator = coordinator
@@ -49,7 +49,7 @@ class Workers:
         return Agent(client, executor, egress, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))
 
     def restart(self, name: str) -> None:
-        """Replace a worker by one on the same folder, as a new process would be."""
+        """Replace a worker with a new one on the same folder, as after a restart."""
         self.agents[name] = self._agent(name)
 
     def train(self, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Chromium, the pages it opens, and where their pictures go."""
+"""Chromium, the pages that it opens, and where their pictures are stored."""
 
 import os
 import shutil
@@ -31,7 +31,8 @@ SPEC = {
 
 
 def chromium() -> Path:
-    """Return the path of the system's Chromium, or else of the one that `make browser-deps` has unpacked."""
+    """Return the path of the system's Chromium or, if there is none, of the one that `make browser-deps` has
+    unpacked."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     unpacked = CACHE / "chromium" / "chromium"
     if found is None and not unpacked.exists():
@@ -43,7 +44,7 @@ def launch_options(*arguments: str) -> dict[str, Any]:
     """Return the options with which Playwright launches that Chromium."""
     path = chromium()
     libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
-    # The sandbox needs rights that containers withhold. Only our own pages are opened.
+    # The sandbox needs privileges that containers do not have. Only our own pages are opened.
     needed = ["--no-sandbox", "--disable-dev-shm-usage", *arguments]
     return {"executable_path": path, "args": needed, "env": {**os.environ, **libraries}}
 

@@ -1,4 +1,4 @@
-"""A run and its clients, moved by hand: claims, deliveries, leases that run out, and the passing of time."""
+"""A run and its clients, controlled by the test: claims, deliveries, expiring leases, and the passing of time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +11,12 @@ from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.tables import Tables
 
-# A cast may exist while other files' tests run: its leases must not run out by the clock.
+# A cast may exist while tests of other files run, so its leases must not expire by the clock.
 _STILL = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
 
 
 class Cast:
-    """Registered workers and one run of theirs, opened. Time passes only through `lapse` and `pass_deadline`."""
+    """Registered workers and a run of theirs that is open. Time passes only through `lapse` and `pass_deadline`."""
 
     def __init__(
         self, coordinator: Coordinator, tables: Tables, folder: Path, names: str = "ab", **changes: Any
@@ -60,7 +60,7 @@ class Cast:
         deliver(self.workers[name], self._items[name], self._folder, value, num_examples)
 
     def work(self, *names: str, value: float = 1.0) -> None:
-        """Claim and deliver."""
+        """Claim and deliver work for each client."""
         for name in names:
             self.claim(name)
             self.deliver(name, value)
@@ -75,7 +75,7 @@ class Cast:
         )
 
     def pass_deadline(self) -> None:
-        """Let the deadline of the round that is not closed pass."""
+        """Let the deadline of the unclosed round pass."""
         self.tables.execute(
             "UPDATE rounds SET deadline = now() - interval '1 second' WHERE run_id = %s AND state <> 'closed'", self.id
         )

@@ -20,7 +20,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates below a root of its own, whose certificate is `file`."""
+    """Signs certificates with its own root, whose certificate is `file`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Clocks that can be made to jump, each process with one of its own: libfaketime, loaded before everything else."""
+"""Clocks that can be made to jump, separately for each process, with libfaketime, which is loaded first."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ class Clocks:
         folder.mkdir()
         folder.chmod(0o755)
         self._folder = folder
-        self._library = folder / "libfaketime.so.1"  # where Postgres's own user finds it too
+        self._library = folder / "libfaketime.so.1"  # a place where Postgres's own user finds it too
         shutil.copyfile(_LIBRARY, self._library)
 
     def environment(self, name: str) -> dict[str, str]:
@@ -27,7 +27,7 @@ class Clocks:
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # with it, every wait for Python's lock ends at once: a core is busy
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # otherwise waits for Python's lock end at once: a core is busy
         }
 
     def jump(self, name: str, offset: str) -> None:

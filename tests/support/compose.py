@@ -85,10 +85,11 @@ class Federation:
         return json.loads(docker("inspect", self.container(service)))[0]
 
     def crash(self, service: str) -> None:
-        """Send SIGKILL from outside the container. The engine takes this for a crash and restarts the container.
+        """Send SIGKILL from outside the container, which the engine treats as a crash, so that it restarts the
+        container.
 
-        After `docker kill`, an operator's command, it would not. The engine may run on another machine, so a container
-        sends the signal there.
+        After `docker kill`, an operator's command, it would not. The engine may run on another machine, so a
+        container sends the signal there.
         """
         process = self.inspect(service)["State"]["Pid"]
         docker("run", "--rm", "--pid", "host", "--entrypoint", "sh", "postgres:16", "-c", f"kill -9 {process}")

@@ -1,4 +1,4 @@
-"""Proxies of a company: they pass TLS connections on by CONNECT, and record to where."""
+"""Proxies like those of companies, which pass on TLS connections made with CONNECT, and record their targets."""
 
 import select
 import socket
@@ -42,7 +42,7 @@ class ConnectProxy(Listener):
 
 
 class InspectingProxy(ConnectProxy):
-    """Ends the callers' TLS with a certificate of its own, and speaks TLS to the servers: it reads everything.
+    """Ends the callers' TLS with its own certificate, and uses TLS to the servers, so that it reads everything.
 
     `seen` has the first line of each request that callers sent on a new connection.
     """

@@ -34,7 +34,7 @@ UNLIMITED = {
 
 
 class Coordinator:
-    """One API over one database; `advance` does by hand what the aggregator does."""
+    """One API over one database. `advance` does by hand what the aggregator does."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Coordinator:
         listening: dict[str, Any] | None = None,
         **environment: str,
     ) -> None:
-        """`listening`: for `fedssl_coordinator.http.server.ListenOptions`; `tls`: what this side's clients use."""
+        """Start the API. `listening` is for `fedssl_coordinator.http.server.ListenOptions`; `tls` is what clients
+        here use."""
         self.store = store
         self.database_url = database_url
         self._tls = tls or Tls()

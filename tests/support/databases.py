@@ -1,4 +1,5 @@
-"""Migrated databases, emptied and used again: a copy of the template costs Postgres more than most tests do."""
+"""Migrated databases that are emptied and reused, because copying the template takes Postgres longer than most
+tests."""
 
 import itertools
 from collections import deque
@@ -10,7 +11,7 @@ from fedssl_local import Postgres
 from support.tables import delete_all_rows
 
 _RESTING = 8
-"""How many other tests begin before a database is used again. A request that outlives its test may still write."""
+"""How many other tests start before a database is reused. A request that outlives its test may still write."""
 
 _CATALOGS = (
     "pg_attrdef", "pg_attribute", "pg_class", "pg_constraint", "pg_depend", "pg_index", "pg_proc", "pg_trigger",
@@ -33,20 +34,20 @@ class Databases:
             self._schema = _schema(connection)
 
     def take(self) -> str:
-        """Return the name of an empty database: the one that was given back first, or a new one."""
+        """Return the name of an empty database: the one that was returned first, or a new one."""
         if len(self._used) > _RESTING and self._empty(name := self._used.popleft()):
             return name
         self._postgres.create_database(name := f"test_{next(self._numbers)}", self._template)
         return name
 
     def give_back(self, name: str) -> None:
-        """End every connection to a database, which may be used again."""
+        """End every connection to a database, which may then be reused."""
         with self._connect("postgres") as connection:
             connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         self._used.append(name)
 
     def _empty(self, name: str) -> bool:
-        """Delete all rows and return True. Drop the database if more than rows changed, or a test still works in it."""
+        """Delete all rows and return True. Drop the database if more than rows changed, or if a test still uses it."""
         try:
             with self._connect(name) as connection:
                 connection.execute("SET lock_timeout = '5s'")

@@ -1,4 +1,4 @@
-"""A run that real processes train, compared with its simulation."""
+"""Runs that real processes train, and comparisons with their simulations."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A FLESD run whose clients train in this process, moved by hand up to its distillation."""
+"""A FLESD run whose clients train in this process, controlled by the test up to its distillation."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def distilling_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
 
 
 class DistillingCast:
-    """Real updates of real workers, and one run of theirs. Only `coordinator.distil` distils."""
+    """Real updates of real workers, and a run of theirs. Only `coordinator.distil` distils."""
 
     def __init__(
         self, coordinator: Coordinator, tables: Tables, folder: Path, spec: RunSpec | None = None, *, train: bool = True
@@ -93,7 +93,7 @@ class DistillingCast:
         return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
 
     def pause_over(self) -> None:
-        """Let the pause after a failed attempt end."""
+        """End the pause after a failed attempt."""
         self.tables.execute("UPDATE distillation_jobs SET retry_at = now() - interval '1 second'")
 
     def checkpoints(self) -> list[str]:

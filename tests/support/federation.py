@@ -1,4 +1,4 @@
-"""A worker's requests, sent by hand with tensors that fit the plan."""
+"""A worker's requests, sent by hand with tensors that match the plan."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from support.preloaded import Forked, preloaded
 
 @contextmanager
 def forking() -> Iterator[list[Forked]]:
-    """Fork the processes of `fedssl.parallel` inside, and collect them in the list."""
+    """Fork the processes of `fedssl.parallel` within the block, and collect them in the list."""
     started: list[Forked] = []
 
     def start(command: list[str], pass_fds: list[int], env: dict[str, str], **options: Any) -> Forked:

@@ -1,4 +1,4 @@
-"""How long to fuzz: a little with every test run, forty times as long with `make fuzz` and `make explore`."""
+"""How long to fuzz: a little with every test run, and forty times as long with `make fuzz` and `make explore`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Answers of a broken or malicious coordinator, and of proxies between it and a worker."""
+"""Answers of broken or malicious coordinators, and of proxies between them and a worker."""
 
 import json
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 Answer = Callable[[], Iterable[bytes]]
-"""Yields the bytes of a response to send, status line and headers included."""
+"""Yields the bytes of a response, including the status line and the headers."""
 
 _ID = "00000000-0000-4000-8000-000000000001"
 _PROBLEM = "application/problem+json"
@@ -113,17 +113,17 @@ REFUSALS: dict[str, Answer] = {
     "a long detail": _problem("unavailable", "503 Service Unavailable", detail="x" * 500_000),
     "a problem without end": endless(b" " * 4096, b"HTTP/1.1 503 Service Unavailable\r\n\r\n"),
 }
-"""Refusals that are not about this worker: it tries again."""
+"""Refusals that are not about this worker, which therefore retries."""
 
 WAITS: dict[str, Answer] = {
     f"Retry-After: {text[:30]}": answer(b"", "503 Service Unavailable", Retry_After=text)
     for text in ("9" * 400, "-1", "1e400", "soon", "\u00b2", "Fri, 31 Dec 99999 23:59:59 GMT", "Mon, 32 Foo", "-", "0")
 }
-"""Values of Retry-After that are not times, or centuries."""
+"""Values of Retry-After that are not times, or that are centuries."""
 
 
 def slow(pause_seconds: float) -> dict[str, Answer]:
-    """Return answers that arrive in small parts, with pauses between them, and have no end within a test."""
+    """Return answers that arrive in small parts with pauses between them, and do not end within a test."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
     return {
         "a body by the byte": dripping(b"[" * 100_000, pause_seconds, head),
@@ -170,4 +170,4 @@ WORK: dict[str, dict[str, Any]] = {
     "an unknown key": {"also": {"run": "rm -rf"}},
     "no spec": {"spec": 5},
 }
-"""Changes of an honest work item that the worker cannot do, and gives back."""
+"""Changes that make an honest work item impossible, so that the worker declines it."""

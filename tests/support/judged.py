@@ -15,7 +15,7 @@ from fedssl.protocol.views import EvaluationDatasetView
 from support.methods import method_spec
 from support.tables import Tables
 
-# Registered under the name by which a simulation finds the same images.
+# They are registered under the name by which a simulation finds the same images.
 DATASET = "digits"
 FEW = {"dataset": DATASET, "max_train": 200, "max_test": 100}
 POINTS = [[1.0, 0.5], [-0.5, -1.0], [-0.5, 0.5]]

@@ -1,4 +1,4 @@
-"""The common base of the tests' proxies and HTTP servers: a port of loopback, a thread for each connection."""
+"""The common base of the tests' proxies and HTTP servers: a port of loopback, and a thread for each connection."""
 
 import socket
 import sys
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Listener(ABC):
-    """Takes connections for the length of the block."""
+    """Accepts connections within the block."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0), backlog=64)
@@ -34,7 +34,7 @@ class Listener(ABC):
 
     @abstractmethod
     def _serve(self, client: socket.socket) -> None:
-        """Talk to a client, in a thread of its own. An OSError ends the conversation."""
+        """Serve a client in its own thread. An OSError ends the conversation."""
 
     def _accept(self) -> None:
         while True:
@@ -50,7 +50,7 @@ class Listener(ABC):
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """An HTTP server on a port of its own."""
+    """An HTTP server on its own port."""
 
     daemon_threads = True
 
@@ -68,7 +68,7 @@ class LoopbackServer(ThreadingHTTPServer):
 
 
 class Quiet(BaseHTTPRequestHandler):
-    """A handler that prints no line for a request."""
+    """A handler that does not log requests."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         pass

@@ -1,4 +1,5 @@
-"""A coordinator that sends each client of a secure round what it likes, and computes everything that it then can.
+"""A coordinator that sends each client of a secure round whatever it wants, and computes everything that it then
+can.
 
 It has colluding clients: their secrets, their identity keys, and the shares that were sealed for them.
 """
@@ -37,7 +38,8 @@ Message = TypeVar("Message")
 
 
 class LyingCoordinator:
-    """A round of `secure`, with the clients of `colluding`. Each step returns a client's answer; None if it refuses."""
+    """A round of `secure` with the clients of `colluding`. Each step returns a client's answer, or None if it
+    refuses."""
 
     def __init__(self, secure: SecureRound, colluding: Iterable[str] = ()) -> None:
         self.secure, self.colluding = secure, frozenset(colluding)
@@ -50,7 +52,7 @@ class LyingCoordinator:
 
     @property
     def honest(self) -> list[str]:
-        """Everyone who does not collude."""
+        """The clients that do not collude."""
         return [name for name in self.secure.names if name not in self.colluding]
 
     def roster(self, names: Iterable[str]) -> Roster:
@@ -85,7 +87,7 @@ class LyingCoordinator:
         return Delivery(sender, sent.boxes[recipient], sent.pairs.get(recipient), sent.commitments[recipient])
 
     def mask(self, name: str, sharers: Iterable[str]) -> MaskedVector | None:
-        """Show a client the clients that sent shares, as the coordinator likes."""
+        """Show a client any list of clients that sent shares."""
         inbox = self.inbox(name, sharers)
         vector = self._ask(name, lambda: self.clients[name].mask(inbox, self.secure.words[name]))
         if vector is not None:
@@ -122,7 +124,7 @@ class LyingCoordinator:
         return reveals
 
     def disclosed(self) -> dict[frozenset[str], Words]:
-        """Return every sum of honest clients' vectors that can be computed, by those clients."""
+        """Return every sum of honest clients' vectors that can be computed, keyed by those clients."""
         secret = cache(self._secret)
         senders = sorted(name for name in self._vectors if name not in self.colluding)
         found = {}
@@ -153,7 +155,7 @@ class LyingCoordinator:
         return total[1:]
 
     def _secret(self, owner: str, kind: SecretKind) -> bytes | None:
-        """Return a client's secret, if it colludes or enough shares are known."""
+        """Return a client's secret if it colludes or enough shares are known."""
         secrets = self.clients[owner]._secrets
         if owner in self.colluding:
             return secrets.mask if kind == "mask" else secrets.own

@@ -1,4 +1,4 @@
-"""S3 servers that are installed from wheels. rclone serves a folder, and checks signatures, expiry and lengths."""
+"""S3 servers installed from wheels. rclone serves a folder, and checks signatures, expiry and lengths."""
 
 import os
 import secrets
@@ -20,7 +20,7 @@ from support.preloaded import Forked
 from support.processes import free_port
 
 REGION = "us-east-1"
-_LISTED = "50ms"  # how long rclone caches a folder's listing; with 0 its clean-up runs without a pause
+_LISTED = "50ms"  # how long rclone caches a folder's listing; with 0 its clean-up would run without a pause
 
 
 class ObjectStore:
@@ -44,7 +44,7 @@ class ObjectStore:
     def start(self) -> None:
         program = Path(sys.executable).parent / "rclone"
         options = ["--config", os.devnull, "--addr", f"127.0.0.1:{self._port}", "--dir-cache-time", _LISTED]
-        options += ["--disable-multipart-streaming"]  # a listing would wait for streamed uploads
+        options += ["--disable-multipart-streaming"]  # otherwise a listing would wait for streamed uploads
         keys = f"{self.access_key},{self.secret_key}"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The operations that the API documents, with something in every place that a request needs."""
+"""The operations that the API documents, with a value in every place that a request needs."""
 
 import functools
 import json
@@ -40,7 +40,7 @@ class Operation:
 
     @property
     def roles(self) -> set[str]:
-        """The allowed roles: a token needs one of them. Empty if the operation is open, or fails to declare them."""
+        """The allowed roles, one of which a token needs. Empty if the operation is open or does not declare them."""
         return {role for requirement in self.document.get("security", []) for role in requirement["HTTPBearer"]}
 
 

@@ -1,4 +1,4 @@
-"""OpenID Connect providers: a real one as a process, and one in this process that lies as a test wants it to."""
+"""OpenID Connect providers: a real one as a process, and one in this process that lies as a test requires."""
 
 import base64
 import hashlib
@@ -133,10 +133,10 @@ class Visit:
 
 
 class Liar:
-    """A provider that answers as it should until a test changes `document`, `keys`, `claims`, `sign` or `answers`."""
+    """A provider that answers correctly until a test changes `document`, `keys`, `claims`, `sign` or `answers`."""
 
     def __init__(self, certificate: Pair | None = None) -> None:
-        """`certificate`: for https."""
+        """Start the provider. `certificate` is for https."""
         self.key = RSAKey.generate_key(2048, {"kid": "one", "use": "sig"})
         self.requests: list[str] = []
         liar = self

@@ -55,7 +55,7 @@ def main() -> None:
     def tokens_are_issued_in_different_seconds() -> None:
         """Wait for the next second before each token.
 
-        Canaille gives a person equal tokens within one second, and answers 500 because they have to be unique.
+        Canaille would give a person equal tokens within one second, and answers 500 because they have to be unique.
         """
         if request.path == "/oauth/token":
             with one_at_a_time:

@@ -1,4 +1,4 @@
-"""A receiver of OpenTelemetry's own protocol: protobuf over HTTP, as a collector takes it."""
+"""A receiver for OpenTelemetry's own protocol: protobuf over HTTP, as a collector receives it."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _MOST_BYTES = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One span; ids in hexadecimal, `parent` empty at the top."""
+    """One span. Its ids are hexadecimal, and `parent` is empty for the root."""
 
     service: str
     name: str
@@ -28,7 +28,7 @@ class Received:
 
 
 class Receiver:
-    """Keeps every span that it is sent."""
+    """Stores every span that it receives."""
 
     def __init__(self) -> None:
         self.spans: list[Received] = []
@@ -45,7 +45,7 @@ class Receiver:
                 self.wfile.write(ExportTraceServiceResponse().SerializeToString())
 
             def log_message(self, *_: object) -> None:
-                """Not on the tests' output."""
+                """Print nothing, to keep the tests' output clean."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -17,14 +17,14 @@ def page_routes() -> list[tuple[str, str]]:
 
 
 def shape_of(text: str) -> str:
-    """Return the shape of a page's live part, which its script sends to learn whether it has changed."""
+    """Return the shape of a page's live part, which its script sends to find out whether it has changed."""
     found = re.search(r'id="shape" name="shape" value="([0-9a-f]+)"', text)
     assert found
     return found[1]
 
 
 def fields_with_a_mistake(text: str) -> list[str]:
-    """Return the names of the fields that are tied to the one error of a page."""
+    """Return the names of the fields that are tied to the only error of a page."""
     assert text.count('id="mistake" role="alert"') == 1
     fields = re.findall(r"<(?:input|select|textarea)[^>]*>", text)
     tied = [field for field in fields if 'aria-invalid="true" aria-describedby="mistake" autofocus' in field]

@@ -23,7 +23,7 @@ def is_there() -> bool:
 
 
 class PgBouncer:
-    """Leads to the database of a URL, over NUM_CONNECTIONS of its own connections; `url` is the way through it."""
+    """Passes connections to the database of a URL, over NUM_CONNECTIONS of its own; `url` is the address to use."""
 
     def __init__(self, database_url: str) -> None:
         parts = urlsplit(database_url)

@@ -36,7 +36,7 @@ _MODULES = (
 )
 # What the interpreter and its libraries read once, when they are loaded.
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "CUDA_", "TORCH")
-_READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)  # torch sets it in a test's process, as soon as a test compiles
+_READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)  # torch sets it in a test's process as soon as a test compiles
 _LARGEST_REQUEST = 100_000
 _MOST_DESCRIPTORS = 16
 
@@ -99,7 +99,7 @@ def _number(status: socket.socket) -> int:
 
 
 class Preloaded:
-    """The parent, which ends with the process that made it."""
+    """The parent, which ends with the process that created it."""
 
     def __init__(self) -> None:
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -127,10 +127,10 @@ class Preloaded:
         descriptors: Sequence[int] = (),
         has_input: bool = False,
     ) -> Forked:
-        """Start `python -m module arguments` in a session of its own, with its output in `log`.
+        """Start `python -m module arguments` in its own session, with its output in `log`.
 
-        `descriptors` are open there too, under other numbers, which are its last arguments. `has_input`: its standard
-        input is a pipe, whose other end is the `stdin` of what is returned.
+        `descriptors` are open there too, under other numbers, which are its last arguments. With `has_input`, its
+        standard input is a pipe, whose other end is the returned object's `stdin`.
         """
         if not self.suits(environment):
             differ = _at_start(environment).items() ^ _at_start(self._environment).items()
@@ -165,7 +165,7 @@ def preloaded() -> Preloaded:
 
 
 def _serve(control: socket.socket) -> list[str]:
-    """Fork on request until the other side has gone. Returns, in each child, what it is to run."""
+    """Fork on request until the other side has closed. Returns, in each child, the program that it has to run."""
     statuses: dict[int, socket.socket] = {}
     ended, wake_up = socket.socketpair()
     wake_up.setblocking(False)
@@ -204,7 +204,7 @@ def _report(statuses: dict[int, socket.socket]) -> None:
         pid, code = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        with statuses.pop(pid) as status, contextlib.suppress(OSError):  # nobody waits for it any more
+        with statuses.pop(pid) as status, contextlib.suppress(OSError):  # no one waits for it any more
             status.send(str(os.waitstatus_to_exitcode(code)).encode())
 
 

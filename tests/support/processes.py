@@ -97,7 +97,7 @@ class Federation:
     def _await_end(self, name: str) -> None:
         process = self._processes.pop(name)
         try:
-            process.wait(60)  # a process that is killed before it has ended in good order leaves other events
+            process.wait(60)  # a process that is killed before it has ended cleanly leaves other events
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -16,7 +16,7 @@ _MOST = 1 << 16
 class BreakingProxy(Listener):
     """Passes connections on to one server, and resets each after a number of bytes or seconds.
 
-    `bytes_per_second` bounds each direction of a connection. `target` may be changed: a server that has moved.
+    `bytes_per_second` limits each direction of a connection. `target` may be changed, as if a server had moved.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class BreakingProxy(Listener):
         self.bytes_per_second = bytes_per_second
         self.num_cuts = 0
         self.num_bytes = 0
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST)  # a line holds little
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST)  # so that a connection buffers little
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
 
@@ -109,7 +109,7 @@ class _Link:
 
 
 def _reset(*connections: socket.socket) -> None:
-    """Reset connections, even if data is still on its way."""
+    """Reset connections, even if data is still in transit."""
     for connection in connections:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,4 +1,4 @@
-"""A folder with an encoder in it, as `fedssl run pull` writes it."""
+"""A folder with an encoder, as `fedssl run pull` writes it."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SMALL_DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [
 
 
 def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
-    """Write the folder's files; returns the encoder that is in it, in eval mode."""
+    """Write the folder's files, and return the encoder in it, in eval mode."""
     encoder = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size)
     with torch.no_grad():
         for name, buffer in encoder.named_buffers():  # statistics as after training
@@ -27,7 +27,7 @@ def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> to
 
 
 def small_model(folder: Path) -> Model:
-    """Make the folder, with an encoder for colour images of 12 pixels, and load it."""
+    """Create a folder with an encoder for colour images of 12 pixels, and load it."""
     folder.mkdir()
     pulled(folder, tiny_spec(data=SMALL_DATA))
     return load_model(folder)

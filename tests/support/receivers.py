@@ -1,4 +1,4 @@
-"""Receivers of notifications: a webhook's server and an SMTP server, both real, on ports of loopback."""
+"""Receivers of notifications: a webhook server and an SMTP server, both real, on ports of loopback."""
 
 import ssl
 import threading
@@ -26,7 +26,7 @@ class Received:
 
 @dataclass
 class Hook:
-    """An HTTP server that keeps what it gets. It answers with the next of `statuses`, then with 204."""
+    """An HTTP server that stores its requests. It answers with the next of `statuses`, then with 204."""
 
     pair: Pair | None = None
     statuses: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Hook:
 
 
 class MailServer:
-    """An SMTP server that requires STARTTLS, a user and a password, and keeps what it gets."""
+    """An SMTP server that requires STARTTLS, a user and a password, and stores its messages."""
 
     def __init__(self, pair: Pair, user: str = "fedssl", password: str = "mail-password") -> None:
         self.messages: list[Message] = []

@@ -1,4 +1,4 @@
-"""A TCP proxy that keeps every byte that a worker sends, and the HTTP requests that those bytes are."""
+"""A TCP proxy that records every byte that a worker sends, and parses those bytes as HTTP requests."""
 
 import contextlib
 import socket
@@ -13,7 +13,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Request:
-    """One request as it went over the wire; `num_bytes` counts its head and its body."""
+    """One request as it was transferred; `num_bytes` counts its head and its body."""
 
     method: str
     path: str
@@ -23,7 +23,7 @@ class Request:
 
 
 class RecordingProxy(Listener):
-    """Listens on a port of its own and passes everything on to `url`, in both directions."""
+    """Listens on its own port and passes everything on to `url`, in both directions."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A federation of several APIs, aggregators and clocks over one Postgres, one Valkey and one store."""
+"""A federation of several APIs, aggregators and beats over one Postgres, one Valkey and one store."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,8 @@ class Replicas(Federation):
         api_options: tuple[str, ...] = (),
         **settings: str,
     ) -> None:
-        """`num`: the number of `api`, `aggregator` and `beat`, by default one; `settings`: the coordinator's."""
+        """Create the federation. `num`: the number of `api`, `aggregator` and `beat`, by default one. `settings`:
+        the coordinator's."""
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(database_url, redis_url, folder, clients, **settings)
         self._api_options = api_options
@@ -52,7 +53,7 @@ class Replicas(Federation):
 
     @property
     def pids(self) -> dict[str, int]:
-        """The id of each process that was started and not ended, by name."""
+        """The id of each process that was started and has not ended, by name."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def token(self, client: str) -> str:

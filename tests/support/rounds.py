@@ -1,4 +1,4 @@
-"""Rounds in pieces, for tests of what happens inside them."""
+"""Parts of rounds, for tests of what happens within them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,16 +74,16 @@ class Training:
         return next(self.algorithm.batches(self.data, epoch, self.ctx))
 
     def terms(self, batch: Batch) -> Terms:
-        """Return its losses and measurements, as a step computes them."""
+        """Return the batch's losses and measurements, as a step computes them."""
         self.algorithm.before_step(self.modules, self.ctx)
         return self.algorithm.objective(self.modules, batch, self.ctx)
 
     def losses(self, batch: Batch) -> Losses:
-        """Return only its losses."""
+        """Return only the batch's losses."""
         return self.terms(batch)[0]
 
     def values(self, batch: Batch) -> dict[str, float]:
-        """Return its losses and measurements as numbers."""
+        """Return the batch's losses and measurements as numbers."""
         return {name: float(term.detach()) for terms in self.terms(batch) for name, term in terms.items()}
 
     def outputs(self, batch: Batch) -> list[tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""A federation that carries out a script of requests, and what can be compared of its answers, rows and events."""
+"""A federation that executes a script of requests, and the comparable part of its answers, rows and events."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from support.tables import Tables
 from support.uploads import digest
 
 Request = tuple[str, str, Any]
-"""The request or the other thing that happens, the client that sends it or is concerned, and details."""
+"""The request or other event, the client that sends it or is concerned, and details."""
 
 STILL = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -60,7 +60,7 @@ class ScriptedFederation:
             http.close()
 
     def send(self, request: Request) -> list[Any]:
-        """Return the answer to a request, as far as it can be compared: its status and its content."""
+        """Return the comparable part of the answer to a request: its status and its content."""
         what, name, how = request
         answer = getattr(self, f"_{what}")(name, how)
         if not isinstance(answer, httpx.Response):
@@ -155,7 +155,7 @@ class ScriptedFederation:
         return content, about | numbers
 
     def age(self) -> None:
-        """Make what the next request writes as the present time differ from what was there."""
+        """Make the time that the next request writes as the present differ from the earlier ones."""
         self._tables.execute("UPDATE clients SET last_seen_at = now() - interval '1 day'")
         self._tables.execute("UPDATE artifacts SET touched_at = now() - interval '1 day'")
 

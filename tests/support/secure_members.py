@@ -1,4 +1,4 @@
-"""The cohort of an open secure round, whose messages the test itself sends: right ones, and others."""
+"""The cohort of an open secure round. The test itself sends its messages, correct ones and others."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from support.secure_workers import SecureWorkers
 
 
 class SecureMembers:
-    """Every client of the run's first round, with its lease."""
+    """All clients of the run's first round, each with a lease."""
 
     def __init__(self, coordinator: Coordinator, folder: Path, spec: RunSpec) -> None:
         self.coordinator, self.folder = coordinator, folder
@@ -43,14 +43,14 @@ class SecureMembers:
             return self.workers.id in repository.needing_attention(session)
 
     def shown(self) -> SecureRoundView:
-        """Return what REST shows of the round."""
+        """Return what the REST API shows of the round."""
         current = self.coordinator.client.run(self.workers.id).current_round
         assert current is not None
         assert current.secure is not None
         return current.secure
 
     def client(self, name: str) -> SecureClient:
-        """Return a new client with the identity of that name."""
+        """Return a new client with the identity of this name."""
         context = self.workers.agent(name)._executor.secure_context(self.items[name])
         return SecureClient(context, name, self.workers.identities[name], OwnerLimits())
 

@@ -1,4 +1,4 @@
-"""Secure rounds without a network: a cohort with identities, and the messages of all phases with some of them lost."""
+"""Secure rounds without a network: a cohort with identities, and the messages of all phases, some of which are lost."""
 
 import hashlib
 import secrets
@@ -58,11 +58,11 @@ class SecureRound:
         self.lost_in = dict.fromkeys(self.names, NEVER)
 
     def client(self, name: str, context: RoundContext | None = None) -> SecureClient:
-        """Return a new client with the identity of that name."""
+        """Return a new client with the identity of this name."""
         return SecureClient(context or self.context, name, self.identities[name], OwnerLimits())
 
     def at(self, phase: int) -> list[str]:
-        """Return who still answers in a phase."""
+        """Return the clients that still answer in a phase."""
         return [name for name in self.names if self.lost_in[name] > phase]
 
     def announce(self) -> Roster:
@@ -108,7 +108,7 @@ class SecureRound:
         return self.confirm(self.until_survivors())
 
     def outcome(self, lost_in: Mapping[str, int] | None = None) -> UnmaskedSum | NoSum:
-        """Run all phases and return the sum, or why there is none."""
+        """Run all phases, and return the sum or the reason why there is none."""
         self.lost_in |= lost_in or {}
         try:
             return self.reveal(self.until_confirmations())

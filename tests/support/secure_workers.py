@@ -1,4 +1,4 @@
-"""Real workers of secure rounds in this process, in threads, each of which can be killed after each of its steps."""
+"""Real workers of secure rounds in threads of this process, each of which can be killed after each of its steps."""
 
 import threading
 import time
@@ -86,8 +86,11 @@ class SecureWorkers:
         before_advance: Callable[[], object] = lambda: None,
         seconds: float = 60,
     ) -> None:
-        """Work until the run has finished. A killed worker starts again; that of `gone` does not, and `on_gone` is
-        called. `before_advance` is called before each step of the aggregator."""
+        """Work until the run has finished.
+
+        A killed worker starts again, except `gone`: then `on_gone` is called. `before_advance` is called before each
+        step of the aggregator.
+        """
         done, end = threading.Event(), time.monotonic() + seconds
 
         def work(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The servers that the tests start for themselves."""
+"""The servers that the tests start themselves."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ def unwind_when_terminated() -> None:
 
 
 class Servers:
-    """Postgres and Valkey below one folder. Each `database` is a separate one, migrated and without rows."""
+    """Postgres and Valkey in one folder. Each `database` is a separate one, migrated and without rows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

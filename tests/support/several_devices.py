@@ -1,4 +1,4 @@
-"""Rounds on several devices, and how close they come to those on one."""
+"""Rounds on several devices, and how close their results are to those on one."""
 
 from typing import Any
 
@@ -35,9 +35,9 @@ def assert_close(found: LocalResult, expected: LocalResult, received: Tensors) -
 
 
 def distance(found: LocalResult, expected: LocalResult, received: Tensors) -> tuple[float, float]:
-    """Return how far apart two clients' weights are, all together, and how far the expected ones moved.
+    """Return the distance between the two clients' weights, all together, and how far the expected ones moved.
 
-    What was not received, such as FLESD's similarities and kept queues, counts as a whole.
+    Tensors that were not received, such as FLESD's similarities and kept queues, count as a whole.
     """
     squares = []
     sides = ((found.update, expected.update, received), (found.state, expected.state, Tensors()))

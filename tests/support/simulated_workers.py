@@ -1,4 +1,4 @@
-"""Workers that keep to the protocol and train nothing: thousands of them in one process, each with its own token."""
+"""Workers that follow the protocol and train nothing: thousands of them in one process, each with its own token."""
 
 import asyncio
 import base64
@@ -184,18 +184,18 @@ class SimulatedWorker:
         await self._post("register", introduction)
 
     async def work(self) -> None:
-        """Do whatever is offered, until cancelled."""
+        """Do all offered work, until cancelled."""
         with contextlib.closing(self.line):
             while True:
                 await self.work_once()
 
     async def work_once(self) -> None:
-        """Claim once, and do what is offered."""
+        """Claim once, and do the offered work."""
         headers = {PAUSE_HEADER.replace("-", "_"): "1"} if self._pauses else {}
         self.line.tally.num_claims += 1
         answer = await self._post("claim", {"wait_seconds": self._claim_seconds}, **headers)
         if answer.status == 200:
-            with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
+            with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns the work
                 most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
                 await self._train(json.loads(answer.content), most)
         elif pause := answer.headers.get("retry-after"):

@@ -1,4 +1,4 @@
-"""Counts of a site as its worker sends them, without a worker."""
+"""A site's counts as its worker sends them, made without a worker."""
 
 import base64
 import struct
@@ -18,12 +18,12 @@ def sites_spec(every: int = 1, **changes: Any) -> RunSpec:
 
 
 def counts(right: int = 3, wrong: int = 1, **changes: Any) -> SiteCounts:
-    """Return counts of two classes with as many images each; `changes` replace whole fields."""
+    """Return counts of two classes with the same numbers of images; `changes` replace whole fields."""
     return SiteCounts.model_validate(counts_json(right, wrong, **changes))
 
 
 def counts_json(right: int = 3, wrong: int = 1, **changes: Any) -> dict[str, Any]:
-    """Return the same as JSON, for values that the model refuses."""
+    """Return the counts as JSON, for values that the model refuses."""
     scores = [[wrong, 0, 0, right], [wrong, 0, 0, right]]
     others = [[right, 0, 0, wrong], [right, 0, 0, wrong]]
     knn = {"confusion": [[right, wrong], [wrong, right]], "positives": scores, "negatives": others}
@@ -33,7 +33,7 @@ def counts_json(right: int = 3, wrong: int = 1, **changes: Any) -> dict[str, Any
 
 
 CROSS_SITE = {"at": "sites", "measures": ["probe"], "every": 1, "sites": {**SITES, "cross_site": "probe"}}
-"""The config of an evaluation whose sites send a classifier of their own."""
+"""The config of an evaluation whose sites send their own classifiers."""
 
 
 def cross_counts(right: int = 3, wrong: int = 1) -> SiteCounts:

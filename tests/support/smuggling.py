@@ -1,6 +1,7 @@
-"""Ways to make an update carry more than the tensors that its plan declares, for both sides that must refuse them.
+"""Ways to hide data in an update besides the tensors that its plan declares, for both sides that must refuse them.
 
-Each takes an update's correct tensors and returns a file's bytes. Both sides' errors contain the text next to it.
+Each takes an update's correct tensors and returns a file's bytes. The errors of both sides contain the text next to
+it.
 """
 
 import json

@@ -16,7 +16,7 @@ _DEADLOCKS = 5
 
 
 def delete_all_rows(connection: psycopg.Connection[Any]) -> None:
-    """Empty every table, once open transactions have ended. TRUNCATE makes new files, and takes ten times as long."""
+    """Empty every table, once open transactions have ended. TRUNCATE creates new files, and takes ten times as long."""
     tables = [sql.Identifier(name) for name in _names(connection)]
     sequences = connection.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'").fetchall()
     statements = [
@@ -37,7 +37,7 @@ def _names(connection: psycopg.Connection[Any]) -> list[str]:
 
 @lru_cache
 def _all_rows(names: tuple[str, ...]) -> bytes:
-    """Return one statement for the rows of all tables: one per table takes seven times as long."""
+    """Return one statement for the rows of all tables, because one per table takes seven times as long."""
     each = "SELECT {} AS name, (to_jsonb(t) - 'touched_at')::text AS row FROM {} AS t"
     parts = [sql.SQL(each).format(sql.Literal(name), sql.Identifier(name)) for name in names]
     return (sql.SQL(" UNION ALL ").join(parts) + sql.SQL(" ORDER BY name, row")).as_bytes()

@@ -1,8 +1,8 @@
 """Checks that the events of a run are a path of the state machines, and that they lead to the states in the rows.
 
-The coordinator records an event with every change of a state, in the same transaction. So the events of a run, in their
-order, must describe its life: each change is legal according to the code's own TRANSITIONS, its parts are there, the
-numbers are right, and nothing comes after the end.
+The coordinator records an event with every change of a state, in the same transaction. So the events of a run, in
+their order, must describe its life: each change is legal according to the code's own TRANSITIONS, it follows from
+the earlier ones, the numbers are right, and nothing comes after the end.
 """
 
 import re
@@ -251,7 +251,8 @@ class Trace:
 
 
 def follow(events: Iterable[EventView]) -> Trace:
-    """Return the life that the events of one run, oldest first, report. Raises NotAPath at the first impossible one."""
+    """Return the life that the events of one run, oldest first, report. Raises NotAPath at the first impossible
+    event."""
     trace, before = Trace(), list[EventView]()
     for event in events:
         try:
@@ -266,7 +267,7 @@ def follow(events: Iterable[EventView]) -> Trace:
 
 def check(tables: Tables, run_id: UUID) -> Trace:
     """Follow a run's events, and compare what they report with its rows. Raises NotAPath."""
-    # One statement, because processes may still write: all of it is from one moment.
+    # One statement, because processes may still write: all rows are from one moment.
     [(events, runs, rounds, assignments, jobs, evaluations)] = tables.query(
         "SELECT coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY id) FROM events e WHERE run_id = v.id), '[]'), "
         "(SELECT jsonb_agg(jsonb_build_array(state, outcome, plan IS NOT NULL)) FROM runs WHERE id = v.id), "

@@ -1,4 +1,4 @@
-"""Uploads with the protocol tus, one request at a time, in ways in which no client of this project sends them."""
+"""Uploads with the tus protocol, one request at a time, in ways in which no client of this project sends them."""
 
 import base64
 from types import TracebackType
@@ -15,7 +15,7 @@ class Tus:
     """A client that sends requests with one token."""
 
     def __init__(self, coordinator: Coordinator, token: str | None = None, *, verify: Any = False) -> None:
-        """`verify`: the TLS context if the coordinator requires a certificate."""
+        """Create a client. `verify`: the TLS context if the coordinator requires a certificate."""
         self._http = coordinator.http(token, verify=verify)
         self._http.headers["Tus-Resumable"] = "1.0.0"
 

@@ -1,4 +1,4 @@
-"""Two rounds of a method by two clients in turn, on any device."""
+"""Two rounds of a method, trained by two clients in turn, on any device."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def two_rounds(spec: RunSpec, device: str = "cpu", like: Sequence[LocalResult] |
 
 
 def assert_same_course(expected: Sequence[LocalResult], found: Sequence[LocalResult]) -> None:
-    """Assert that two ways to take the same steps differ only in rounding, not by a step.
+    """Assert that two ways to take the same steps differ only in rounding.
 
     Tensors are compared as a whole: Adam turns the rounding of a gradient that is almost zero into a step.
     """

@@ -22,7 +22,7 @@ def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def put_together(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, length: int | None = None) -> bytes:
-    """Return a file with this header, well-formed or not; `length` is the number in its first eight bytes.
+    """Return a file with this header, valid or not; `length` is the number in its first eight bytes.
 
     A mapping is written as the library would write it.
     """

@@ -38,9 +38,10 @@ DATA = {
 
 
 def assert_equal_views(make_views: MakeViews, data: DataConfig, device: str, num_images: int = 4) -> None:
-    """Make the views of several whole batches, one incomplete one and a whole one, in two epochs of seeds of their own.
+    """Make the views of several whole batches, an incomplete one and a whole one, in two epochs with their own
+    seeds.
 
-    Each has two views and a further stream. Views that were made before stay what they were.
+    Each batch has two views and another stream. Views that were made earlier must not change.
     """
     pixels = [torch.randint(256, (num_images, 3, 8, 8), dtype=torch.uint8, device=device) for _ in range(6)]
     pairs = list(itertools.pairwise(pixels))

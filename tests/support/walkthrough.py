@@ -15,7 +15,7 @@ _BLOCK = re.compile(r"^```(console|toml|toml policy|python)\n(.*?)^```", re.DOTA
 _FILE = re.compile(r"# (\S+\.(?:toml|py))\n")
 
 Other = Callable[[list[str]], None]
-"""Carries out a command of another program than `fedssl`."""
+"""Runs a command of a program other than `fedssl`."""
 
 
 class Walkthrough:

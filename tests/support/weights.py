@@ -1,4 +1,4 @@
-"""Files of weights, ready to be registered, and how far two models are apart."""
+"""Files of weights that can be registered, and the distance between two models."""
 
 import math
 from pathlib import Path

@@ -193,7 +193,7 @@ def _nvflare(case: Case, folder: Path, recipe: str = "numpy") -> Turn:
     ):
         nvflare.wait_for_rounds(case.num_rounds + 2, case.limit_seconds)
     sites = nvflare.sites()
-    for site in sites:  # what the last round sent out
+    for site in sites:  # the weights that the last round sent out
         case.check(site["received"], case.num_rounds + 1)
     return Turn.of(case, [min(times) for times in zip(*(site["times"] for site in sites), strict=True)], usage)
 

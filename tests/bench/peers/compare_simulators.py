@@ -4,7 +4,7 @@
 
 The task is that of pfl-research's image benchmark: 1,000 users of 50 images, a cohort of 50, batches of 10, one local
 epoch, SGD. All systems train fedssl's ConvNet of two convolutions with GroupNorm, from equal weights. Each turn
-of a system is a process of its own, in which every training process has one thread; the turns alternate. The first
+of a system is a separate process, in which every training process has one thread; the turns alternate. The first
 round is left out: it prepares what later ones use. Prints one line per turn, and then the medians of all rounds as
 ratios to the bare loop of the same run, and the final network's accuracy, which shows that all train the same.
 """
@@ -43,7 +43,7 @@ class System:
 
     @property
     def counts_all(self) -> bool:
-        """Return whether the main process's clock of processor time covers the training."""
+        """Return whether the main process's processor time includes the training."""
         return self.environment != "flower-simulation" and (self.jobs == 1 or self.environment == "blazefl")
 
 

@@ -41,7 +41,8 @@ class Library:
     process: "subprocess.Popen[str]"
 
     def take_turn(self, what: str, number: int) -> tuple[float, int]:
-        """Return the processor time in seconds, and the number of batches. Raises JSONDecodeError if it ended."""
+        """Return the processor time in seconds, and the number of batches. Raises JSONDecodeError if the process
+        ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{what} {number}\n")
@@ -63,7 +64,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with np.load(options.images) as arrays:
             data = {name: arrays[name] for name in ("images", "labels", "test_images", "test_labels")}
-        for images, labels in (("images", "labels"), ("test_images", "test_labels")):  # they may be sorted by class
+        for images, labels in (("images", "labels"), ("test_images", "test_labels")):  # files may be sorted by class
             order = np.random.default_rng(0).permutation(len(data[images]))
             data |= {name: data[name][order] for name in (images, labels)}
         np.save(folder / "images.npy", data["images"])
@@ -86,7 +87,7 @@ def measure(libraries: list[Library], what: str, number: int, turns: int) -> Non
 
 
 def judge(libraries: list[Library], folder: Path, data: dict[str, np.ndarray], seconds: int) -> None:
-    """Train each for the same processor time, from the weights of the start, and print the accuracy of kNN."""
+    """Train each for the same processor time, from the same first weights, and print the accuracy of kNN."""
     _say(f"kNN      start    accuracy {_accuracy(own.first_weights(), data):.3f}")
     for each in libraries:
         used, batches = each.take_turn("equal_time", seconds)
@@ -121,7 +122,7 @@ def _start(name: str, folder: Path, environment: Path, stack: contextlib.ExitSta
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
     )  # fmt: skip
-    stack.enter_context(process)  # closes its input, which ends it
+    stack.enter_context(process)  # closing its input ends it
     return Library(name, process)
 
 

@@ -12,11 +12,12 @@ from bench.peers.processes import descendants, is_listening, kill, running, star
 from support.processes import free_port
 
 _APP = Path(__file__).with_name("flower")
-_FIRST_NODE_PORT = 20_000  # below the ports that a system gives to connections, which may take one before its node does
+_FIRST_NODE_PORT = 20_000  # below the range of ports that a system gives to connections, which may be in use
 
 
 class Flower:
-    """A SuperLink and SuperNodes in a folder. `database`: the SuperLink keeps its state in a file instead of memory."""
+    """A SuperLink and SuperNodes in a folder. With `database`, the SuperLink keeps its state in a file, not in
+    memory."""
 
     def __init__(self, environments: Path, folder: Path, num_clients: int, *, database: bool = False) -> None:
         own = environments / "flower" / "bin"
@@ -57,7 +58,7 @@ class Flower:
         wait_for(lambda: is_listening(self._port), "the SuperLink", 60)
 
     def kill_server(self) -> None:
-        """Send SIGKILL to the SuperLink and to what it has started."""
+        """Send SIGKILL to the SuperLink and to the processes that it has started."""
         kill(self.server_pids())
         self._link.wait()
 
@@ -66,7 +67,7 @@ class Flower:
         return [self._link.pid, *descendants(self._link.pid)]
 
     def run(self, out: Path, num_rounds: int, megabytes: float, task: str = "add") -> None:
-        """Submit the app. It writes its times and its weights to `out` at its end, and a line per round next to it."""
+        """Submit the app. It writes its times and weights to `out` at its end, and a line per round next to it."""
         config = (f"num-clients={self._num_clients} num-rounds={num_rounds} megabytes={megabytes} "
                   f'task="{task}" out="{out}"')  # fmt: skip
         self._flwr("run", str(self.folder / "app"), "bench", "--run-config", config)
@@ -88,6 +89,7 @@ class Flower:
 
 
 def rounds_closed(out: Path) -> list[float]:
-    """Return when each round was closed, as the app has written it so far. The first is the beginning."""
+    """Return when each round was closed, according to what the app has written so far. The first time is the
+    beginning."""
     path = out.with_suffix(".rounds")
     return [float(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,4 +1,4 @@
-"""Kills the server of fedssl, Flower and NVFlare in the middle of a round, and reports what becomes of the run.
+"""Kills the server of fedssl, Flower and NVFlare in the middle of a round, and reports what happens to the run.
 
     make bench-peers SCRIPT=kill_server ARGS="--only fedssl flower nvflare"
 
@@ -119,7 +119,7 @@ def _flower(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with Flower(options.environments, folder, 2, database=True) as flower:
         flower.run(out, _ROUND + 2, _MEGABYTES, task="hold")
         wait_for(lambda: len(rounds_closed(out)) == _ROUND + 1, "two rounds", _LIMIT_SECONDS)
-        time.sleep(4)  # a ClientApp has started and answered; the other needs five seconds after its start
+        time.sleep(4)  # a ClientApp has started and answered; the other one needs five seconds after its start
         began = time.time()
         flower.kill_server()
         flower.start_server()
@@ -147,7 +147,7 @@ def _nvflare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "the first site's third update",
             _LIMIT_SECONDS,
         )
-        time.sleep(2)  # it has arrived; the other site needs three seconds more
+        time.sleep(2)  # the update has arrived; the other site needs three more seconds
         killed = began = time.time()
         kill(nvflare.server_pids())
 

@@ -29,14 +29,14 @@ class NVFlare:
         return self
 
     def __exit__(self, *_: object) -> None:
-        kill(named(str(self.folder), "sub_start.sh"))  # which would start what is killed next
+        kill(named(str(self.folder), "sub_start.sh"))  # otherwise it would restart what is killed next
         kill(named(str(self.folder), "nvflare"))
 
     @contextmanager
     def job(
         self, num_rounds: int, megabytes: float, *options: str, recipe: str = "numpy", task: str = "add"
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start everything and submit a job. The process ends some time after the job, with its result."""
+        """Start everything and submit a job. The process ends some time after the job, and prints its result."""
         command = [str(self._python), str(_JOB), "--clients", str(self._num_clients), "--megabytes", str(megabytes),
                    "--rounds", str(num_rounds), "--out", str(self.folder), "--recipe", recipe, "--task", task,
                    *options]  # fmt: skip
@@ -53,14 +53,14 @@ class NVFlare:
 
     @staticmethod
     def num_answered(path: Path) -> int:
-        """Return how many broadcasts a site has answered, as it has written down in its file so far."""
+        """Return how many broadcasts a site has answered, according to its file so far."""
         try:
             return len(json.loads(path.read_text())["times"])
-        except (OSError, json.JSONDecodeError):  # it has not written, or is just writing
+        except (OSError, json.JSONDecodeError):  # it has written nothing yet, or is writing now
             return 0
 
     def sites(self) -> list[dict[str, Any]]:
-        """Return what each site has written down last."""
+        """Return what each site wrote last."""
         return [json.loads(path.read_text()) for path in self._paths()]
 
     def _paths(self) -> list[Path]:

@@ -45,7 +45,8 @@ def main() -> None:
 
 
 def _watch(env: PocEnv, job: str, folder: Path) -> None:
-    """Write a line with time and state per second, and submit a copy of the job once `again` lies in the folder."""
+    """Write a line with the time and the state every second, and submit a copy of the job once `again` is in the
+    folder."""
     again = folder / "again"
     while True:
         try:

@@ -27,9 +27,9 @@ class _Process:
 
 
 class Usage:
-    """Samples the memory and the processor time of some processes five times per second. `find` returns which.
+    """Samples the memory and the processor time of the processes that `find` returns, five times per second.
 
-    Processes that end keep the processor time of their last sample. Memory leaves Postgres out, whose processes share
+    Processes that end keep the processor time of their last sample. Memory excludes Postgres, whose processes share
     most of theirs.
     """
 
@@ -67,10 +67,10 @@ class Usage:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes that a process has started, and theirs, without itself."""
+    """Return the direct and indirect child processes of a process."""
     parents = {process.pid: process.parent for pid in _pids() if (process := _process(pid))}
     found = [root]
-    for ancestor in found:  # which grows
+    for ancestor in found:  # the list grows during the loop
         found += [pid for pid, parent in parents.items() if parent == ancestor]
     return found[1:]
 
@@ -89,7 +89,7 @@ def command(pid: int) -> str:
 
 @contextlib.contextmanager
 def running(arguments: list[str], environment: dict[str, str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command in a session of its own, which is ended with it."""
+    """Run a command in its own session, which is ended when the block ends."""
     process = start(arguments, environment, folder)
     try:
         yield process
@@ -98,7 +98,7 @@ def running(arguments: list[str], environment: dict[str, str], folder: Path) -> 
 
 
 def start(arguments: list[str], environment: dict[str, str], folder: Path) -> "subprocess.Popen[bytes]":
-    """Start a command in a session of its own. Its log is in the folder."""
+    """Start a command in its own session. Its log is in the folder."""
     with (folder / f"{Path(arguments[0]).name}.log").open("ab") as log:
         return subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True)
 
@@ -113,7 +113,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def kill(pids: list[int]) -> None:
-    """Send SIGKILL to processes that may have ended meanwhile."""
+    """Send SIGKILL to processes, some of which may already have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -123,7 +123,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float) -> None
     """Poll until the condition is true.
 
     Raises:
-        AssertionError: it was not within the time.
+        AssertionError: the condition was still false after `seconds`.
     """
     limit = time.monotonic() + seconds
     while not condition():
@@ -143,7 +143,7 @@ def _pids() -> list[int]:
 
 
 def _process(pid: int) -> _Process | None:
-    """Return None if the process has ended."""
+    """Return the process, or None if it has ended."""
     try:
         beginning, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:

@@ -88,7 +88,7 @@ def _if_finished(view: Any) -> Any:
 
 
 def _orders(tables: Tables, run: object) -> list[str]:
-    """Return the numbers of the clients per round, in the order in which their updates were accepted."""
+    """Return the numbers of the clients for each round, in the order in which their updates were accepted."""
     rows = tables.query(
         "SELECT string_agg(right(client_id, 1), '' ORDER BY closed_at) FROM assignments "
         "WHERE run_id = %s AND state = 'accepted' GROUP BY round_number ORDER BY round_number",
@@ -116,7 +116,7 @@ def _nvflare(options: argparse.Namespace) -> dict[str, Any]:
         with (
             tempfile.TemporaryDirectory() as name,
             NVFlare(options.environments, Path(name), _NUM_CLIENTS) as nvflare,
-            nvflare.job(_NUM_ROUNDS + 1, _MEGABYTES, task="noise"),  # the last round sends out what is compared
+            nvflare.job(_NUM_ROUNDS + 1, _MEGABYTES, task="noise"),  # the last one sends the compared weights
         ):
             nvflare.wait_for_rounds(_NUM_ROUNDS + 1, _LIMIT_SECONDS)
             site = nvflare.sites()[0]

@@ -66,7 +66,7 @@ def flower(update: np.ndarray[Any, Any]) -> tuple[float, float, int]:
 
 
 def nvflare(update: np.ndarray[Any, Any]) -> tuple[float, float, int]:
-    """Return the same; a client also decrypts the sum."""
+    """Return the same for NVFlare, whose clients also decrypt the sum."""
     import tenseal
 
     context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40])
@@ -86,7 +86,7 @@ def nvflare(update: np.ndarray[Any, Any]) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print seconds of a client and of the coordinator, and the bytes that a client sends, of a plain update's."""
+    """Print the seconds of a client and of the coordinator, and a client's bytes as a multiple of a plain update's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("peer", choices=["flower", "nvflare"])
     parser.add_argument("--parameters", type=int, default=11_250_000)

@@ -1,4 +1,4 @@
-"""The command, against the module's coordinator."""
+"""Fixture for the `fedssl` command with a coordinator for each module."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from support.coordinator import Coordinator
 
 @pytest.fixture
 def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
-    """Return a function that runs a command as an operator of the coordinator, in an empty folder."""
+    """Return a function that runs a command as an operator of the coordinator in an empty folder."""
     token = tmp_path / "token"
     token.write_text(coordinator.operator_token)
     token.chmod(0o600)

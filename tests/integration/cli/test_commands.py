@@ -1,4 +1,4 @@
-"""Commands against a real coordinator: what they print, and how they exit."""
+"""Commands against a real coordinator: what they print, and their exit codes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
-    """Return a function that runs a command as an admin of the coordinator, in an empty folder."""
+    """Return a function that runs a command as an admin of the coordinator in an empty folder."""
     token = tmp_path / "token"
     token.write_text(coordinator.admin_token)
     token.chmod(0o600)
@@ -50,7 +50,7 @@ def spec() -> str:
 
 
 def train(coordinator: Coordinator, run: dict[str, Any], folder: Path) -> None:
-    """Train a run of one round: act as its only worker and as the aggregator."""
+    """Train a run of one round, acting as its only worker and as the aggregator."""
     worker = coordinator.worker("hospital-a")
     run_id = coordinator.client.run(run["id"]).id
     coordinator.advance(run_id)
@@ -60,7 +60,7 @@ def train(coordinator: Coordinator, run: dict[str, Any], folder: Path) -> None:
     coordinator.advance(run_id)
 
 
-def test_anchors_of_a_ledger(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_contradicting_anchors_of_a_ledger_are_listed(coordinator: Coordinator, fedssl: Fedssl) -> None:
     worker = coordinator.worker("hospital-a")
     for head in "ab":
         worker.heartbeat(anchor=LedgerAnchor(key="0" * 64, seq=1200, head=head * 64))
@@ -75,7 +75,7 @@ def test_anchors_of_a_ledger(coordinator: Coordinator, fedssl: Fedssl) -> None:
     assert fedssl("client", "anchors", "nobody").exit_code == 5
 
 
-def test_a_run_from_submission_to_its_files(
+def test_a_run_is_submitted_paused_resumed_and_pulled(
     coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
 ) -> None:
     created = document(fedssl("run", "submit", "-", "--no-start", "--set", "seed=7", "--format", "json", text=spec))
@@ -183,7 +183,7 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     assert [(entry["verdict"], len(entry["updates"])) for entry in entries] == [(rounds[0].verdict, 2), ("skipped", 0)]
 
 
-def test_lists_and_details_as_tables_and_as_json(
+def test_runs_and_their_events_are_shown_as_tables_and_as_json(
     coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
 ) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
@@ -202,7 +202,7 @@ def test_lists_and_details_as_tables_and_as_json(
     assert "run.finished" in fedssl("run", "logs", created["id"]).stdout
 
 
-def test_what_a_worker_writes_forges_no_line_and_controls_no_terminal(
+def test_a_workers_reason_cannot_add_lines_or_control_the_terminal(
     coordinator: Coordinator, fedssl: Fedssl, spec: str
 ) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
@@ -223,7 +223,7 @@ def test_what_a_worker_writes_forges_no_line_and_controls_no_terminal(
     assert all(char.isprintable() or char == "\n" for char in watched), ascii(watched)
 
 
-def test_lists_name_the_project_if_there_are_several(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+def test_lists_show_the_project_if_there_are_several(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     def heads() -> list[str]:
         lists = [("run", "ls"), ("client", "ls"), ("notify", "ls")]
         return [fedssl(*command).stdout.strip().splitlines()[0] for command in lists]
@@ -239,7 +239,9 @@ def test_lists_name_the_project_if_there_are_several(coordinator: Coordinator, f
     assert "hearts" in fedssl("run", "show", str(run.id)).stdout
 
 
-def test_clients_and_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+def test_clients_and_tokens_are_created_listed_and_revoked(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
+) -> None:
     secret = fedssl("token", "create", "--role", "worker", "--client", "hospital-a", "--label", "first").stdout
     assert secret.startswith("fedssl_")
     assert len(secret.splitlines()) == 1
@@ -263,7 +265,9 @@ def test_clients_and_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: 
     assert (refused.exit_code, "revoked" in refused.stderr) == (5, True)
 
 
-def test_tokens_that_expire_and_single_use_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+def test_expiring_tokens_and_used_enrolment_tokens_are_listed(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
+) -> None:
     viewer = fedssl("token", "create", "--role", "viewer", "--expires", "30d", "--out", "viewer", "--format", "json")
     made = document(viewer)
     created, expires = (datetime.fromisoformat(made[key]) for key in ("created_at", "expires_at"))
@@ -280,9 +284,7 @@ def test_tokens_that_expire_and_single_use_tokens(coordinator: Coordinator, feds
     assert secret not in listed
 
 
-def test_a_kit_contains_a_secret_that_is_printed_nowhere(
-    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
-) -> None:
+def test_the_secret_of_a_kit_is_not_printed(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
     address = ("--address", "https://fedssl.example.org/")
     earlier = fedssl("token", "enrol", "hospital-c").stdout.strip()
     without_https = fedssl("token", "enrol", "hospital-c", "--kit", "c.zip")
@@ -292,7 +294,7 @@ def test_a_kit_contains_a_secret_that_is_printed_nowhere(
     assert (existing.exit_code, "c.zip exists" in existing.stderr) == (2, True)
     both = fedssl("token", "enrol", "hospital-c", "--kit", "d.zip", "--out", "d", *address)
     assert (both.exit_code, "leave out --out" in both.stderr) == (2, True)
-    # None of these commands has revoked the unused token.
+    # None of these refused commands has revoked the unused token.
     WorkerClient(coordinator.url, earlier).enrol(sha256(b"of hospital-c").hexdigest())
 
     made = fedssl("token", "enrol", "hospital-d", "--kit", "kits/d.zip", *address, "--format", "json")
@@ -328,7 +330,7 @@ def test_a_secret_is_not_created_if_its_file_cannot_be_written(
     assert (tmp_path / "new/folder/hook").read_text().startswith("whsec_")
 
 
-def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
+def test_a_dry_run_shows_which_clients_would_take_part_and_creates_no_run(
     coordinator: Coordinator, fedssl: Fedssl, spec: str
 ) -> None:
     coordinator.worker("hospital-a")
@@ -358,7 +360,7 @@ def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     assert list(coordinator.client.runs()) == []
 
 
-def test_declines_are_the_reason_of_a_run(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+def test_the_reason_of_a_run_lists_the_declines(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     workers = {name: coordinator.worker(name) for name in ("hospital-a", "hospital-b")}
     run = document(fedssl("run", "submit", "-", "--set", "cohort.min_clients=2", "--format", "json", text=spec))["id"]
     coordinator.advance(coordinator.client.run(run).id)
@@ -384,7 +386,7 @@ def test_a_run_is_renamed_tagged_and_described(coordinator: Coordinator, fedssl:
         assert fedssl("run", "edit", run, *wrong).exit_code != 0
 
 
-def test_a_run_from_python(
+def test_a_run_is_submitted_awaited_and_pulled_from_python(
     coordinator: Coordinator, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSSL_URL", coordinator.url)
@@ -408,7 +410,7 @@ def test_a_run_from_python(
     assert all(path.is_file() for path in pulled.files.values())
 
 
-def test_how_a_run_ended_is_the_exit_code(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+def test_the_exit_code_reports_how_a_run_ended(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
     late = fedssl("run", "wait", created["id"], "--timeout", "1s", "--format", "json")
     assert (late.exit_code, json.loads(late.stdout)["state"]) == (8, "running")
@@ -427,7 +429,9 @@ def test_how_a_run_ended_is_the_exit_code(coordinator: Coordinator, fedssl: Feds
         assert (shown.stdout + shown.stderr).count("stopped by an operator") == 1, "an error is printed once"
 
 
-def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path) -> None:
+def test_rounds_metrics_and_artifacts_are_shown_and_exported(
+    coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
+) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
     train(coordinator, created, tmp_path)
 
@@ -473,7 +477,7 @@ def test_the_doctor_finds_no_problem_with_a_healthy_coordinator(
     assert [check["name"] for check in json.loads(ill.stdout)["checks"] if check["found"] == "wrong"] == ["token"]
 
 
-def test_the_shell_is_offered_runs_and_clients(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+def test_the_shell_completes_runs_and_clients(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
     coordinator.worker("hospital-a")
     assert complete(f"fedssl run show {created['id'][:2]}") == [f"{created['id'][:8]}"]
@@ -482,7 +486,7 @@ def test_the_shell_is_offered_runs_and_clients(coordinator: Coordinator, fedssl:
 
 
 def complete(line: str) -> list[str]:
-    """Return what the shell completion of bash offers for the last word of a line."""
+    """Return what the completion of bash suggests for the last word of a line."""
     words = line.split()
     shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(app, [], prog_name="fedssl", env=shell)

@@ -23,7 +23,7 @@ def _stored(coordinator: Coordinator, view: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def scans(tmp_path: Path) -> Path:
-    """Labelled RGB images, with a test split."""
+    """Return a file of labelled RGB images with a test split."""
     rng = np.random.default_rng(0)
     train, test = (
         ImageData(rng.integers(0, 256, (n, 3, 20, 16), np.uint8), np.arange(n) % 3, ("a", "b", "c")) for n in (30, 9)
@@ -32,12 +32,14 @@ def scans(tmp_path: Path) -> Path:
     return tmp_path / "scans.npz"
 
 
-def test_public_images_from_a_known_data_set(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+def test_a_known_data_set_is_registered_as_public_images_once(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
+) -> None:
     arguments = ("public-dataset", "add", "digits", "digits", "--split", "test", "--format", "json")
     first = document(fedssl(*arguments))
     assert first["digest"] == digest_of(digits_file(tmp_path, "test"))
     assert (first["num_images"], first["split"], first["image_size"]) == (360, "test", 16)
-    assert document(fedssl(*arguments)) == first  # again: nothing to do
+    assert document(fedssl(*arguments)) == first  # there is nothing to do the second time
     assert document(fedssl("public-dataset", "ls", "--format", "json")) == [first]
     assert document(fedssl("public-dataset", "show", "digits", "--format", "json")) == first
     table = fedssl("public-dataset", "ls").stdout
@@ -49,7 +51,9 @@ def test_public_images_from_a_known_data_set(coordinator: Coordinator, fedssl: F
     assert f"digits is registered: 360 images, digest {first['digest']}" in said.stderr
 
 
-def test_some_images_of_a_file_in_another_shape(coordinator: Coordinator, fedssl: Fedssl, scans: Path) -> None:
+def test_some_images_of_a_file_are_registered_in_another_shape(
+    coordinator: Coordinator, fedssl: Fedssl, scans: Path
+) -> None:
     shape = ("--image-size", 8, "--channels", 1)
     view = document(
         fedssl("public-dataset", "add", "scans", scans, *shape, "--max-images", 12, "--seed", 3, "--format", "json")
@@ -61,7 +65,9 @@ def test_some_images_of_a_file_in_another_shape(coordinator: Coordinator, fedssl
     assert "scans already names other images" in other.stderr
 
 
-def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path) -> None:
+def test_evaluation_data_sets_are_registered_from_a_file_and_by_name(
+    coordinator: Coordinator, fedssl: Fedssl, scans: Path
+) -> None:
     arguments = ("evaluation-dataset", "add", "held-out", scans, "--image-size", 16, "--max-train", 20, "--max-test", 5)
     view = document(fedssl(*arguments, "--format", "json"))
     assert (view["num_train"], view["num_test"], view["num_classes"], view["channels"]) == (20, 5, 3, 3)

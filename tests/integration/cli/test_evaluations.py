@@ -1,4 +1,4 @@
-"""Encoders judged on the coordinator, from the command line."""
+"""Commands for evaluations of encoders on the coordinator."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillingCast:
-    """Two closed rounds of three, judged after every one."""
+    """Return a run with two of its three rounds closed, and with an evaluation after each of them."""
     register_digits(coordinator.client, tmp_path)
     return DistillingCast(coordinator, tables, tmp_path, judged_spec(num_rounds=3), train=True)
 
@@ -31,13 +31,13 @@ def _evaluate(cast: DistillingCast) -> None:
             cast.coordinator.evaluate(row.id)
 
 
-def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_the_table_marks_the_last_and_the_best_evaluation(cast: DistillingCast, fedssl: Fedssl) -> None:
     cast.train()
     _evaluate(cast)
     run = str(cast.id)[:8]
     rows = document(fedssl("run", "evaluations", run, "--format", "json"))
     assert [(row["round_number"], row["state"]) for row in rows] == [(n, "completed") for n in (0, 1, 2)]
-    # Numbers that leave no doubt about the best.
+    # These numbers leave no doubt which round is the best.
     for number, probe in ((0, 0.25), (1, 0.75), (2, 0.5)):
         cast.tables.execute(
             "UPDATE evaluations SET results = jsonb_set(results, '{probe}', to_jsonb(%s::float)) "
@@ -55,7 +55,7 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
     assert "chance on digits is 13.00 %: the share of the largest of 10 classes" in shown.stderr
 
 
-def test_a_run_s_scores_are_shown_next_to_their_baselines(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_a_runs_scores_are_shown_next_to_their_baselines(cast: DistillingCast, fedssl: Fedssl) -> None:
     assert document(fedssl("run", "show", cast.id, "--format", "json"))["scores"] == []
     cast.train()
     _evaluate(cast)
@@ -84,13 +84,15 @@ def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCa
     _evaluate(cast)
     shown = fedssl("run", "evaluations", cast.id)
     assert shown.exit_code == 0
-    assert shown.stderr.count(" evaluated") == 1  # of the run's own two; the third stands alone
+    assert shown.stderr.count(" evaluated") == 1  # of the run's own two; the third is compared with nothing
     assert shown.stdout.count("digits max_test 50") == 1
 
 
-def test_a_request_combines_the_spec_s_evaluation_with_the_options(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_a_request_combines_the_specs_evaluation_with_the_options(cast: DistillingCast, fedssl: Fedssl) -> None:
     own = document(fedssl("run", "evaluate", cast.id, "--format", "json"))
-    assert own["id"] in {str(row.id) for row in cast.coordinator.client.evaluations(cast.id)}  # due anyhow
+    assert own["id"] in {
+        str(row.id) for row in cast.coordinator.client.evaluations(cast.id)
+    }  # it is due without this request
     asked = document(
         fedssl(
             "run", "evaluate", cast.id, "--round", 0, "--measures", "knn", "--num-labels", 0, "--num-test", 9,
@@ -112,7 +114,7 @@ def test_a_request_combines_the_spec_s_evaluation_with_the_options(cast: Distill
     assert fedssl("run", "evaluate", plain, "--data", "digits", "--round", 5).exit_code == 5
 
 
-def test_waiting_for_the_results_of_an_evaluation(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_evaluate_can_wait_for_the_results(cast: DistillingCast, fedssl: Fedssl) -> None:
     def work() -> None:
         time.sleep(0.3)
         _evaluate(cast)
@@ -126,7 +128,7 @@ def test_waiting_for_the_results_of_an_evaluation(cast: DistillingCast, fedssl: 
 
 
 @pytest.mark.full
-def test_cancelling(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_an_evaluation_is_cancelled_by_its_id(cast: DistillingCast, fedssl: Fedssl) -> None:
     first = next(cast.coordinator.client.evaluations(cast.id))
     assert fedssl("run", "cancel-evaluation", cast.id, "ffffffff").exit_code == 5
     assert fedssl("run", "cancel-evaluation", cast.id, "f").exit_code == 2
@@ -145,7 +147,7 @@ def test_watching_shows_alarms_and_evaluated_rounds(
     said: list[Result] = []
     watching = threading.Thread(target=lambda: said.append(fedssl("run", "watch", cast.id)))
     watching.start()
-    time.sleep(1.5)  # it has looked once
+    time.sleep(1.5)  # by now it has polled once
     _evaluate(cast)
     cast.train()
     watching.join(20)

@@ -1,4 +1,4 @@
-"""Commands for what the coordinator itself keeps and trains: dimensions, distillations and the state of a run."""
+"""Commands for what the coordinator itself stores and trains: dimensions, distillations and the state of a run."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.integration
 
 
 def _table(result: Result) -> list[str]:
-    """Return the lines of a printed table that are not empty: its columns, a rule and its rows."""
+    """Return the non-empty lines of a printed table: its columns, a rule and its rows."""
     assert result.exit_code == 0, result.output
     return [line for line in result.stdout.splitlines() if line.strip()]
 
 
-def test_dimensions(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_the_dimensions_of_each_client_are_listed(coordinator: Coordinator, fedssl: Fedssl) -> None:
     for name in ("b", "a"):
         coordinator.worker(name)
     run = coordinator.client.create_run(method_spec("ssd", cohort={"min_clients": 2})).id
@@ -73,14 +73,14 @@ def test_distillations_are_listed_watched_and_cancelled(
     assert fedssl("run", "watch", run).exit_code == 0
 
 
-def test_a_run_without_any_jobs_or_state(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_a_run_without_distillations_has_an_empty_list(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
     assert document(fedssl("run", "distillations", run, "--format", "json")) == []
     assert fedssl("run", "distillations", run).exit_code == 0
 
 
-def test_the_state_of_a_run(coordinator: Coordinator, fedssl: Fedssl) -> None:
-    """SCAFFOLD keeps the weights, and a control variate for each of their parameters."""
+def test_the_tensors_of_a_runs_server_state_are_listed(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    """SCAFFOLD's state has the weights and a control variate for each of their parameters."""
     run = coordinator.client.create_run(method_spec("scaffold")).id
     assert "has no state yet" in fedssl("run", "state", run).stderr
     coordinator.advance(run)
@@ -95,7 +95,7 @@ def test_the_state_of_a_run(coordinator: Coordinator, fedssl: Fedssl) -> None:
     assert int(lines[2][2].replace(",", "")) == numbers
 
 
-def test_a_table_that_is_one_tensor_shows_its_shape(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_a_group_with_a_single_tensor_shows_its_shape(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(method_spec("fedrlc")).id
     coordinator.advance(run)
     [row] = [line for line in fedssl("run", "state", run).stdout.splitlines() if line.startswith(" centers")]

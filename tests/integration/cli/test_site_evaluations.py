@@ -1,4 +1,4 @@
-"""Evaluations at the sites, from the command line."""
+"""Commands for evaluations at the sites."""
 
 import json
 
@@ -13,7 +13,9 @@ from support.site_counts import CROSS_SITE, counts, cross_counts, site_head, sit
 pytestmark = pytest.mark.integration
 
 
-def test_the_sites_the_worst_the_mean_and_the_pooled_are_shown(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_results_of_each_site_the_worst_the_mean_and_the_pooled_are_shown(
+    coordinator: Coordinator, fedssl: Fedssl
+) -> None:
     workers = {name: coordinator.worker(name) for name in "abcd"}
     run = coordinator.client.create_run(sites_spec())
     assert "there are none" in fedssl("run", "site-evaluations", run.id).stderr
@@ -46,7 +48,7 @@ def test_the_sites_the_worst_the_mean_and_the_pooled_are_shown(coordinator: Coor
     assert "the sites were not asked about round 1" in missing.output
 
 
-def test_the_sites_are_asked_by_a_command(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_an_evaluation_at_the_sites_is_requested_by_a_command(coordinator: Coordinator, fedssl: Fedssl) -> None:
     worker = coordinator.worker("a")
     coordinator.worker("b")
     run = coordinator.client.create_run(sites_spec(every=0))
@@ -72,7 +74,9 @@ def test_the_sites_are_asked_by_a_command(coordinator: Coordinator, fedssl: Feds
         assert words in wrong.stderr
 
 
-def test_the_sites_classifiers_are_shown_at_every_other_site(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_results_of_each_sites_classifier_at_the_other_sites_are_shown(
+    coordinator: Coordinator, fedssl: Fedssl
+) -> None:
     workers = {name: coordinator.worker(name) for name in "ab"}
     run = coordinator.client.create_run(tiny_spec(evaluation=CROSS_SITE, cohort={"min_clients": 2}))
     coordinator.advance(run.id)

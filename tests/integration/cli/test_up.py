@@ -1,4 +1,4 @@
-"""`fedssl up` and `fedssl demo` as real processes: everything starts, Ctrl-C leaves nothing, and up resumes."""
+"""`fedssl up` and `fedssl demo` as real processes: everything starts, Ctrl-C ends all processes, and up resumes."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ max_images = 300
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a user's working directory with a spec in it. No variable of fedssl is set."""
+    """Return a user's working folder with a spec in it. No environment variable of fedssl is set."""
     for name in [name for name in os.environ if name.startswith("FEDSSL_")]:
         monkeypatch.delenv(name)
     (tmp_path / "tiny.toml").write_text(SPEC)
@@ -66,11 +66,11 @@ def receiver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
 
 @pytest.fixture
 def started(folder: Path) -> Iterator[list[Up]]:
-    """Yield a list for the processes that a test starts, and kill those in it at the end."""
+    """Yield a list for the processes that a test starts. Those still running at the end are killed."""
     processes: list[Up] = []
     yield processes
     for each in processes:
-        each.process.kill()  # the subreapers end the rest
+        each.process.kill()  # the subreapers end the others
         each.process.wait()
         each.errors.close()
 
@@ -94,7 +94,7 @@ def shards(folder: Path) -> dict[str, str]:
 
 
 def assert_one_trace(spans: list[Received], run: str) -> None:
-    """Check that round 1 has one trace, with the spans of the worker, the API, the Celery task and the aggregation."""
+    """Check that round 1 is one trace with the spans of the worker, the API, the Celery task and the aggregation."""
     expected = tracing.round_trace(UUID(run), 1)[tracing.TRACEPARENT].split("-")[1]
     of_round = [span for span in spans if span.trace == expected]
     found = {(span.service, span.name, span.kind) for span in of_round}
@@ -110,13 +110,13 @@ def assert_one_trace(spans: list[Received], run: str) -> None:
     assert len(deliveries) == 2
 
 
-def test_each_queue_has_a_process_of_its_own() -> None:
-    """Evaluations once waited for notifications, which waited for host names that could not be resolved."""
+def test_each_queue_has_its_own_process() -> None:
+    """In an earlier version evaluations waited for notifications, which waited for unresolvable host names."""
     assert sorted(AGGREGATORS.values()) == sorted(QUEUES)
 
 
 @pytest.mark.full
-def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: list[Up], receiver: Receiver) -> None:
+def test_up_trains_stops_all_processes_and_resumes(folder: Path, started: list[Up], receiver: Receiver) -> None:
     started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
     first = up.introduction()
     assert sum(first["clients"].values()) == 300

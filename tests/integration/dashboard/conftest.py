@@ -1,4 +1,5 @@
-"""One coordinator for all tests of the web page, with a viewer, an operator and an admin who have signed in."""
+"""Fixtures with one coordinator for all tests of the web page, and a viewer, an operator and an admin signed in to
+it."""
 
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from support.tables import Tables
 
 @pytest.fixture(scope="session")
 def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """Yield a coordinator that all tests share: what one test adds, the others see."""
+    """Yield a coordinator that all tests share, so each sees what the others have added."""
     store = tmp_path_factory.mktemp("pages") / "store"
     with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
         yield running
@@ -45,7 +46,8 @@ def admin(standing: Coordinator) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def cast(standing: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    """Return a run of three rounds: two clients have delivered the first, which is closed, and claimed the second."""
+    """Return a run of three rounds in which two clients delivered the first, which is closed, and claimed the
+    second."""
     cast = Cast(standing, tables, tmp_path_factory.mktemp("cast"), "ab", name="small", num_rounds=3)
     cast.work("a", "b")
     cast.advance()

@@ -1,4 +1,4 @@
-"""Scores: which of a run's evaluations are shown, and which run is better."""
+"""Scores on the web page: which of a run's evaluations are shown, and which run is better."""
 
 import html
 import json
@@ -27,7 +27,7 @@ _ROW = (
 
 
 class Judged:
-    """A run whose evaluations are written as rows."""
+    """A run whose evaluations are inserted as rows."""
 
     def __init__(self, standing: Coordinator, tables: Tables, dataset: str | None, **settings: Any) -> None:
         evaluation = {"dataset": dataset, "every": 1} if dataset else None
@@ -43,7 +43,9 @@ class Judged:
         judging = EvaluationConfig.model_validate({"dataset": dataset, **config}).model_dump(mode="json")
         del judging["every"]
         digest = _digest(dataset)
-        self.tables.execute("SET session_replication_role = replica")  # its artifacts are not stored
+        self.tables.execute(
+            "SET session_replication_role = replica"
+        )  # the inserted rows refer to artifacts that are not stored
         self.tables.execute(_ROW, self.id, number, digest, dataset, digest, Jsonb(judging), Jsonb(results),
                             None if chance is None else Jsonb(asdict(chance)))  # fmt: skip
         self.tables.execute("SET session_replication_role = origin")
@@ -67,7 +69,7 @@ def _drawn(text: str) -> Any:
 
 @pytest.fixture
 def own(standing: Coordinator, tables: Tables) -> Judged:
-    """Return a run that is evaluated on its spec's data set, and also with other settings and on another data set."""
+    """Return a run that is evaluated on its spec's data set, with other settings, and on another data set."""
     judged = Judged(standing, tables, "held-out")
     judged.add(1, "other", {"probe": 0.9, "knn": 0.9})
     judged.add(1, "held-out", {"probe": 0.3}, measures=["probe"])
@@ -78,7 +80,7 @@ def own(standing: Coordinator, tables: Tables) -> Judged:
     return judged
 
 
-def test_a_run_s_scores_are_of_the_data_set_that_its_spec_names(viewer: Browser, own: Judged) -> None:
+def test_a_runs_scores_are_those_on_the_data_set_of_its_spec(viewer: Browser, own: Judged) -> None:
     found = viewer.get(f"/runs/{own.id}/curves.json").json()
     assert found["rounds"] == [1, 2]
     assert found["results"] == {"probe": [0.3, 0.4], "knn": [0.25, 0.35]}
@@ -94,7 +96,7 @@ def test_evaluations_with_different_settings_have_different_names(viewer: Browse
     assert sorted(set(found)) == ["held-out max_train 10000", "held-out max_train 50", "other"]
 
 
-def test_a_run_that_diverged_does_not_show_its_last_accuracy_before(
+def test_a_diverged_run_does_not_show_an_earlier_accuracy(
     standing: Coordinator, tables: Tables, viewer: Browser
 ) -> None:
     judged = Judged(standing, tables, "held-out")
@@ -107,7 +109,9 @@ def test_a_run_that_diverged_does_not_show_its_last_accuracy_before(
     assert "training diverged" in viewer.get(f"/runs/{judged.id}").text
 
 
-def test_without_one_in_the_spec_they_are_of_the_newest(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
+def test_without_a_data_set_in_the_spec_scores_are_those_of_the_newest_evaluation(
+    standing: Coordinator, tables: Tables, viewer: Browser
+) -> None:
     judged = Judged(standing, tables, None)
     judged.add(1, "held-out", {"probe": 0.3})
     judged.add(1, "other", {"probe": 0.5})
@@ -117,7 +121,7 @@ def test_without_one_in_the_spec_they_are_of_the_newest(standing: Coordinator, t
 
 
 def test_the_better_of_two_runs_is_marked(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
-    """The measured uniformity is -Lu of the papers: larger is better."""
+    """The measured uniformity is -Lu of the papers, so larger is better."""
     base, better = (Judged(standing, tables, "held-out") for _ in range(2))
     base.add(1, "held-out", {"probe": 0.3, "alignment": 0.5, "uniformity": 1.0})
     better.add(1, "held-out", {"probe": 0.4, "alignment": 0.25, "uniformity": 3.0})
@@ -127,7 +131,7 @@ def test_the_better_of_two_runs_is_marked(standing: Coordinator, tables: Tables,
     assert "+10.0" in _cells(text, "Linear probe")[1]
 
 
-def test_results_on_different_data_sets_are_named_and_not_compared(
+def test_results_on_different_data_sets_are_labelled_and_not_compared(
     standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
     elsewhere = Judged(standing, tables, "other")
@@ -138,7 +142,7 @@ def test_results_on_different_data_sets_are_named_and_not_compared(
     assert not [cell for cell in _cells(text, "Linear probe") if "best" in cell or "+" in cell]
 
 
-def test_the_curves_are_of_the_chosen_measure(
+def test_the_curves_show_the_chosen_measure(
     standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
     row = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, %s, NULL, 'loss', %s)"
@@ -154,16 +158,16 @@ def test_the_curves_are_of_the_chosen_measure(
     assert viewer.get(f"/compare?runs={own.id}&smooth=x").status_code == 404
 
 
-def test_the_curves_are_a_table_too(viewer: Browser, own: Judged) -> None:
+def test_the_curves_are_also_shown_as_a_table(viewer: Browser, own: Judged) -> None:
     text = viewer.get(f"/compare?runs={own.id}&y=knn").text
     assert ["25.0% (–, –)" in text, "35.0% (–, –)" in text] == [True, True]
     assert "The same as a table" in text
 
 
-def test_runs_that_differ_only_in_their_seeds_have_the_mean_of_the_command(
+def test_runs_with_different_seeds_have_the_same_mean_and_deviation_as_in_the_command(
     standing: Coordinator, tables: Tables, viewer: Browser
 ) -> None:
-    """Neither a run that still trains, nor a repeated seed, nor one with another setting counts."""
+    """An unfinished run, a repeated seed and a run with another setting are not included."""
     runs = [Judged(standing, tables, "held-out", seed=seed) for seed in (0, 1, 2, 0, 4)]
     runs += [Judged(standing, tables, "held-out", seed=5, num_rounds=7)]
     for run, probe in zip(runs, (0.41, 0.44, 0.48, 0.99, 0.99, 0.99), strict=True):

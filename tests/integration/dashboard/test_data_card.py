@@ -1,4 +1,4 @@
-"""The page of a client shows its data card, with suppressed numbers and the alarm."""
+"""A client's page shows its data card, with suppressed numbers and the alarm."""
 
 from fedssl.protocol.data_card import DataCard, DataReport
 from fedssl.protocol.work import Register
@@ -19,7 +19,7 @@ def _card(dark: float, *, num_groups: int | None) -> DataCard:
     )
 
 
-def test_a_clients_page_shows_its_card(standing: Coordinator, viewer: Browser) -> None:
+def test_a_clients_page_shows_its_data_card(standing: Coordinator, viewer: Browser) -> None:
     assert "Data card" not in viewer.get("/clients/a").text
     cards = {"a": _card(1.0, num_groups=56), "b": _card(0.0, num_groups=None), "c": _card(0.0, num_groups=None)}
     for name, card in cards.items():

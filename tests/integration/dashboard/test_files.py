@@ -1,4 +1,4 @@
-"""The Files tab: what it lists, and that each file is what it is called."""
+"""The Files tab: what it lists, and that each file contains what its name promises."""
 
 import hashlib
 from uuid import UUID
@@ -29,7 +29,7 @@ def test_the_files_tab_lists_weights_card_and_lineage(viewer: Browser, cast: Cas
     assert "fedssl export" in text
 
 
-def test_the_encoder_is_the_part_of_the_weights_that_has_its_name(viewer: Browser, cast: Cast) -> None:
+def test_the_encoder_file_has_exactly_the_encoders_tensors(viewer: Browser, cast: Cast) -> None:
     weights = viewer.get(f"/runs/{cast.id}/encoder")
     assert weights.headers["content-disposition"] == f'attachment; filename="weights-{cast.id}.safetensors"'
     whole = load(weights.content)
@@ -40,7 +40,7 @@ def test_the_encoder_is_the_part_of_the_weights_that_has_its_name(viewer: Browse
     assert all(encoder[name].equal(whole[name]) for name in encoder)
 
 
-def test_card_and_lineage_name_the_files_that_are_downloaded(viewer: Browser, cast: Cast) -> None:
+def test_the_card_and_the_lineage_have_the_digests_of_the_downloads(viewer: Browser, cast: Cast) -> None:
     encoder = viewer.get(f"/runs/{cast.id}/files/encoder.safetensors").content
     lineage = viewer.get(f"/runs/{cast.id}/files/lineage.json").json()
     assert lineage["encoder"] == hashlib.sha256(encoder).hexdigest()
@@ -62,7 +62,7 @@ def test_only_weights_of_the_run_are_served(viewer: Browser, cast: Cast) -> None
 
 
 @pytest.mark.parametrize("name", ["encoder.safetensors", "lineage.json", "model-card.md"])
-def test_a_run_without_weights_has_no_files_of_them(operator: Browser, cast: Cast, name: str) -> None:
+def test_files_of_weights_are_refused_for_a_run_without_weights(operator: Browser, cast: Cast, name: str) -> None:
     fresh = operator.send("/runs/new", method="ssd", start="later").headers["location"]
     assert operator.get(f"{fresh}/files").status_code == 200
     answer = operator.get(f"{fresh}/files/{name}")
@@ -74,7 +74,7 @@ _BY_THE_STORE = ("encoder", "files/encoder.safetensors", "files/model-card.md", 
 
 
 @pytest.mark.parametrize("path", _BY_THE_STORE)
-def test_a_store_that_does_not_answer_is_a_page(
+def test_an_unavailable_store_is_reported_on_a_page(
     viewer: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     def unavailable(*_: object) -> int:
@@ -89,7 +89,9 @@ def test_a_store_that_does_not_answer_is_a_page(
     assert "s3.internal" not in answer.text
 
 
-def test_an_unexpected_error_is_a_page(viewer: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_reported_on_a_page(
+    viewer: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: object) -> int:
         raise OSError(5, "Input/output error", "/srv/store")
 
@@ -103,7 +105,7 @@ def test_an_unexpected_error_is_a_page(viewer: Browser, cast: Cast, monkeypatch:
     assert "/srv/store" not in answer.text
 
 
-def test_an_unexpected_error_after_a_form_is_a_page(
+def test_an_unexpected_error_after_a_form_is_reported_on_a_page(
     operator: Browser, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object) -> None:

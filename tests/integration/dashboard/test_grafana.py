@@ -1,4 +1,4 @@
-"""Grafana's dashboard asks as Prometheus needs it; that its numbers exist is asserted where they are made."""
+"""The queries of Grafana's dashboard suit the kinds of Prometheus metrics. Other tests check that the metrics exist."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from support.coordinator import Coordinator
 DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "fedssl.json"
 
 
-def test_only_what_never_goes_down_is_asked_for_its_increase(standing: Coordinator) -> None:
-    """Deleting a run takes its rounds out of the tables: to `increase` that is a counter that began again."""
+def test_the_dashboard_uses_increase_and_rate_only_with_counters(standing: Coordinator) -> None:
+    """Deleting a run removes its rounds from the tables, which `increase` would take for a counter that was reset."""
     with standing.http() as http:
         shown = http.get("/metrics").text
     gauges = set(re.findall(r"# TYPE (fedssl_\w+) gauge", shown))

@@ -1,4 +1,4 @@
-"""A run of 500 rounds and 200 clients: every page stays small, and reads what it shows and no more."""
+"""With a run of 500 rounds and 200 clients, every page stays small and reads only what it shows."""
 
 import base64
 import re
@@ -26,7 +26,7 @@ def large(tables: Tables) -> UUID:
     return add_large_run(tables, num_rounds=ROUNDS, num_clients=CLIENTS, metrics=("loss",))
 
 
-def test_pages_are_bounded(viewer: Browser, large: UUID) -> None:
+def test_every_page_has_a_limited_size(viewer: Browser, large: UUID) -> None:
     most = {
         "": 60_000,
         "/rounds": 120_000,
@@ -40,14 +40,14 @@ def test_pages_are_bounded(viewer: Browser, large: UUID) -> None:
         assert answer.status_code == 200, path
         assert len(answer.content) < num_bytes, path
         assert answer.text.count("<") < 8_000, path
-    # A full page of runs, which other tests make as many of as they like.
+    # A full page of runs: other tests may have created any number of them.
     runs = viewer.get("/runs")
     assert 1 <= runs.text.count('<tr data-href="/runs/') <= PAGE
     assert len(runs.content) < 120_000
     assert len(viewer.get("/clients").content) < 150_000
 
 
-def test_charts_are_cut_to_what_can_be_drawn(viewer: Browser, large: UUID) -> None:
+def test_charts_get_all_rounds_in_a_limited_size(viewer: Browser, large: UUID) -> None:
     loss = viewer.get(f"/runs/{large}/metric.json?name=loss&pin=site-007").json()
     assert len(loss["rounds"]) == ROUNDS
     assert list(loss["lines"]) == ["site-007"]
@@ -63,7 +63,7 @@ def test_charts_are_cut_to_what_can_be_drawn(viewer: Browser, large: UUID) -> No
     assert len(viewer.get(f"/runs/{large}/curves.json").json()["rounds"]) == ROUNDS // 5
 
 
-def test_the_numbers_are_those_of_the_tables(viewer: Browser, large: UUID, tables: Tables) -> None:
+def test_medians_and_outcomes_are_those_in_the_database(viewer: Browser, large: UUID, tables: Tables) -> None:
     values = tables.one(
         "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY value) FROM metrics "
         "WHERE run_id = %s AND name = 'loss' AND round_number = 250",
@@ -79,8 +79,8 @@ def test_the_numbers_are_those_of_the_tables(viewer: Browser, large: UUID, table
     assert counts == {"a": states["accepted"], "e": states["expired"], "r": states["rejected"]}
 
 
-def test_pages_of_a_round_have_every_attempt(viewer: Browser, large: UUID, tables: Tables) -> None:
-    """One client's three lie on both sides of a page's end."""
+def test_the_pages_of_a_round_list_every_attempt(viewer: Browser, large: UUID, tables: Tables) -> None:
+    """The three attempts of one client are on both sides of a page break."""
     more = (
         "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state) "
         "SELECT gen_random_uuid(), run_id, round_id, round_number, client_id, n, 'declined' "
@@ -99,8 +99,8 @@ def test_pages_of_a_round_have_every_attempt(viewer: Browser, large: UUID, table
     assert shown.count("site-099") == 3
 
 
-def test_a_run_s_page_reads_nothing_of_its_clients_that_it_does_not_show(viewer: Browser, large: UUID) -> None:
-    """Policies and methods of ten thousand clients are megabytes of JSON."""
+def test_a_runs_page_does_not_read_policies_of_its_clients(viewer: Browser, large: UUID) -> None:
+    """The policies and methods of ten thousand clients are megabytes of JSON."""
     asked: list[str] = []
 
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
@@ -115,7 +115,7 @@ def test_a_run_s_page_reads_nothing_of_its_clients_that_it_does_not_show(viewer:
     assert not [statement for statement in asked if "clients.policy" in statement]
 
 
-def test_a_run_s_page_does_not_read_its_history_again(viewer: Browser, large: UUID, tables: Tables) -> None:
+def test_a_runs_page_does_not_read_its_history_again(viewer: Browser, large: UUID, tables: Tables) -> None:
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.dashboard.run import queries
     from fedssl_coordinator.dashboard.run.traffic import traffic
@@ -149,7 +149,7 @@ def test_a_run_s_page_does_not_read_its_history_again(viewer: Browser, large: UU
     assert min(firsts) >= run.rounds_closed >= ROUNDS - 1
 
 
-def test_exceptions_come_first_where_not_all_are_shown(viewer: Browser, large: UUID) -> None:
+def test_clients_with_exceptions_come_first_if_not_all_are_shown(viewer: Browser, large: UUID) -> None:
     text = viewer.get(f"/runs/{large}").text
     assert text.count('<li data-client="') == 2 * 24
     assert "176 more clients" in text

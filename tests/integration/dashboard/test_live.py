@@ -38,14 +38,16 @@ def _members(text: str, piece: str) -> list[str]:
 def fresh(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
     """Yield a run of two clients that waits for its first update.
 
-    Stops the run at the end, so that these clients do not claim its work in a later test.
+    The run is stopped at the end, so that these clients do not claim its work in a later test.
     """
     cast = Cast(standing, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
     yield cast
     standing.client.stop(cast.id)
 
 
-def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast, tables: Tables) -> None:
+def test_an_update_brings_the_panels_that_a_page_does_not_have_yet(
+    operator: Browser, fresh: Cast, tables: Tables
+) -> None:
     page = operator.get(f"/runs/{fresh.id}").text
     assert 'data-name="loss"' not in page
     live = f"/runs/{fresh.id}/live"
@@ -62,8 +64,8 @@ def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast
     assert 'id="job"' in operator.get(f"{live}?shape={shape_of(later)}").text
 
 
-def test_a_page_goes_by_the_clock_of_postgres(viewer: Browser, fresh: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the API's machine is two hours ahead, which is later than the round's deadline."""
+def test_a_page_uses_the_clock_of_postgres(viewer: Browser, fresh: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the API's machine is two hours fast, which is past the round's deadline."""
 
     class Ahead(datetime):
         @classmethod
@@ -82,7 +84,7 @@ def test_a_page_goes_by_the_clock_of_postgres(viewer: Browser, fresh: Cast, monk
     assert "h ago" not in unescape(viewer.get("/clients/x").text)
 
 
-def test_questions_and_downloads_tell_of_now(operator: Browser, viewer: Browser, fresh: Cast) -> None:
+def test_an_update_brings_the_current_questions_and_downloads(operator: Browser, viewer: Browser, fresh: Cast) -> None:
     assert "Weights of round 0," in operator.get(f"/runs/{fresh.id}/live").text
     fresh.work("x", "y")
     fresh.advance()
@@ -95,7 +97,7 @@ def test_questions_and_downloads_tell_of_now(operator: Browser, viewer: Browser,
     assert not any(part in others for part in ("ask-stop", *links))
 
 
-def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
+def test_an_update_adds_the_row_reason_and_colour_of_a_client_that_joins_late(
     viewer: Browser, fresh: Cast, tables: Tables, standing: Coordinator
 ) -> None:
     page = viewer.get(f"/runs/{fresh.id}").text
@@ -145,7 +147,7 @@ def test_speed_memory_and_newest_events_of_each_client_are_shown(
     assert [unescape(message) for message in shown] == events[:-4:-1]
 
 
-def test_rows_and_reasons_are_of_the_same_clients_in_the_same_order(viewer: Browser, tables: Tables) -> None:
+def test_rows_and_reasons_have_the_same_clients_in_the_same_order(viewer: Browser, tables: Tables) -> None:
     large = add_large_run(tables, num_rounds=3, num_clients=60, metrics=("loss",))
     before = _members(viewer.get(f"/runs/{large}").text, "names")
     part = "WHERE run_id = %s AND round_number = 3 AND client_id = 'site-060'"
@@ -156,7 +158,7 @@ def test_rows_and_reasons_are_of_the_same_clients_in_the_same_order(viewer: Brow
     assert _members(news, "names") == _members(news, "why")
 
 
-def test_a_finished_run_is_live_until_its_last_evaluation_is_done(
+def test_a_finished_run_is_live_until_its_last_evaluation_has_ended(
     viewer: Browser, fresh: Cast, tables: Tables, standing: Coordinator
 ) -> None:
     def is_live() -> bool:
@@ -175,7 +177,7 @@ def test_a_finished_run_is_live_until_its_last_evaluation_is_done(
     assert not is_live()
 
 
-def test_the_timeline_has_the_clock_and_the_jobs_of_its_own_rounds(viewer: Browser, tables: Tables) -> None:
+def test_the_timeline_has_the_current_time_and_the_jobs_of_its_rounds(viewer: Browser, tables: Tables) -> None:
     large = add_large_run(tables, num_rounds=40, num_clients=4, metrics=())
     tables.execute(_JOB, large, 0, 39)
     found = viewer.get(f"/runs/{large}/timeline.json?last=8").json()
@@ -194,7 +196,7 @@ def test_the_timeline_has_the_clock_and_the_jobs_of_its_own_rounds(viewer: Brows
         ((1.0, 2.0, 1.5), ("linear", [0, 254, 127])),
     ],
 )
-def test_numbers_at_the_ends_of_floats_are_drawn(
+def test_extreme_floats_are_drawn(
     viewer: Browser, tables: Tables, values: tuple[float, ...], scale: tuple[str, list[int]]
 ) -> None:
     large, name = add_large_run(tables, num_rounds=1, num_clients=4, metrics=()), "divergence"
@@ -205,11 +207,11 @@ def test_numbers_at_the_ends_of_floats_are_drawn(
     assert (found["low"], found["high"]) == (min(values), max(values))
 
 
-def test_a_run_that_is_gone_has_no_pieces(viewer: Browser) -> None:
+def test_an_update_of_a_missing_run_is_not_found(viewer: Browser) -> None:
     assert viewer.get(f"/runs/{UUID(int=7)}/live?shape=x").status_code == 404
 
 
-def test_a_job_that_nobody_takes_is_said_to_wait(operator: Browser, fresh: Cast, tables: Tables) -> None:
+def test_a_job_that_no_process_takes_is_shown_as_waiting(operator: Browser, fresh: Cast, tables: Tables) -> None:
     queued = (
         "INSERT INTO distillation_jobs (id, run_id, round_number, state, epoch, num_epochs, created_at) "
         "VALUES (gen_random_uuid(), %s, 1, 'queued', 0, 2, now() - %s * interval '1 second')"

@@ -1,4 +1,4 @@
-"""The page of the destinations that are notified: for admins, with a secret that is shown once, and a test."""
+"""The page of the notification destinations: only for admins, with a secret that is shown once, and a test delivery."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_a_webhook_is_added_and_its_secret_is_shown_once(standing: Coordinator, 
     assert found.topics == ["failed", "stalled"]
 
 
-def test_a_test_is_queued_and_shown(standing: Coordinator, admin: Browser) -> None:
+def test_a_test_notification_is_queued(standing: Coordinator, admin: Browser) -> None:
     destination = standing.client.create_notification_destination("webhook", "https://hooks.example.org/")
     answer = admin.send(f"/notifications/{destination.id}/test")
     assert (answer.status_code, answer.headers["location"]) == (303, "/notifications")
@@ -42,7 +42,9 @@ def test_a_test_is_queued_and_shown(standing: Coordinator, admin: Browser) -> No
         (HOOK, {}, "choose at least one topic"),
     ],
 )
-def test_a_mistake_is_shown_in_the_form(admin: Browser, target: str, topics: dict[str, str], said: str) -> None:
+def test_an_invalid_destination_is_shown_in_the_form(
+    admin: Browser, target: str, topics: dict[str, str], said: str
+) -> None:
     answer = admin.send("/notifications", target=target, **topics)
     assert answer.status_code in (409, 422)
     assert said in answer.text
@@ -50,7 +52,9 @@ def test_a_mistake_is_shown_in_the_form(admin: Browser, target: str, topics: dic
     assert fields_with_a_mistake(answer.text)[0] == ("target" if topics else f"on-{next(iter(Topic))}")
 
 
-def test_others_neither_see_nor_change_it(standing: Coordinator, operator: Browser, viewer: Browser) -> None:
+def test_operators_and_viewers_can_neither_see_nor_add_destinations(
+    standing: Coordinator, operator: Browser, viewer: Browser
+) -> None:
     before = len(list(standing.client.notification_destinations()))
     for browser in (operator, viewer):
         assert browser.get("/notifications").status_code == 403

@@ -1,4 +1,4 @@
-"""Every page: who may open it, what its headers forbid, and that hostile names stay text."""
+"""Every page: which roles may open it, what its headers forbid, and that hostile names stay text."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def embedding_map(tables: Tables, cast: Cast) -> None:
 
 
 def _paths(cast: Cast) -> list[str]:
-    """Return the path of every page that can be read, for objects that exist. Streams, `/` and sign-in are left out."""
+    """Return the path of every readable page, for objects that exist, except streams, `/` and sign-in."""
     values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop", "digest": cast.run.initial_model}
     query = {"/runs/{run_id}/metric.json": "?name=loss", "/runs/{run_id}/heat.json": "?name=loss"}
     query["/runs/{run_id}/embedding.json"] = f"?evaluation={EVALUATION}"
@@ -54,11 +54,11 @@ def _paths(cast: Cast) -> list[str]:
     ]
 
 
-def test_every_post_is_known_to_these_tests() -> None:
+def test_these_tests_list_every_post_route() -> None:
     assert {path for method, path in page_routes() if method != "GET"} == POSTS
 
 
-def test_every_page_is_there_for_a_viewer_but_the_forms(viewer: Browser, cast: Cast) -> None:
+def test_a_viewer_may_open_every_page_except_the_forms(viewer: Browser, cast: Cast) -> None:
     forms = ("/runs/new", "/notifications", "/edit", "/evaluate", "/confirm")
     for path in _paths(cast):
         answer = viewer.get(path)
@@ -73,7 +73,7 @@ def test_no_page_answers_without_a_session(standing: Coordinator, cast: Cast) ->
             assert nobody.get(path).status_code == 303, path
 
 
-def test_what_is_not_there_says_so(admin: Browser, cast: Cast) -> None:
+def test_pages_of_missing_objects_are_not_found(admin: Browser, cast: Cast) -> None:
     gone = UUID(int=7)
     paths = [path.replace(str(cast.id), str(gone)).replace("/clients/a", "/clients/nobody") for path in _paths(cast)]
     for path in {path for path in paths if str(gone) in path or "nobody" in path}:
@@ -88,7 +88,7 @@ def test_what_is_not_there_says_so(admin: Browser, cast: Cast) -> None:
         assert admin.get(path).status_code == 404, path
 
 
-def test_the_maps_are_listed_and_read_one_by_one(viewer: Browser, cast: Cast) -> None:
+def test_embedding_maps_are_listed_and_read_one_by_one(viewer: Browser, cast: Cast) -> None:
     listed = viewer.get(f"/runs/{cast.id}/embeddings.json").json()
     assert listed == {"rounds": [{"round": 1, "id": str(EVALUATION)}], "dataset": "held-out", "method": "pca"}
     found = viewer.get(f"/runs/{cast.id}/embedding.json?evaluation={EVALUATION}").json()
@@ -103,11 +103,11 @@ def test_the_maps_are_listed_and_read_one_by_one(viewer: Browser, cast: Cast) ->
      "/clients/a?cursor=e30=", "/events?before=99999999999999999999", "/clients/%00", "/sign-in?next=%00",
      "/compare?runs=" + "x," * 200],
 )  # fmt: skip
-def test_nonsense_is_no_failure(viewer: Browser, path: str) -> None:
+def test_invalid_parameters_do_not_cause_a_server_error(viewer: Browser, path: str) -> None:
     assert viewer.get(path).status_code < 500
 
 
-def test_a_refusal_before_the_page_is_a_page(standing: Coordinator, operator: Browser) -> None:
+def test_a_refusal_before_a_route_is_reached_is_shown_as_a_page(standing: Coordinator, operator: Browser) -> None:
     html = {"Accept": "text/html", "Content-Type": "application/x-www-form-urlencoded"}
     large = operator.http.post("/runs/new", content=b"x" * (2 << 20), headers=html)
     assert (large.status_code, large.headers["content-type"]) == (413, "text/html; charset=utf-8")
@@ -119,7 +119,7 @@ def test_a_refusal_before_the_page_is_a_page(standing: Coordinator, operator: Br
     assert "<h1>Method not allowed</h1>" in by_address.text
 
 
-def test_events_are_sentences_without_their_kinds(standing: Coordinator, viewer: Browser, cast: Cast) -> None:
+def test_events_are_shown_as_sentences(standing: Coordinator, viewer: Browser, cast: Cast) -> None:
     text = page = viewer.get("/events").text
     while older := re.search(r'href="(\?before=\d+)"', page):  # other tests have left events too
         page = viewer.get(f"/events{older[1]}").text
@@ -128,7 +128,7 @@ def test_events_are_sentences_without_their_kinds(standing: Coordinator, viewer:
     assert [word for word in words if word not in text] == []
 
 
-def test_a_round_has_words_for_states_and_causes(viewer: Browser, cast: Cast, tables: Tables) -> None:
+def test_states_and_causes_of_a_round_are_shown_in_words(viewer: Browser, cast: Cast, tables: Tables) -> None:
     path = f"/runs/{cast.id}/rounds/2"
     text = viewer.get(path).text
     assert ("Working" in text, "Leased" in text) == (True, False)
@@ -138,7 +138,7 @@ def test_a_round_has_words_for_states_and_causes(viewer: Browser, cast: Cast, ta
     tables.execute(change, None, cast.id)
 
 
-def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
+def test_hostile_names_are_shown_as_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
     tables.execute("UPDATE runs SET name = %s, reason = %s WHERE id = %s", EVIL, EVIL, cast.id)
     tables.execute("UPDATE clients SET device = %s WHERE id = 'a'", EVIL)
     tables.execute("UPDATE rounds SET reason = %s WHERE run_id = %s", EVIL, cast.id)
@@ -153,7 +153,7 @@ def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Ca
     tables.execute("UPDATE runs SET name = 'small', reason = NULL WHERE id = %s", cast.id)
 
 
-def test_no_template_has_a_script_or_a_style_of_its_own() -> None:
+def test_no_template_has_an_inline_script_or_style() -> None:
     templates = sorted((FOLDER / "templates").glob("*.html"))
     assert templates
     for path in templates:
@@ -164,7 +164,7 @@ def test_no_template_has_a_script_or_a_style_of_its_own() -> None:
         assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text)), path
 
 
-def test_what_others_wrote_is_what_the_note_says() -> None:
+def test_vendored_files_have_the_recorded_digests() -> None:
     import hashlib
 
     folder = FOLDER / "static" / "vendor"
@@ -175,7 +175,7 @@ def test_what_others_wrote_is_what_the_note_says() -> None:
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files} == noted
 
 
-def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(viewer: Browser) -> None:
+def test_static_files_are_cached_and_no_other_files_are_served(viewer: Browser) -> None:
     found = set(re.findall(r'"(/static/[^"]+)"', viewer.get("/runs").text))
     assert found
     for path in found:
@@ -192,12 +192,12 @@ def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(viewer: Br
         assert viewer.get(path).status_code == 404, path
 
 
-def test_only_rounds_that_there_are_are_led_to(viewer: Browser, cast: Cast) -> None:
+def test_the_link_to_the_next_round_exists_only_if_the_round_does(viewer: Browser, cast: Cast) -> None:
     assert f'rel="next" href="/runs/{cast.id}/rounds/2"' in viewer.get(f"/runs/{cast.id}/rounds/1").text
     assert 'rel="next"' not in viewer.get(f"/runs/{cast.id}/rounds/2").text
 
 
-def test_a_client_s_page_counts_all_of_its_runs(viewer: Browser, tables: Tables) -> None:
+def test_a_clients_page_counts_all_of_its_runs(viewer: Browser, tables: Tables) -> None:
     for _ in range(21):
         add_large_run(tables, num_rounds=1, num_clients=4, metrics=())
     count = tables.one("SELECT count(DISTINCT run_id) FROM assignments WHERE client_id = 'site-004'")
@@ -206,14 +206,14 @@ def test_a_client_s_page_counts_all_of_its_runs(viewer: Browser, tables: Tables)
     assert f"the newest 20 of {count} runs" in text
 
 
-def test_the_page_of_a_run_says_who_holds_it_up(viewer: Browser, cast: Cast) -> None:
+def test_the_page_of_a_run_shows_which_client_it_waits_for(viewer: Browser, cast: Cast) -> None:
     text = viewer.get(f"/runs/{cast.id}").text
     assert "0 of 2 updates received" in text
     assert "has claimed round 2" in text
     assert "aggregated" in text
 
 
-def test_a_client_that_is_silent_makes_the_run_stalled(viewer: Browser, cast: Cast, tables: Tables) -> None:
+def test_a_run_is_stalled_if_its_clients_have_not_been_seen(viewer: Browser, cast: Cast, tables: Tables) -> None:
     cast.lapse("a")
     cast.lapse("b")
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
@@ -228,7 +228,7 @@ def test_a_client_that_is_silent_makes_the_run_stalled(viewer: Browser, cast: Ca
     tables.execute("UPDATE clients SET last_seen_at = now()")
 
 
-def test_the_page_of_a_completed_run_has_its_reason(viewer: Browser, cast: Cast, tables: Tables) -> None:
+def test_the_page_of_a_completed_run_shows_its_reason(viewer: Browser, cast: Cast, tables: Tables) -> None:
     [before] = tables.query("SELECT state, outcome, reason, finished_at FROM runs WHERE id = %s", cast.id)
     reason = "all 3 rounds are closed, 3 of them without new weights (3 skipped)"
     change = "UPDATE runs SET state = %s, outcome = %s, reason = %s, finished_at = {} WHERE id = %s"
@@ -237,7 +237,7 @@ def test_the_page_of_a_completed_run_has_its_reason(viewer: Browser, cast: Cast,
     tables.execute(change.format("%s"), *before, cast.id)
 
 
-def test_the_downloads_are_what_they_say(viewer: Browser, cast: Cast) -> None:
+def test_downloads_contain_the_metrics_the_weights_and_the_spec(viewer: Browser, cast: Cast) -> None:
     metrics = viewer.get(f"/runs/{cast.id}/metrics.csv")
     assert metrics.text.splitlines()[0] == "round,client,name,value"
     assert any(line.startswith("1,a,loss,") for line in metrics.text.splitlines())
@@ -250,7 +250,7 @@ def test_the_downloads_are_what_they_say(viewer: Browser, cast: Cast) -> None:
     assert viewer.get(f"/runs/{cast.id}/spec.json").json()["num_rounds"] == 3
 
 
-def test_the_stream_of_a_run_sends_what_is_new(viewer: Browser, cast: Cast) -> None:
+def test_the_stream_of_a_run_sends_new_events(viewer: Browser, cast: Cast) -> None:
     log = list(cast.coordinator.client.event_log(cast.id))
     path = f"/runs/{cast.id}/stream?after={log[-2].id}"
     with viewer.http.stream("GET", path) as answer:
@@ -259,7 +259,7 @@ def test_the_stream_of_a_run_sends_what_is_new(viewer: Browser, cast: Cast) -> N
         assert next(line for line in lines if line.startswith("id:")) == f"id: {log[-1].id}"
 
 
-def test_a_page_that_is_not_there_keeps_the_navigation(standing: Coordinator, viewer: Browser) -> None:
+def test_a_page_that_is_not_found_keeps_the_navigation(standing: Coordinator, viewer: Browser) -> None:
     for path in (f"/runs/{UUID(int=7)}", "/runs/x", "/clients/unknown", "/nowhere"):
         answer = viewer.get(path, Accept="text/html")
         assert answer.status_code == 404, path

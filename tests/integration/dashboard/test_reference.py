@@ -1,4 +1,4 @@
-"""The REST API's reference: every operation and object of it, and links that lead somewhere."""
+"""The reference of the REST API has every operation and object, and no broken links."""
 
 import re
 
@@ -6,7 +6,7 @@ from support.openapi import api_document, operations
 from support.pages import Browser
 
 
-def test_it_describes_every_operation_and_object(viewer: Browser) -> None:
+def test_the_reference_describes_every_operation_and_object(viewer: Browser) -> None:
     document = api_document()
     text = viewer.get("/reference").text
     described = {f"{verb} {path}" for verb, path in re.findall(r'ref-v">(\w+)</b> <code>([^<]+)</code>', text)}

@@ -1,4 +1,4 @@
-"""Sessions: who gets one, what its cookie is, and when it ends."""
+"""Sessions: how they are created, what their cookie contains, and when they end."""
 
 import re
 import time
@@ -16,7 +16,7 @@ def nobody(standing: Coordinator) -> Browser:
     return Browser(standing, None)
 
 
-def test_without_a_session_every_page_leads_to_the_sign_in(nobody: Browser) -> None:
+def test_pages_redirect_to_the_sign_in_without_a_session(nobody: Browser) -> None:
     answer = nobody.get("/clients/a")
     assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in?next=/clients/a")
     assert nobody.get("/runs", **{"HX-Request": "true"}).headers["hx-redirect"] == "/sign-in?next=/runs"
@@ -32,10 +32,10 @@ def test_without_a_session_every_page_leads_to_the_sign_in(nobody: Browser) -> N
         ("/runs/7/live", "https://evil.example//other.example/x", "/runs"),
     ],
 )
-def test_signing_in_leads_back_to_the_page_that_was_left(
+def test_signing_in_returns_to_the_page_that_was_requested(
     standing: Coordinator, nobody: Browser, path: str, page: str | None, back: str
 ) -> None:
-    """Not to the piece of it that a script asked for, and with its query."""
+    """It returns to the whole page with its query, not to a part that a script requested."""
     asked = {"HX-Request": "true", "HX-Current-URL": page} if page else {}
     answer = nobody.get(path, **asked)
     where = answer.headers["hx-redirect" if page else "location"]
@@ -45,7 +45,7 @@ def test_signing_in_leads_back_to_the_page_that_was_left(
     assert signed.headers["location"] == back
 
 
-def test_the_cookie_is_out_of_reach_and_holds_no_token(standing: Coordinator, nobody: Browser) -> None:
+def test_the_cookie_is_http_only_and_does_not_contain_the_token(standing: Coordinator, nobody: Browser) -> None:
     answer = nobody.http.post("/sign-in", data={"token": f" {standing.operator_token}\n", "next": "/clients"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/clients")
     cookie = answer.headers["set-cookie"]
@@ -56,7 +56,7 @@ def test_the_cookie_is_out_of_reach_and_holds_no_token(standing: Coordinator, no
 
 
 @pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "evil", "/a\nb", "//["])
-def test_nobody_is_sent_elsewhere_after_signing_in(standing: Coordinator, nobody: Browser, path: str) -> None:
+def test_signing_in_does_not_redirect_to_another_site(standing: Coordinator, nobody: Browser, path: str) -> None:
     assert 'name="next" value="/runs"' in nobody.http.get("/sign-in", params={"next": path}).text
     answer = nobody.http.post("/sign-in", data={"token": standing.operator_token, "next": path})
     assert answer.headers["location"] == "/runs"
@@ -71,13 +71,13 @@ def test_a_wrong_token_is_refused_without_a_cookie(nobody: Browser, secret: str)
     assert 'aria-describedby="refused"' in answer.text
 
 
-def test_workers_have_no_business_here(standing: Coordinator, nobody: Browser) -> None:
+def test_a_workers_token_cannot_sign_in(standing: Coordinator, nobody: Browser) -> None:
     answer = nobody.http.post("/sign-in", data={"token": standing.worker_token("w")})
     assert answer.status_code == 403
     assert "role worker" in answer.text
 
 
-def test_a_changed_cookie_opens_nothing(standing: Coordinator, operator: Browser, nobody: Browser) -> None:
+def test_a_changed_cookie_is_refused(standing: Coordinator, operator: Browser, nobody: Browser) -> None:
     cookie = operator.http.cookies[sessions.COOKIE]
     token_id, until, mac = cookie.split(".")
     later = f"{token_id}.{int(until) + 1}.{mac}"
@@ -86,8 +86,8 @@ def test_a_changed_cookie_opens_nothing(standing: Coordinator, operator: Browser
         assert answer.status_code == 303, forged
 
 
-def test_a_session_ends_with_its_time(operator: Browser, nobody: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the browser still sends the cookie."""
+def test_a_session_ends_after_its_lifetime(operator: Browser, nobody: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends even if the browser still sends the cookie."""
     headers = {"Cookie": f"{sessions.COOKIE}={operator.http.cookies[sessions.COOKIE]}"}
     assert nobody.http.get("/runs", headers=headers).status_code == 200
     later = time.time() + sessions.LIFETIME_SECONDS + 1
@@ -95,7 +95,7 @@ def test_a_session_ends_with_its_time(operator: Browser, nobody: Browser, monkey
     assert nobody.http.get("/runs", headers=headers).status_code == 303
 
 
-def test_a_session_ends_with_its_token(standing: Coordinator) -> None:
+def test_a_session_ends_when_its_token_is_revoked(standing: Coordinator) -> None:
     token = standing.client.create_token("viewer")
     with Browser(standing, token.secret) as browser:
         assert browser.get("/runs").status_code == 200
@@ -103,8 +103,8 @@ def test_a_session_ends_with_its_token(standing: Coordinator) -> None:
         assert browser.get("/runs").status_code == 303
 
 
-def test_a_form_outlives_its_session(standing: Coordinator) -> None:
-    """As long as the same person signs in again: what was typed is not lost."""
+def test_a_form_can_be_sent_again_after_its_session_has_ended(standing: Coordinator) -> None:
+    """If the same person signs in again, the entries in the form are not lost."""
     token, other = standing.client.create_token("operator"), standing.client.create_token("operator")
     with Browser(standing, token.secret) as before:
         typed = {"csrf": before.csrf, "method": "ssd", "start": "later"}
@@ -118,9 +118,9 @@ def test_a_form_outlives_its_session(standing: Coordinator) -> None:
         assert again.http.post("/runs/new", data=typed).status_code == 303
 
 
-def test_signing_out_takes_the_cookie_away(standing: Coordinator) -> None:
+def test_signing_out_removes_the_cookie(standing: Coordinator) -> None:
     with Browser(standing, standing.operator_token) as browser:
-        assert browser.http.post("/sign-out").status_code == 403  # without the form's secret
+        assert browser.http.post("/sign-out").status_code == 403  # the form's secret is missing
         assert browser.send("/sign-out").headers["location"] == "/sign-in"
         assert sessions.COOKIE not in browser.http.cookies
 

@@ -1,4 +1,4 @@
-"""The panel of evaluations at the sites: numbers by site and round, and a text in place of each missing number."""
+"""The panel of evaluations at the sites: numbers per site and round, and a text in place of each missing number."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ EVALUATION = {"at": "sites", "every": 1, "measures": ["knn"], "sites": {**SITES,
 
 @pytest.fixture
 def judged(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
-    """Yield a run of three sites, which are asked to evaluate its first weights."""
+    """Yield a run of three sites that are asked to evaluate its first weights."""
     cast = Cast(standing, tables, tmp_path, "pqr", name=f"judged-{uuid4().hex[:6]}", evaluation=EVALUATION)
     yield cast
     standing.client.stop(cast.id)
@@ -43,7 +43,7 @@ def _panel(text: str) -> str:
 
 
 def _rows(text: str) -> dict[str, list[str]]:
-    """Return the texts of the cells by the heading of their row."""
+    """Return the texts of each row's cells, by the heading of the row."""
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", _panel(text), re.DOTALL)
     cells = [[_words(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
     return {row[0]: row[1:] for row in cells}
@@ -73,7 +73,7 @@ def test_sites_are_rows_and_rounds_are_columns_newest_first(viewer: Browser, jud
     assert rows["r"] == ["no answer yet", "100.0%", "has not answered yet"]
 
 
-def test_sites_without_a_number_have_words_and_a_reason(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_sites_without_a_number_show_a_text_and_the_reason(viewer: Browser, judged: Cast, tables: Tables) -> None:
     _answer(judged, "p", refusal="the <b>policy</b> forbids it")
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes' WHERE id = 'q'")
     tables.execute(
@@ -92,7 +92,7 @@ def test_sites_without_a_number_have_words_and_a_reason(viewer: Browser, judged:
     tables.execute("UPDATE clients SET last_seen_at = now() WHERE id = 'q'")
 
 
-def test_a_diverged_site_is_the_worst_one(viewer: Browser, judged: Cast) -> None:
+def test_a_diverged_site_is_the_worst_site(viewer: Browser, judged: Cast) -> None:
     _answer(judged, "p")
     item = judged.workers["q"].claim_site_evaluation()
     assert item is not None
@@ -105,7 +105,7 @@ def test_a_diverged_site_is_the_worst_one(viewer: Browser, judged: Cast) -> None
     assert (rows["Worst site"][0], rows["Mean"][0]) == ("q diverged", "diverged")
 
 
-def test_a_site_that_joined_late_was_not_asked_before(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_a_site_that_joined_late_is_shown_as_not_asked_before(viewer: Browser, judged: Cast, tables: Tables) -> None:
     tables.execute("DELETE FROM site_evaluations WHERE run_id = %s AND client_id = 'r'", judged.id)
     judged.work("p", "q", "r")
     judged.advance()
@@ -113,7 +113,7 @@ def test_a_site_that_joined_late_was_not_asked_before(viewer: Browser, judged: C
     assert rows["r"][:2] == ["no answer yet", "not asked"]
 
 
-def test_the_remark_names_its_round_if_the_newest_has_none(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_a_remark_names_its_round_if_it_is_not_about_the_newest(viewer: Browser, judged: Cast, tables: Tables) -> None:
     _answer(judged, "r", refusal="no labels")
     judged.work("p", "q", "r")
     judged.advance()
@@ -122,7 +122,7 @@ def test_the_remark_names_its_round_if_the_newest_has_none(viewer: Browser, judg
     assert rows["r"] == ["not asked", "declined", "Before training: declined: no labels"]
 
 
-def test_an_open_page_gets_the_panel_again_after_an_answer(viewer: Browser, judged: Cast) -> None:
+def test_an_open_page_gets_the_updated_panel_after_an_answer(viewer: Browser, judged: Cast) -> None:
     live = f"/runs/{judged.id}/live?shape="
     shape = shape_of(viewer.get(f"/runs/{judged.id}").text)
     assert "At the sites" not in viewer.get(live + shape).text
@@ -142,7 +142,7 @@ def test_a_finished_run_stays_live_while_its_sites_evaluate(
     assert 'data-live="1"' not in viewer.get(f"/runs/{judged.id}").text
 
 
-def test_many_sites_are_cut_to_the_lowest(
+def test_only_the_lowest_of_many_sites_are_shown(
     viewer: Browser, judged: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedssl_coordinator.dashboard.run.sites.SHOWN_SITES", 2)
@@ -153,14 +153,14 @@ def test_many_sites_are_cut_to_the_lowest(
     assert [name for name in _rows(text) if name in "pqr"] == ["q", "p"]
 
 
-def test_a_run_that_has_asked_no_site_explains_when_it_will(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_the_panel_explains_when_sites_will_be_asked(viewer: Browser, judged: Cast, tables: Tables) -> None:
     tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", judged.id)
     text = _words(_panel(viewer.get(f"/runs/{judged.id}").text))
     assert "No site has been asked yet." in text
     assert "before training, after every 1 round and after the last one, and sends only counts." in text
 
 
-def test_the_coordinator_s_own_panels_explain_that_only_sites_evaluate(viewer: Browser, judged: Cast) -> None:
+def test_the_coordinators_own_panels_explain_that_only_sites_evaluate(viewer: Browser, judged: Cast) -> None:
     text = viewer.get(f"/runs/{judged.id}").text
     assert "None, frozen encoder" not in text
     assert "evaluated at the sites" in text
@@ -168,7 +168,7 @@ def test_the_coordinator_s_own_panels_explain_that_only_sites_evaluate(viewer: B
     assert "The spec does not request an evaluation" not in text
 
 
-def test_a_client_s_page_counts_the_evaluations_that_it_answered(viewer: Browser, judged: Cast) -> None:
+def test_a_clients_page_counts_the_evaluations_that_it_answered(viewer: Browser, judged: Cast) -> None:
     path = "/clients/p"
     assert "counted on its labelled images" not in viewer.get(path).text
     _answer(judged, "p")
@@ -180,7 +180,9 @@ def test_a_run_without_evaluations_at_its_sites_has_no_such_panel(viewer: Browse
     assert "At the sites" not in viewer.get(f"/runs/{cast.id}").text
 
 
-def test_the_sites_are_asked_from_the_page(operator: Browser, viewer: Browser, judged: Cast) -> None:
+def test_an_evaluation_at_the_sites_is_requested_from_the_page(
+    operator: Browser, viewer: Browser, judged: Cast
+) -> None:
     _answer(judged, "p", refusal="no labels")
     path = f"/runs/{judged.id}/evaluate"
     assert f'href="{path}#sites"' in operator.get(f"/runs/{judged.id}").text
@@ -203,7 +205,7 @@ def test_a_run_without_evaluations_at_its_sites_has_no_form_for_them(operator: B
     assert "has no evaluation at the sites" in operator.send(path, at="sites").text
 
 
-def test_the_sites_classifiers_are_a_table_of_sites_by_sites(
+def test_the_sites_classifiers_are_shown_as_a_table_of_sites_by_sites(
     viewer: Browser, standing: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(standing, tables, tmp_path, "pqr", name=f"crossed-{uuid4().hex[:6]}", evaluation=CROSS_SITE)

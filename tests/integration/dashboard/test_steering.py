@@ -1,4 +1,4 @@
-"""Changes from the web page: only with a form of the same session, and only for permitted roles."""
+"""Changes from the web page are accepted only from a form of the same session, and only for permitted roles."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def test_a_form_without_the_sessions_secret_changes_nothing(
     assert standing.client.run(run).state == "created"
 
 
-def test_the_secret_of_another_session_does_not_serve(standing: Coordinator, operator: Browser, admin: Browser) -> None:
+def test_the_secret_of_another_session_is_refused(standing: Coordinator, operator: Browser, admin: Browser) -> None:
     run = _run(standing)
     assert operator.http.post(f"/runs/{run}/stop", data={"csrf": admin.csrf}).status_code == 403
     assert standing.client.run(run).state == "created"
@@ -76,7 +76,7 @@ def test_a_form_from_another_site_changes_nothing(standing: Coordinator, operato
     assert standing.client.run(run).state == "created"
 
 
-def test_a_viewer_steers_nothing(standing: Coordinator, viewer: Browser) -> None:
+def test_a_viewer_cannot_change_anything(standing: Coordinator, viewer: Browser) -> None:
     run = _run(standing)
     for path in (f"/runs/{run}/stop", f"/runs/{run}/start", "/runs/new", "/clients/a/revoke"):
         assert viewer.send(path, method="ssd", name="a").status_code == 403
@@ -84,7 +84,7 @@ def test_a_viewer_steers_nothing(standing: Coordinator, viewer: Browser) -> None
     assert "/stop" not in viewer.get(f"/runs/{run}").text
 
 
-def test_only_an_admin_revokes_and_only_by_the_name(
+def test_only_an_admin_may_revoke_a_client_and_must_type_its_name(
     standing: Coordinator, operator: Browser, admin: Browser, tables: Tables
 ) -> None:
     standing.worker("leaver")
@@ -99,7 +99,7 @@ def test_only_an_admin_revokes_and_only_by_the_name(
     assert standing.client.client("leaver").revoked_at is not None
 
 
-def test_the_form_makes_the_run_that_it_shows(standing: Coordinator, operator: Browser) -> None:
+def test_the_form_creates_the_run_that_it_shows_once(standing: Coordinator, operator: Browser) -> None:
     fields = {
         "method": "fedbyol",
         "key": "ab12",
@@ -114,7 +114,7 @@ def test_the_form_makes_the_run_that_it_shows(standing: Coordinator, operator: B
     assert first.status_code == 303
     assert (
         operator.send("/runs/new", **fields).headers["location"] == first.headers["location"]
-    )  # sent twice, made once
+    )  # it was sent twice but created once
     spec = standing.client.run(first.headers["location"].removeprefix("/runs/")).spec
     assert (spec.name, spec.method.name, spec.cohort.without_quorum) == ("from the form", "fedbyol", "skip")
     assert spec.training.optimizer.learning_rate == 0.01
@@ -124,7 +124,7 @@ def test_the_form_makes_the_run_that_it_shows(standing: Coordinator, operator: B
 
 @pytest.mark.full(but=6)
 @pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
-def test_every_methods_form_opens_and_makes_what_it_shows(
+def test_every_methods_form_opens_and_creates_the_run_that_it_shows(
     standing: Coordinator, operator: Browser, method: str
 ) -> None:
     fields = {"spec.name": f"{method} from its form", "spec.num_rounds": "3", "spec.seed": "11"}
@@ -174,7 +174,7 @@ def test_a_form_filled_from_a_run_gives_the_same_spec(
 
 
 @pytest.mark.parametrize("changes", [_SECURE, {"upload": {"dtype": "bfloat16"}}], ids=["secure", "half the bytes"])
-def test_a_copy_keeps_secure_aggregation_and_the_form_of_uploads(
+def test_a_copied_run_keeps_secure_aggregation_and_the_upload_format(
     standing: Coordinator, operator: Browser, changes: dict[str, Any]
 ) -> None:
     run = standing.client.create_run(method_spec("fedsimclr", **changes), start=False)
@@ -182,7 +182,7 @@ def test_a_copy_keeps_secure_aggregation_and_the_form_of_uploads(
     assert RunSpec.model_validate(_given(page.text)) == run.spec
 
 
-def test_a_form_says_none_where_the_default_is_an_object(
+def test_a_form_can_set_none_if_the_default_is_an_object(
     standing: Coordinator, operator: Browser, tables: Tables
 ) -> None:
     model = {"encoder": {"widths": [8, 16]}, "projector": None}
@@ -208,7 +208,7 @@ def test_a_form_says_none_where_the_default_is_an_object(
         ("spec.cohort.min_clients", "true", "write a whole number"),
     ],
 )
-def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value: str, word: str) -> None:
+def test_an_error_is_shown_next_to_its_field(operator: Browser, field: str, value: str, word: str) -> None:
     fields = {"method": "fedalignuniform", field: value}
     checked = operator.send("/runs/new/check", **fields)
     assert checked.status_code == 200
@@ -223,14 +223,14 @@ def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value:
     assert [places.split()[0] for places, is_wrong in described if is_wrong] == [f"e-{field.removeprefix('spec.')}"]
 
 
-def test_a_mistake_is_explained_without_the_name_of_an_exception(operator: Browser) -> None:
+def test_an_error_is_explained_without_the_name_of_an_exception(operator: Browser) -> None:
     checked = operator.send("/runs/new/check", method="ssd", **{"spec.model.projector": "null"})
     assert 'data-text="pd distils a projector&#39;s output into its input' in checked.text
     refused = operator.send("/runs/new", method="ssd", **{"spec.model.projector": "null"})
     assert "Value error" not in checked.text + refused.text
 
 
-def test_a_good_spec_is_said_to_be_good(viewer: Browser) -> None:
+def test_valid_settings_are_reported_as_valid(viewer: Browser) -> None:
     assert (
         "These settings are valid"
         in viewer.send("/runs/new/check", method="flesd", **{"spec.public_data.dataset": "x"}).text
@@ -238,7 +238,7 @@ def test_a_good_spec_is_said_to_be_good(viewer: Browser) -> None:
     assert viewer.send("/runs/new/check", method="nonsense").status_code == 404
 
 
-def test_the_form_starts_from_templates(standing: Coordinator, operator: Browser) -> None:
+def test_the_form_can_start_from_a_template(standing: Coordinator, operator: Browser) -> None:
     for name in ("quick", "ssd"):
         page = operator.get(f"/runs/new?template={name}")
         assert "These settings are valid" in page.text, name
@@ -248,7 +248,7 @@ def test_the_form_starts_from_templates(standing: Coordinator, operator: Browser
     assert operator.get("/runs/new?template=nothing").status_code == 404
 
 
-def test_no_field_of_any_form_asks_for_json() -> None:
+def test_no_field_of_any_form_expects_json() -> None:
     for method in METHOD_CONFIGS:
         fields = [field for section in spec_form.sections(method) for field in all_fields(section.fields)]
         assert {field.key for field in fields if field.kind == "encoders"} <= {
@@ -270,14 +270,14 @@ def test_clients_are_picked_by_name(standing: Coordinator, operator: Browser) ->
     assert 'name="client.picked"' in page
     fields = {"client.picked": "on", "spec.cohort.clients": "later-1 later-2"}
     checked = operator.send("/runs/new/check", method="ssd", **fields)
-    assert "These settings are valid" in checked.text  # no other list takes them
+    assert "These settings are valid" in checked.text  # they are not added to another list
     assert _given(checked.text)["cohort"]["clients"] == ["picked", "later-1", "later-2"]
     shown = operator.send("/runs/new/settings", method="fedbyol", **fields).text
     assert re.search(r'name="client.picked"\s+value="on" checked', shown)
     assert 'value="later-1, later-2"' in shown
 
 
-def test_add_ons_are_cards_with_settings_of_their_own(operator: Browser) -> None:
+def test_add_ons_are_chosen_on_cards_with_their_own_settings(operator: Browser) -> None:
     hidden = {"spec.method.add_ons": "dsr,pd"}
     checked = operator.send("/runs/new/check", method="ssd", **hidden)
     assert _given(checked.text)["method"] == {"name": "ssd", "add_ons": []}
@@ -288,7 +288,7 @@ def test_add_ons_are_cards_with_settings_of_their_own(operator: Browser) -> None
     assert 'data-key="method.add_ons.fur.weight"' in operator.send("/runs/new/check", method="ssd", **wrong).text
 
 
-def test_the_estimate_names_the_clients_that_are_left_out(
+def test_the_estimate_lists_the_clients_that_are_left_out(
     standing: Coordinator, operator: Browser, viewer: Browser, tables: Tables
 ) -> None:
     standing.worker("grey")
@@ -300,7 +300,7 @@ def test_the_estimate_names_the_clients_that_are_left_out(
     assert 'id="estimate"' not in viewer.send("/runs/new/check", method="ssd").text
 
 
-def test_a_spec_without_a_plan_is_a_mistake_in_its_field(standing: Coordinator, operator: Browser) -> None:
+def test_a_spec_without_a_plan_is_reported_at_its_field(standing: Coordinator, operator: Browser) -> None:
     fields = {"method": "fedsimclr", "spec.model.trainable": "layer9.*"}
     assert "being computed" in operator.send("/runs/new/check", **fields).text
     standing.compute_plans()
@@ -311,7 +311,7 @@ def test_a_spec_without_a_plan_is_a_mistake_in_its_field(standing: Coordinator, 
     assert operator.send("/runs/new", **fields).status_code == 422
 
 
-def test_clients_that_cannot_take_part_are_mistakes_in_their_field(
+def test_clients_that_cannot_take_part_are_reported_at_their_field(
     standing: Coordinator, operator: Browser, tables: Tables
 ) -> None:
     names = ("old-1", "old-2")
@@ -327,7 +327,7 @@ def test_clients_that_cannot_take_part_are_mistakes_in_their_field(
             assert f"{name}: its worker lacks ssd" in text
 
 
-def test_only_the_field_of_clients_asks_for_clients(operator: Browser) -> None:
+def test_only_the_clients_field_asks_for_clients(operator: Browser) -> None:
     text = operator.get("/runs/new?method=fedsimclr").text
     assert text.count("Further clients, by name") == 1
     for name in ("Trainable", "Adapt"):

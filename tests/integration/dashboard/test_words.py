@@ -1,4 +1,4 @@
-"""A run's name, tags and notes, and evaluations on request, from the page."""
+"""Editing a run's name, tags and notes, renaming a client, and requesting an evaluation from the page."""
 
 from html import unescape
 from uuid import UUID
@@ -35,9 +35,7 @@ def test_a_run_is_renamed_tagged_and_described(standing: Coordinator, operator: 
 @pytest.mark.parametrize(
     ("field", "value"), [("name", "<b>"), ("name", ""), ("tags", "Upper"), ("tags", "a" * 40), ("notes", "x" * 10_001)]
 )
-def test_a_wrong_word_changes_nothing_and_is_kept_in_the_form(
-    operator: Browser, run: str, field: str, value: str
-) -> None:
+def test_an_invalid_edit_changes_nothing(operator: Browser, run: str, field: str, value: str) -> None:
     answer = operator.send(f"{run}/edit", **{"name": "fine", "tags": "fine", "notes": "", field: value})
     assert answer.status_code == 422
     reason = unescape(answer.text.split('role="alert">')[1].split("</p>")[0])
@@ -51,7 +49,7 @@ def test_a_form_without_its_fields_is_refused(operator: Browser, run: str) -> No
     assert operator.send(f"{run}/edit").status_code == 422
 
 
-def test_a_viewer_neither_edits_nor_evaluates(viewer: Browser, cast: Cast) -> None:
+def test_a_viewer_can_neither_edit_nor_evaluate(viewer: Browser, cast: Cast) -> None:
     for path in ("edit", "evaluate"):
         assert viewer.send(f"/runs/{cast.id}/{path}", name="x", dataset="x").status_code == 403
         assert f"/{path}" not in viewer.get(f"/runs/{cast.id}").text
@@ -74,7 +72,7 @@ def test_an_evaluation_is_requested_from_the_page(
         wrong = operator.send(path, dataset="labelled", knn="on", round_number=number)
         assert fields_with_a_mistake(wrong.text) == ["round_number"], number
         assert "Input should" not in wrong.text
-    earlier = {evaluation.id for evaluation in standing.client.evaluations(cast.id)}  # of other tests
+    earlier = {evaluation.id for evaluation in standing.client.evaluations(cast.id)}  # those of other tests
     answer = operator.send(path, dataset="labelled", knn="on", embedding_map="pca", round_number="1")
     assert answer.headers["location"] == f"/runs/{cast.id}/jobs"
     [found] = (evaluation for evaluation in standing.client.evaluations(cast.id) if evaluation.id not in earlier)

@@ -16,7 +16,7 @@ Until = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def until() -> Until:
-    """Return a function that waits until a condition holds, 10 s at most."""
+    """Return a function that waits until a condition is true, for at most 10 s."""
     return functools.partial(wait_until, seconds=10)
 
 
@@ -39,7 +39,7 @@ def processes_with() -> Callable[[str], list[int]]:
 
 
 class Program:
-    """A Python program that runs as a process, in its own process group as in a terminal."""
+    """A Python program that runs as a process in its own process group, as in a terminal."""
 
     def __init__(self, source: str, *arguments: object) -> None:
         self.process = subprocess.Popen(
@@ -47,7 +47,7 @@ class Program:
         )
 
     def line(self) -> str:
-        """Return the next line that the program prints, without the space around it."""
+        """Return the next line that the program prints, stripped of white space."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -60,7 +60,7 @@ class Program:
 
 @pytest.fixture
 def program() -> Iterator[Callable[..., Program]]:
-    """Yield a function that starts programs, and kill those that still run at the end."""
+    """Yield a function that starts programs. Those still running at the end are killed."""
     started: list[Program] = []
 
     def start(source: str, *arguments: object) -> Program:

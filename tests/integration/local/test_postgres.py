@@ -64,7 +64,7 @@ def quick(folder: Path, port: int | None = None) -> Postgres:
 
 @pytest.fixture(scope="module")
 def first_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a server's folder, with one row in it, after a first start and an orderly stop. Tests work on copies."""
+    """Return the folder of a server that was started once and stopped cleanly, with one row. Tests work on copies."""
     folder = tmp_path_factory.mktemp("first") / "postgres"
     with quick(folder) as server:
         ask(server.url, "CREATE TABLE kept (x int)")
@@ -75,7 +75,7 @@ def first_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(first_folder: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "postgres"
-    # With `cp`, because shutil loses the owner.
+    # `cp` is used because shutil does not keep the owner.
     subprocess.run(["cp", "-a", first_folder, copy], check=True)
     (copy / "port").unlink()
     return copy
@@ -87,7 +87,7 @@ def server(folder: Path) -> Iterator[Postgres]:
         yield server
 
 
-def test_first_start(tmp_path: Path) -> None:
+def test_the_first_start_creates_a_private_password_protected_cluster(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "postgres"
     with Postgres(folder) as server:
         assert server.url == (
@@ -106,7 +106,7 @@ def test_first_start(tmp_path: Path) -> None:
     assert "password" not in (folder / "postgres.log").read_text().replace("password authentication failed", "")
 
 
-def test_a_restart_keeps_data_password_and_port(folder: Path) -> None:
+def test_a_restart_keeps_the_data_the_password_and_the_port(folder: Path) -> None:
     with quick(folder) as server:
         url = server.url
     with quick(folder) as server:
@@ -116,7 +116,7 @@ def test_a_restart_keeps_data_password_and_port(folder: Path) -> None:
         assert ask(url, "SELECT x FROM kept") == [(7,)]
 
 
-def test_a_server_killed_starts_again_on_its_port(folder: Path, until: Callable[..., None]) -> None:
+def test_a_killed_server_starts_again_on_its_port(folder: Path, until: Callable[..., None]) -> None:
     with Postgres(folder) as server:
         ask(server.url, "INSERT INTO kept VALUES (8)")
         url, pid = server.url, server.pid
@@ -130,7 +130,7 @@ def test_a_server_killed_starts_again_on_its_port(folder: Path, until: Callable[
         assert ask(url, "SELECT x FROM kept ORDER BY x") == [(7,), (8,)]
 
 
-def test_a_server_whose_launcher_is_killed_goes_with_it(
+def test_a_server_ends_if_its_launcher_is_killed(
     tmp_path: Path, program: Callable[..., Any], processes_with: Callable[[str], list[int]], until: Callable[..., None]
 ) -> None:
     folder = tmp_path / "postgres"
@@ -139,15 +139,15 @@ def test_a_server_whose_launcher_is_killed_goes_with_it(
     mark = Postgres(folder)._mark()
     assert len(processes_with(mark)) > 5
     launcher.end(signal.SIGKILL)
-    # At once: the lock waits until the last process of the old server has ended.
+    # It starts at once: the lock waits until the last process of the old server has ended.
     with Postgres(folder) as server:
         assert server.pid != pid
         assert ask(server.url, "SELECT x FROM kept") == [(7,)]
     until(lambda: not processes_with(mark))
 
 
-def test_a_server_left_running_is_stopped_first(folder: Path, until: Callable[..., None]) -> None:
-    """The launcher and the subreaper have ended and the server still runs, as may happen without a death signal."""
+def test_a_server_that_was_left_running_is_stopped_first(folder: Path, until: Callable[..., None]) -> None:
+    """The launcher and the subreaper have ended but the server still runs, as may happen without a death signal."""
     server = quick(folder)
     user = unprivileged_module.unprivileged_user(server.data_directory)
     identity: dict[str, Any] = {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
@@ -163,7 +163,7 @@ def test_a_server_left_running_is_stopped_first(folder: Path, until: Callable[..
         assert ask(server.url, "SELECT x FROM kept") == [(7,)]
 
 
-def test_an_interrupted_first_start_is_done_again(tmp_path: Path) -> None:
+def test_an_interrupted_first_start_is_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "postgres"
     partial = folder / "pgdata.partial"
     (partial / "base").mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_an_interrupted_first_start_is_done_again(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_a_stale_pid_file_is_no_obstacle(folder: Path) -> None:
+def test_a_server_starts_despite_a_stale_pid_file(folder: Path) -> None:
     pid_file = folder / "pgdata" / "postmaster.pid"
     owner = pid_file.parent.stat()
     somebody_else = f"{os.getpid()}\n/somewhere\n1\n1\n\n127.0.0.1\n  1  1\nready\n"
@@ -186,7 +186,7 @@ def test_a_stale_pid_file_is_no_obstacle(folder: Path) -> None:
             assert ask(server.url, "SELECT x FROM kept") == [(7,)]
 
 
-def test_a_port_taken_meanwhile_is_replaced(folder: Path) -> None:
+def test_an_earlier_port_that_is_in_use_is_replaced(folder: Path) -> None:
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
@@ -196,7 +196,7 @@ def test_a_port_taken_meanwhile_is_replaced(folder: Path) -> None:
             assert ask(server.url, "SELECT x FROM kept") == [(7,)]
 
 
-def test_a_port_asked_for_is_not_replaced(folder: Path) -> None:
+def test_a_requested_port_that_is_in_use_is_not_replaced(folder: Path) -> None:
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
@@ -207,7 +207,7 @@ def test_a_port_asked_for_is_not_replaced(folder: Path) -> None:
         assert server.port == port
 
 
-def test_a_url_once_given_out_stays(server: Postgres) -> None:
+def test_a_running_servers_url_is_not_changed_by_a_restart(server: Postgres) -> None:
     port = server.port
     server.stop()
     with socket.socket() as squatter:
@@ -220,13 +220,13 @@ def test_a_url_once_given_out_stays(server: Postgres) -> None:
     assert server.port == port
 
 
-def test_the_folder_is_locked(server: Postgres) -> None:
+def test_a_folder_in_use_is_locked(server: Postgres) -> None:
     with pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()}"):
         quick(server.directory).start()
     assert ask(server.url, "SELECT x FROM kept") == [(7,)]
 
 
-def test_databases_of_ones_own(server: Postgres) -> None:
+def test_databases_are_created_copied_and_dropped(server: Postgres) -> None:
     url = server.create_database("template_one")
     ask(url, "CREATE TABLE t (x int)")
     copy = server.create_database("copy_one", template="template_one")
@@ -248,7 +248,7 @@ def test_a_failed_start_shows_the_log(folder: Path) -> None:
     assert not server.is_running
 
 
-def test_a_lost_password_is_told(folder: Path) -> None:
+def test_a_lost_password_is_reported(folder: Path) -> None:
     (folder / "password").unlink()
     with pytest.raises(LocalError, match="password is lost"):
         quick(folder).start()
@@ -287,7 +287,7 @@ def test_root_copies_binaries_that_the_server_cannot_execute(
         with quick(folder) as server:
             assert ask(server.url, "SELECT x FROM kept") == [(7,)]
         [copy] = open_folder.iterdir()
-        # As a program that clears old temporary files does.
+        # As a program does that clears old temporary files.
         lost = next(copy.rglob("*.sql"))
         lost.unlink()
         with quick(folder) as server:
@@ -299,7 +299,7 @@ def test_root_copies_binaries_that_the_server_cannot_execute(
 
 
 @as_root
-def test_data_that_belong_to_root_are_refused(folder: Path) -> None:
+def test_data_that_belongs_to_root_is_refused(folder: Path) -> None:
     os.chown(folder / "pgdata", 0, 0)
     with pytest.raises(LocalError, match="belongs to root"):
         quick(folder).start()
@@ -307,11 +307,11 @@ def test_data_that_belong_to_root_are_refused(folder: Path) -> None:
 
 @as_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
-def test_an_ordinary_user_needs_none_of_this() -> None:
+def test_an_ordinary_user_can_start_the_server() -> None:
     home = Path(tempfile.mkdtemp(dir="/var/tmp"))
     os.chown(home, 65534, 65534)
     become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    # It may read everything, because this test's Python may belong to root, but it may write only to its home.
+    # The user may read everything, because this test's Python may belong to root, but may write only to its home.
     become += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     try:
         done = subprocess.run(

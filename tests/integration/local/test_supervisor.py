@@ -1,4 +1,4 @@
-"""The supervisor: real processes that die, hang, daemonise and are killed."""
+"""The supervisor, with real processes that die, hang, daemonise and are killed."""
 
 import os
 import signal
@@ -34,8 +34,8 @@ QUICK = RestartPolicy(first_seconds=0.02, max_seconds=0.05, max_quick_deaths=3)
 Find = Callable[[str], list[int]]
 Until = Callable[..., None]
 
-# A parent with a child in its group and a daemon in a session of its own; it notes which signal ended it. It sleeps in
-# short pieces: a signal just before a long sleep is noticed after it.
+# A parent with a child in its group and a daemon in its own session. It records which signal ended it. It sleeps in
+# short pieces, because a signal that arrives just before a long sleep is noticed only after it.
 FAMILY = """
 import signal, subprocess, sys, time
 def end(signum, frame):
@@ -50,7 +50,7 @@ while True:
     time.sleep(0.05)
 """
 
-# A program with a supervisor of two families. Arguments: folder, token, what to do, words for the families.
+# A program with a supervisor of two families. Arguments: folder, token, what to do, arguments of the families.
 PROGRAM = """
 import os, sys, threading, time
 from pathlib import Path
@@ -100,7 +100,7 @@ def sleeper(folder: Path, source: str = "import time; time.sleep(600)", **option
     return Service(name="sleeper", command=[sys.executable, "-c", source], log_path=folder / "sleeper.log", **options)
 
 
-def test_killing_the_supervisor_leaves_nothing(
+def test_all_processes_end_if_the_supervisor_is_killed(
     tmp_path: Path, token: str, program: Callable[..., Any], processes_with: Find, until: Until
 ) -> None:
     supervisor = program(PROGRAM, tmp_path, token, "servers")
@@ -112,7 +112,7 @@ def test_killing_the_supervisor_leaves_nothing(
     assert valkey_pid in processes_with("valkey-server")
     port = (tmp_path / "valkey" / "port").read_text()
     supervisor.end(signal.SIGKILL)
-    # At once: the locks wait for what is still going.
+    # They start at once: the locks wait for the processes that still run.
     with (
         Supervisor(tmp_path),
         Postgres(tmp_path / "postgres", durable=False),
@@ -124,7 +124,7 @@ def test_killing_the_supervisor_leaves_nothing(
     until(lambda: not processes_with(mark))
 
 
-def test_a_copy_of_the_supervisor_by_fork_does_not_keep_its_services_alive(
+def test_a_forked_copy_of_the_supervisor_does_not_keep_its_services_alive(
     tmp_path: Path, token: str, program: Callable[..., Any], processes_with: Find, until: Until
 ) -> None:
     supervisor = program(PROGRAM, tmp_path, token, "fork")
@@ -145,12 +145,12 @@ def test_signals_stop_everything_in_reverse_order(
     assert status == 0
     assert output.splitlines() == ["two stopping", "two stopped", "one stopping", "one stopped", "done"]
     assert processes_with(token) == []
-    # Not SIGINT, even where the whole terminal got it.
+    # They do not get SIGINT, even if it was sent to the whole terminal.
     assert (tmp_path / "family.log").read_text().splitlines()[2:] == ["two got SIGTERM", "one got SIGTERM"]
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-def test_signals_stop_everything_while_the_program_does_something_else(
+def test_signals_stop_everything_while_the_program_is_busy(
     tmp_path: Path, token: str, program: Callable[..., Any], processes_with: Find, signum: int, status: int
 ) -> None:
     supervisor = program(PROGRAM, tmp_path, token, "busy")
@@ -162,7 +162,7 @@ def test_signals_stop_everything_while_the_program_does_something_else(
     assert "one got SIGTERM" in (tmp_path / "family.log").read_text()
 
 
-def test_a_second_ctrl_c_hurries(
+def test_a_second_ctrl_c_kills_stubborn_services(
     tmp_path: Path, token: str, program: Callable[..., Any], processes_with: Find, until: Until
 ) -> None:
     supervisor = program(PROGRAM, tmp_path, token, "wait", "stubborn")
@@ -179,7 +179,7 @@ def test_a_second_ctrl_c_hurries(
     assert processes_with(token) == []
 
 
-def test_what_dies_is_started_again(tmp_path: Path, token: str, processes_with: Find, until: Until) -> None:
+def test_a_service_that_dies_is_started_again(tmp_path: Path, token: str, processes_with: Find, until: Until) -> None:
     events: list[tuple[str, str]] = []
     family = [sys.executable, "-c", FAMILY, "one"]
     service = Service(name="one", command=family, env={"TOKEN": token}, log_path=tmp_path / "log")
@@ -191,7 +191,7 @@ def test_what_dies_is_started_again(tmp_path: Path, token: str, processes_with: 
         os.kill(first, signal.SIGKILL)
         until(lambda: supervisor.pid("one") not in (None, first))
         second = supervisor.pid("one")
-        # The children of the dead one are gone with it.
+        # The children of the dead service have ended with it.
         until(lambda: len(processes_with(token)) == 4)
         supervisor.raise_if_failed()
         with pytest.raises(ValueError, match="there is a service named one"):
@@ -206,7 +206,7 @@ def test_what_dies_is_started_again(tmp_path: Path, token: str, processes_with: 
     ]
 
 
-def test_killed_subreaper_takes_its_service_along(
+def test_a_service_whose_subreaper_is_killed_is_replaced(
     tmp_path: Path, token: str, processes_with: Find, until: Until
 ) -> None:
     service = sleeper(tmp_path, env={"TOKEN": token})
@@ -219,7 +219,7 @@ def test_killed_subreaper_takes_its_service_along(
         assert not {first, subreaper} & set(processes_with(token))
 
 
-def test_servers_are_kept_running_too(tmp_path: Path, until: Until) -> None:
+def test_a_server_that_dies_is_started_again(tmp_path: Path, until: Until) -> None:
     server = Valkey(tmp_path / "valkey")
     with Supervisor(tmp_path, restart_policy=QUICK) as supervisor:
         supervisor.start(server)
@@ -231,7 +231,7 @@ def test_servers_are_kept_running_too(tmp_path: Path, until: Until) -> None:
     assert not server.is_running
 
 
-def test_a_crash_loop_is_given_up(tmp_path: Path) -> None:
+def test_a_crash_loop_of_an_essential_service_stops_everything(tmp_path: Path) -> None:
     events: list[str] = []
     with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), restart_policy=QUICK) as supervisor:
         supervisor.start(sleeper(tmp_path, "print('no such data set'); raise SystemExit(3)"))
@@ -246,7 +246,7 @@ def test_a_crash_loop_is_given_up(tmp_path: Path) -> None:
     assert "given up: nothing works without it, so everything is stopped" in events
 
 
-def test_what_is_not_essential_is_given_up_on_its_own(tmp_path: Path, until: Until) -> None:
+def test_a_crash_loop_of_a_non_essential_service_stops_only_this_service(tmp_path: Path, until: Until) -> None:
     events: list[tuple[str, str]] = []
     other = Service(name="other", command=["sleep", "600"], log_path=tmp_path / "other.log")
     with Supervisor(tmp_path, on_event=lambda *event: events.append(event), restart_policy=QUICK) as supervisor:
@@ -266,7 +266,7 @@ def test_what_is_not_essential_is_given_up_on_its_own(tmp_path: Path, until: Unt
     assert "no memory" in told
 
 
-def test_what_every_start_would_repeat_is_given_up_at_once(tmp_path: Path, until: Until) -> None:
+def test_a_service_with_a_hopeless_exit_status_is_not_started_again(tmp_path: Path, until: Until) -> None:
     events: list[str] = []
     source = "print('no such folder', flush=True); raise SystemExit(2)"
     with Supervisor(tmp_path, on_event=lambda _, what: events.append(what)) as supervisor:
@@ -277,7 +277,7 @@ def test_what_every_start_would_repeat_is_given_up_at_once(tmp_path: Path, until
             supervisor.raise_if_given_up()
 
 
-def test_what_is_never_started_again_is_only_told(tmp_path: Path, until: Until) -> None:
+def test_the_end_of_a_service_that_is_never_restarted_is_only_reported(tmp_path: Path, until: Until) -> None:
     events: list[str] = []
     with Supervisor(tmp_path, on_event=lambda _, what: events.append(what)) as supervisor:
         supervisor.start(sleeper(tmp_path, "raise SystemExit(3)", restart="never"))
@@ -287,7 +287,7 @@ def test_what_is_never_started_again_is_only_told(tmp_path: Path, until: Until) 
         supervisor.raise_if_failed()
 
 
-def test_a_final_status_is_only_told_and_any_other_is_not(tmp_path: Path, until: Until) -> None:
+def test_a_final_exit_status_is_only_reported_and_any_other_causes_a_restart(tmp_path: Path, until: Until) -> None:
     events: list[str] = []
     source = """
 import pathlib, sys
@@ -314,7 +314,7 @@ def test_a_start_waits_until_the_service_is_ready(tmp_path: Path) -> None:
         assert log.read_text() == "up\n"
 
 
-def test_a_service_that_does_not_become_ready_is_told(tmp_path: Path, token: str, processes_with: Find) -> None:
+def test_a_service_that_does_not_become_ready_is_reported(tmp_path: Path, token: str, processes_with: Find) -> None:
     with Supervisor(tmp_path) as supervisor:
         with pytest.raises(
             ServiceFailedError, match=r"(?s)exited with status 1 before it was ready.*ZeroDivisionError"
@@ -328,7 +328,7 @@ def test_a_service_that_does_not_become_ready_is_told(tmp_path: Path, token: str
             supervisor.start(missing)
 
 
-def test_a_folder_has_one_supervisor(tmp_path: Path, token: str, program: Callable[..., Any]) -> None:
+def test_a_folder_can_have_only_one_supervisor(tmp_path: Path, token: str, program: Callable[..., Any]) -> None:
     first = program(PROGRAM, tmp_path, token, "wait")
     until_ready(first)
     with pytest.raises(FolderInUseError, match=f"in use by process {first.process.pid}: .*kill {first.process.pid}"):
@@ -339,7 +339,7 @@ def test_a_folder_has_one_supervisor(tmp_path: Path, token: str, program: Callab
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_broken_callback_does_not_go_unnoticed(tmp_path: Path, until: Until) -> None:
+def test_an_exception_in_a_callback_is_reported(tmp_path: Path, until: Until) -> None:
     def tell(name: str, what: str) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ZeroDivisionError
@@ -350,7 +350,7 @@ def test_a_broken_callback_does_not_go_unnoticed(tmp_path: Path, until: Until) -
             supervisor.run_until_stopped()
 
 
-def test_a_long_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "LOG_BYTES", 5)
     for text in ("first", "second", "third"):
         with process_module.Process(["echo", text], log_path=tmp_path / "log") as process:

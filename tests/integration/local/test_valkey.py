@@ -1,4 +1,4 @@
-"""The local Valkey."""
+"""The local Valkey server."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from redis.retry import Retry
 from fedssl_local import FolderInUseError, Valkey
 
 
-def test_it_speaks_redis_behind_a_password(tmp_path: Path) -> None:
+def test_valkey_requires_a_password_and_stores_it_privately(tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as server:
         with redis.Redis.from_url(server.url) as client:
             client.set("key", "value")
@@ -39,7 +39,7 @@ def test_it_speaks_redis_behind_a_password(tmp_path: Path) -> None:
         assert stat.S_IMODE((server.directory / name).stat().st_mode) == 0o600
 
 
-def test_it_starts_again_at_its_url(tmp_path: Path, until: Callable[..., None]) -> None:
+def test_a_killed_valkey_starts_again_at_the_same_url(tmp_path: Path, until: Callable[..., None]) -> None:
     with Valkey(tmp_path / "valkey") as server:
         url = server.url
         assert server.pid is not None

@@ -1,4 +1,4 @@
-"""A worker's parts around a small coordinator, some random images and a tiny BYOL (it keeps state between rounds)."""
+"""Fixtures with a worker's parts around a small coordinator, random images and a tiny BYOL, which has client state."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ def make_item(spec: RunSpec, round_number: int, **changes: Any) -> WorkItem:
 
 @dataclass
 class Setting:
-    """A worker on `folder`; `restart` makes a new one on the same folder, as a new process would."""
+    """A worker whose state is in `folder`; `restart` makes a new one on the same folder, as a new process would."""
 
     coordinator: FakeCoordinator
     folder: Path
@@ -133,7 +133,8 @@ class Setting:
         return path
 
     def reregistering(self, policy: Path | None = None) -> tuple[Agent, Callable[[], str]]:
-        """Return an agent that registers again if its policy changes, as in `run_worker`, and what registers it."""
+        """Return an agent that registers again if its policy changes, as in `run_worker`, and the function that
+        registers it."""
         egress = self.egress(policy)
 
         def reregister() -> str:
@@ -148,13 +149,14 @@ class Setting:
         return Agent(self.client, self.executor(labels), egress, **changes)
 
     def sent(self, index: int = -1) -> Tensors:
-        """Return the tensors of an update that was submitted, by default the last."""
+        """Return the tensors of a submitted update, by default the last one."""
         path = self.folder / "received.safetensors"
         path.write_bytes(self.coordinator.artifacts[self.coordinator.submissions[index].update])
         return load_tensors(path)
 
     def train_directly(self, spec: RunSpec, num_rounds: int) -> list[Tensors]:
-        """Return the updates of an undisturbed client, whose last update is each round's broadcast."""
+        """Return the updates that an uninterrupted client computes if each update becomes the next round's
+        broadcast."""
         method = METHODS[spec.method.name]
         broadcast = start_run(method, Context(spec=spec, round_number=0)).received
         updates: list[Tensors] = []
@@ -207,7 +209,7 @@ def setting(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> 
 
 @pytest.fixture
 def item(setting: Setting) -> WorkItem:
-    """Return the work of a first round, which is claimed."""
+    """Return a claimed work item of a first round."""
     setting.offer(make_spec(), 1)
     item = setting.client.claim(0)
     assert item is not None

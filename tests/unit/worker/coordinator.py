@@ -1,4 +1,4 @@
-"""A small coordinator over real HTTP that keeps to the contract wherever a worker can notice it."""
+"""A small coordinator over real HTTP that follows the contract wherever a worker can notice it."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ TOKEN = "worker-token-that-nobody-may-see"
 
 @dataclass
 class Refusal(Exception):
-    """Makes the coordinator answer with a problem; with an empty slug, a proxy in its place with a page."""
+    """Makes the coordinator answer with a problem or, if the slug is empty, with a web page as a proxy does."""
 
     slug: str
     status: int
@@ -49,7 +49,7 @@ class Refusal(Exception):
 
 
 class FakeCoordinator(LoopbackServer):
-    """Leases what `offer` brought, in order. `before` may raise Refusal, or wait, ahead of any answer."""
+    """Leases the work items given to `offer`, in order. `before` may raise Refusal, or wait, before any answer."""
 
     def __init__(self, client_id: str) -> None:
         super().__init__(_Handler)
@@ -70,15 +70,15 @@ class FakeCoordinator(LoopbackServer):
         self.rejects = False
         self.rename = (b"", b"")
         self.raw: Callable[[str], Iterable[bytes] | None] = lambda call: None
-        """A function that may return the bytes of a whole response to a call, status line and headers included."""
+        """A function that may return all bytes of the response to a call, including the status line and the headers."""
         self.anchors: list[LedgerAnchor] = []
         self.gives_receipts = True
         self.delivery_bytes = 0
-        """Up to which size it takes an update and its submission in one request. 0: like an older coordinator."""
+        """The largest update that it accepts together with its submission. With 0 it is like an older coordinator."""
         self.takes_resources = False
-        """If not, it refuses `resources` in heartbeats, like an older coordinator."""
+        """If false, it refuses `resources` in heartbeats, like an older coordinator."""
         self.evaluations: deque[SiteEvaluationItem] | None = None
-        """The evaluations for this site, or None like an older coordinator, which refuses claims that ask for them."""
+        """The evaluations for this site. With None it refuses claims that ask for them, like an older coordinator."""
         self.pause_seconds: str | None = None
         """The `Retry-After` of claims without work, for workers that obey it."""
         self.asks_for_evaluations = False
@@ -146,7 +146,7 @@ class FakeCoordinator(LoopbackServer):
             return 200 if known else 201
 
     def anchor(self, anchor: LedgerAnchor | None, sent: SentBroadcast | None = None) -> AnchorReceipt | None:
-        """Keep an anchor and sign the receipt for it."""
+        """Store an anchor, and sign its receipt."""
         if anchor is None:
             return None
         self.anchors.append(anchor)
@@ -187,7 +187,7 @@ class _Handler(Quiet):
         self.server.calls.append(call)
         if (parts_sent := self.server.raw(call)) is not None:
             self.close_connection = True
-            with suppress(ConnectionError):  # the worker had enough
+            with suppress(ConnectionError):  # the worker closed the connection
                 for part in parts_sent:
                     self.wfile.write(part)
             return

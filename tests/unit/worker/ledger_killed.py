@@ -1,7 +1,7 @@
-"""Writes ledgers in processes that kill themselves after their 1st, 2nd, ... fsync.
+"""Write ledgers in processes that kill themselves after their 1st, 2nd, ... fsync.
 
-This is a separate program, so that only its child processes replace `os.fsync`. FOLDER receives one folder per point,
-with the ledger and the file `said`, which lists the salts of the entries that `append` had returned.
+This is a separate program, so that only its child processes replace `os.fsync`. FOLDER receives one folder per
+point, with the ledger and the file `said`, which lists the salts of the entries that `append` had returned.
 """
 
 import os
@@ -24,7 +24,7 @@ def write(folder: Path) -> None:
 
 
 def killed_after(fsyncs: int, folder: Path) -> bool:
-    """Return whether the process was killed, rather than done before."""
+    """Return whether the process was killed, rather than finished first."""
     folder.mkdir()
     (folder / "said").touch()
     if (child := os.fork()) == 0:

@@ -22,7 +22,8 @@ def filled(folder: Path, num_rounds: int = 3, rules: LedgerRules | None = None) 
 
 
 def crashed_after(folder: Path, seq: int) -> None:
-    """Make the recorded head that of entry `seq`, or remove it for 0: nothing later was ever whole on the disk."""
+    """Make entry `seq` the recorded head, or remove the head if it is 0, as if no later entry was ever whole on the
+    disk."""
     (folder / "head").unlink()
     for entry in read_entries(folder) if seq else ():
         if entry.seq == seq:

@@ -40,7 +40,7 @@ class Killed(BaseException):
 
 
 def play_rounds(setting: Setting, disturb: Callable[[int], Any] = lambda number: None, num_rounds: int = 3) -> None:
-    """Play rounds in which each update is the next broadcast. A new worker finishes a round whose step died."""
+    """Play rounds in which each update is the next broadcast. If a step dies, a new worker finishes the round."""
     broadcast: Tensors | None = None
     for number in range(1, num_rounds + 1):
         setting.offer(make_spec(), number, broadcast)
@@ -59,21 +59,24 @@ def assert_like_undisturbed(setting: Setting) -> None:
         assert are_equal(setting.sent(index), expected), f"round {index + 1} differs"
 
 
-def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
+def test_three_rounds_give_the_same_bits_as_the_engine(setting: Setting) -> None:
     play_rounds(setting)
     assert_like_undisturbed(setting)
     assert [submit.num_examples for submit in setting.coordinator.submissions] == [32] * 3
     assert all("loss" in submit.metrics for submit in setting.coordinator.submissions)
     kept = sorted((setting.folder / "runs").glob("*/*"))
-    # The older state is for the case that the last round is skipped.
+    # The older state is needed if the last round is skipped.
     assert [path.name.partition("-")[0] for path in kept] == ["000002", "000003"]
-    # The newest update is for the case that the coordinator loses it.
+    # The newest update is needed if the coordinator loses it.
     assert [(path / "update.safetensors").exists() for path in kept] == [False, True]
 
 
 @pytest.mark.parametrize("has_it", [True, False], ids=["sent from the disk", "trained again"])
-def test_an_accepted_update_that_is_asked_for_again(setting: Setting, *, has_it: bool) -> None:
-    """The coordinator lost the update. It gets the same bits again, from the same state as the first time."""
+def test_an_accepted_update_is_sent_again_with_the_same_bits_if_it_is_requested_again(
+    setting: Setting, *, has_it: bool
+) -> None:
+    """If the coordinator lost the update, it gets the same bits again, trained from the same state as the first
+    time."""
     broadcast: Tensors | None = None
     for number in (1, 2, 3):
         before = setting.coordinator.last_accepted
@@ -122,7 +125,9 @@ def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPa
         (Agent, "_train_and_submit"),
     ],
 )
-def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type, name: str, *, after: bool) -> None:
+def test_a_worker_killed_at_any_point_submits_the_same_weights(
+    setting: Setting, owner: type, name: str, *, after: bool
+) -> None:
     play_rounds(setting, lambda number: dies_in(owner, name, after=after) if number == 2 else None)
     assert_like_undisturbed(setting)
 
@@ -130,8 +135,10 @@ def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type,
 @pytest.mark.parametrize(
     "where", ["fedssl_worker.state.save_tensors", "fedssl_worker.disclosure.ledger.journal._write_all"]
 )
-def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """If the state or the ledger does not fit, the work is kept, and is done once there is space."""
+def test_work_is_done_after_a_full_disk_has_space_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """If the state or the ledger does not fit on the disk, the work is not declined. It is done once there is space."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -149,7 +156,7 @@ def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.Monke
 
 
 def is_read_only(setting: Setting, patch: pytest.MonkeyPatch) -> None:
-    """Let the operating system refuse to create and to remove files, as it does on a read-only disk."""
+    """Make creating and removing files fail, as on a read-only disk."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -198,21 +205,21 @@ def test_work_is_declined_before_training_if_the_ledger_could_not_be_written(set
         for _ in range(2):
             setting.offer(make_spec(), 2, setting.sent())
             agent.step()
-    assert len(trained) == 1  # its update is the first thing that the ledger cannot record
+    assert len(trained) == 1  # the ledger first fails when it has to record this update
     assert {each.reason for each in setting.coordinator.declined} == {
         "the worker cannot write its ledger, so it sends nothing: see its log"
     }
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_a_delivery_the_weights_are_the_same(setting: Setting, *, after: bool) -> None:
+def test_a_worker_killed_during_a_delivery_submits_the_same_weights(setting: Setting, *, after: bool) -> None:
     setting.coordinator.delivery_bytes = DELIVERY_BYTES
     play_rounds(setting, lambda number: dies_in(WorkerClient, "deliver", after=after) if number == 2 else None)
     assert_like_undisturbed(setting)
     assert "submit" not in setting.coordinator.calls
 
 
-def test_killed_after_training_nothing_is_trained_twice(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_killed_after_training_does_not_train_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     setting.offer(make_spec(), 1)
     with pytest.MonkeyPatch.context() as patch:
         dies_in(Egress, "send", after=False)(patch)
@@ -223,7 +230,7 @@ def test_killed_after_training_nothing_is_trained_twice(setting: Setting, monkey
     assert len(setting.coordinator.submissions) == 1
 
 
-def test_an_answer_that_is_lost_is_asked_for_again(setting: Setting) -> None:
+def test_a_request_is_repeated_if_its_answer_is_lost(setting: Setting) -> None:
     def lose(number: int) -> None:
         setting.coordinator.drop_answer_of = "submit" if number < 3 else "PUT artifact"
 
@@ -232,7 +239,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(setting: Setting) -> None:
     assert len(setting.coordinator.submissions) == 3
 
 
-def test_a_coordinator_that_was_unreachable_gets_the_update_later(setting: Setting) -> None:
+def test_an_update_is_submitted_once_the_coordinator_is_reachable_again(setting: Setting) -> None:
     away = threading.Event()
 
     def refuse(call: str) -> None:
@@ -252,7 +259,9 @@ def test_a_coordinator_that_was_unreachable_gets_the_update_later(setting: Setti
     assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
-def test_an_upload_that_came_too_slowly_is_sent_later(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_was_too_slow_is_sent_again_without_training_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stall(call: str) -> None:
         if call == "PUT artifact":
             raise Refusal("too-slow", 408, "Less than 4096 bytes came in 30 seconds.")
@@ -340,7 +349,7 @@ def test_heartbeats_carry_the_newest_progress_and_may_cancel_the_work(
 
 
 @pytest.mark.parametrize(("lease", "news"), [(2.0, 2 / 3), (60.0, 2.0), (300.0, 10.0), (3600.0, 120.0)])
-def test_long_leases_have_fewer_heartbeats(lease: float, news: float) -> None:
+def test_heartbeats_are_less_frequent_with_a_long_lease(lease: float, news: float) -> None:
     assert lease_module.progress_interval(lease) == news
 
 
@@ -352,7 +361,9 @@ def test_a_full_disk_during_idle_tasks_does_not_end_the_worker(setting: Setting)
     assert setting.coordinator.calls[0] == "claim"
 
 
-def test_a_worker_claims_again_after_the_pause_that_it_got(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_waits_for_the_pause_in_the_answer_before_it_claims_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr("fedssl_worker.agent.time.sleep", slept.append)
     idle: list[None] = []
@@ -361,7 +372,7 @@ def test_a_worker_claims_again_after_the_pause_that_it_got(setting: Setting, mon
         setting.coordinator.pause_seconds = given
         agent.step()
     assert slept[:2] == [7.0, 60.0]  # a coordinator cannot make a worker wait for a day
-    assert set(slept[2:]) == {0.5}  # as with a coordinator that does not wait for work
+    assert set(slept[2:]) == {0.5}  # as with a coordinator that answers claims at once
     assert len(idle) == 6
 
 
@@ -388,7 +399,8 @@ def test_a_lost_lease_ends_the_training(
 def test_an_outage_of_heartbeats_does_not_end_the_training(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int, num_failures: int
 ) -> None:
-    """A proxy's answer does not either: an ingress controller that restarts has no routes, and answers all with 404."""
+    """An outage may also look like a proxy's answer: an ingress controller that restarts answers every request with
+    404."""
     slow(monkeypatch)
     failures = iter(range(num_failures))
 
@@ -426,20 +438,20 @@ def decline_reason(setting: Setting) -> str:
     return decline.reason
 
 
-def test_a_method_that_is_not_known_is_declined(setting: Setting) -> None:
+def test_work_with_an_unknown_method_is_declined(setting: Setting) -> None:
     setting.offer(make_spec(), 1)
     setting.coordinator.rename = (b'"name":"fedbyol"', b'"name":"fednewest"')
     assert "fednewest" in decline_reason(setting)
 
 
-def test_a_wider_plan_is_declined(setting: Setting) -> None:
+def test_work_whose_plan_differs_from_the_workers_is_declined(setting: Setting) -> None:
     item = setting.item(make_spec(), 1)
     plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
     setting.coordinator.offer(item.model_copy(update={"plan": plan}))
     assert "which determines what may leave" in decline_reason(setting)
 
 
-def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
+def test_work_that_needs_more_channels_than_allowed_is_declined(setting: Setting) -> None:
     path = write_images(setting.folder / "bounded.npz")
     setting.images = OwnImages(str(path), torch.device("cpu"), image_size=16, channels=1)
     setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
@@ -451,14 +463,14 @@ def _scaled(setting: Setting, factor: float) -> Tensors:
     return {name: tensor * factor if tensor.is_floating_point() else tensor for name, tensor in update.items()}
 
 
-def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
+def test_a_diverged_training_is_declined_and_leaves_no_state(setting: Setting) -> None:
     spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
     setting.offer(spec, 1, _scaled(setting, 1e30))
     assert "learning_rate" in decline_reason(setting)
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting) -> None:
+def test_work_with_an_unexpected_error_is_declined_and_the_worker_continues(setting: Setting) -> None:
     def fail(*args: object) -> None:
         raise ValueError("/home/owner/private/patient-42.png is odd")
 
@@ -474,7 +486,7 @@ def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting) -
     assert len(setting.coordinator.submissions) == 1
 
 
-def test_a_device_that_broke_ends_the_worker(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_ends_the_worker(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise torch.AcceleratorError("device-side assert triggered")
 
@@ -486,7 +498,7 @@ def test_a_device_that_broke_ends_the_worker(setting: Setting, monkeypatch: pyte
     assert declined.reason == "the worker lost its GPU, and ends (AcceleratorError): see its log"
 
 
-def test_a_refused_update_is_declined_and_not_sent_forever(setting: Setting) -> None:
+def test_work_is_declined_if_its_update_is_refused(setting: Setting) -> None:
     def refuse(call: str) -> None:
         if call == "PUT artifact":
             raise Refusal("artifact-rejected", 422, "Tensor x is odd.")
@@ -499,7 +511,7 @@ def test_a_refused_update_is_declined_and_not_sent_forever(setting: Setting) -> 
 
 @pytest.mark.parametrize("call", ["PUT artifact", "submit"])
 @pytest.mark.parametrize("error", [Refusal("", 404), Untrusted("The certificate has expired.")], ids=["404", "expired"])
-def test_an_answer_of_another_server_costs_no_trained_update(
+def test_an_answer_of_another_server_does_not_lose_a_trained_update(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
 ) -> None:
     def fail(*args: Any, **_: Any) -> None:
@@ -531,7 +543,7 @@ def test_a_proxy_that_refuses_the_update_is_reported(setting: Setting) -> None:
     assert "413" in decline_reason(setting)
 
 
-def test_nothing_is_removed_before_the_decline_has_arrived(setting: Setting) -> None:
+def test_an_update_is_removed_only_after_the_decline_has_arrived(setting: Setting) -> None:
     away = threading.Event()
     away.set()
 
@@ -551,7 +563,7 @@ def test_nothing_is_removed_before_the_decline_has_arrived(setting: Setting) -> 
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_work_of_a_deleted_run_is_removed(setting: Setting) -> None:
+def test_the_update_of_a_deleted_run_is_removed(setting: Setting) -> None:
     def gone(call: str) -> None:
         if call in ("PUT artifact", "decline"):
             raise Refusal("not-found", 404, "No such assignment any more.")
@@ -562,7 +574,7 @@ def test_work_of_a_deleted_run_is_removed(setting: Setting) -> None:
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_a_rejected_submission_changes_no_state(setting: Setting) -> None:
+def test_a_rejected_submission_does_not_change_the_client_state(setting: Setting) -> None:
     setting.offer(make_spec(), 1)
     setting.restart().step()
     setting.coordinator.rejects = True
@@ -584,7 +596,7 @@ def test_a_late_submission_is_not_a_failure(setting: Setting, slug: str, status:
     assert setting.coordinator.declined == []
 
 
-def test_a_lost_disk_starts_cold(setting: Setting) -> None:
+def test_a_client_whose_state_is_lost_trains_without_it(setting: Setting) -> None:
     setting.offer(make_spec(), 1)
     setting.restart().step()
     (kept,) = (setting.folder / "runs").glob("*/*")
@@ -596,7 +608,7 @@ def test_a_lost_disk_starts_cold(setting: Setting) -> None:
     assert any(line["event"] == "client_state.lost" for line in logs)
 
 
-def test_a_retry_after_of_the_coordinator_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_wait_as_long_as_retry_after_asks_with_an_upper_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("fedssl_worker.backoff.time.sleep", slept.append)
     busy = Problem(type="about:blank", title="Asked too often", status=429, detail="Come back.")

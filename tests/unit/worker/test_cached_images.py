@@ -1,4 +1,4 @@
-"""A worker crops from its own cache if a run asks for it."""
+"""A worker crops from its own cache of decoded images if a run asks for it."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "images"
 
 
-def test_a_worker_prepares_and_keeps_the_cache_of_a_run(folder: Path) -> None:
+def test_a_worker_prepares_the_cache_of_a_run_and_keeps_it_loaded(folder: Path) -> None:
     images = OwnImages(str(folder), _CPU, image_size=16, max_unreadable=0.1)
     found = images.prepared(_RUN)
     assert isinstance(found.data.images, CachedImages)
@@ -41,7 +41,7 @@ def test_a_worker_prepares_and_keeps_the_cache_of_a_run(folder: Path) -> None:
     assert plain.fingerprint != found.fingerprint
 
 
-def test_the_fingerprint_follows_the_files_the_settings_and_no_process(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_only_on_the_files_and_the_settings(folder: Path, tmp_path: Path) -> None:
     found = OwnImages(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint
     shutil.rmtree(tmp_path / "cache")
     assert OwnImages(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint == found
@@ -51,11 +51,11 @@ def test_the_fingerprint_follows_the_files_the_settings_and_no_process(folder: P
     assert OwnImages(str(folder), _CPU, image_size=16).prepared(_RUN).fingerprint != found
 
 
-def test_the_stricter_share_of_unreadable_files_holds(folder: Path) -> None:
+def test_the_stricter_limit_on_unreadable_files_applies(folder: Path) -> None:
     (folder / "a" / "03.png").write_bytes(b"")
     images = OwnImages(str(folder), _CPU, image_size=16, max_unreadable=0.1)
     with pytest.raises(DataError, match="this client's images cannot be prepared"):
-        images.prepared(_RUN)  # whose share is 1 %
+        images.prepared(_RUN)  # the run's limit is 1 %
     assert images.prepared(_RUN.model_copy(update={"max_unreadable": 0.5})).unreadable == (3,)
 
 
@@ -67,7 +67,7 @@ def test_an_owner_can_forbid_the_cache(folder: Path, tmp_path: Path) -> None:
     assert len(images.prepared(_RUN.model_copy(update={"cache_size": None})).data) == 20
 
 
-def test_a_worker_without_a_folder_declines(folder: Path, tmp_path: Path) -> None:
+def test_a_cache_needs_files_in_a_folder(folder: Path, tmp_path: Path) -> None:
     save_npz(tmp_path / "images.npz", ImageData(np.zeros((4, 3, 16, 16), np.uint8)))
     images = OwnImages(str(tmp_path / "images.npz"), _CPU)
     with pytest.raises(DataError, match=r"not files in a folder, which data\.cache_size needs") as error:
@@ -75,7 +75,7 @@ def test_a_worker_without_a_folder_declines(folder: Path, tmp_path: Path) -> Non
     assert str(tmp_path) not in str(error.value)
 
 
-def test_a_cache_that_cannot_be_written_gives_a_reason_without_paths(
+def test_the_reason_for_a_cache_that_cannot_be_written_has_no_paths(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -86,7 +86,7 @@ def test_a_cache_that_cannot_be_written_gives_a_reason_without_paths(
     assert str(tmp_path) not in str(error.value)
 
 
-def test_a_cache_that_is_damaged_gives_a_reason_without_paths(
+def test_the_reason_for_a_damaged_cache_has_no_paths(
     folder: Path, setting: Setting, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = make_spec(data={"channels": 3, "image_size": 16, "cache_size": 24})

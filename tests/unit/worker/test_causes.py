@@ -1,4 +1,4 @@
-"""The cause that a worker gives when it declines."""
+"""The cause that a worker reports when it declines work."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_a_broadcast_of_nan_is_not_blamed_on_the_learning_rate(setting: Setting)
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "too large"])
-def test_a_broadcast_that_cannot_be_fetched_is_the_coordinators_problem(setting: Setting, damage: str) -> None:
+def test_the_cause_of_a_broadcast_that_cannot_be_fetched_is_the_coordinator(setting: Setting, damage: str) -> None:
     item = setting.item(make_spec(), 1)
     content = setting.coordinator.artifacts.pop(item.broadcast)
     if damage != "missing":
@@ -42,7 +42,7 @@ def test_a_broadcast_that_cannot_be_fetched_is_the_coordinators_problem(setting:
     assert _cause(setting) == Cause.COORDINATOR
 
 
-def test_frozen_tensors_of_another_digest_are_not_trained_from(setting: Setting) -> None:
+def test_frozen_tensors_with_another_digest_are_declined(setting: Setting) -> None:
     model = make_spec().model_dump(mode="json")["model"]
     item = setting.item(make_spec(model={**model, "trainable": ["blocks.1.*"]}), 1)
     assert item.frozen is not None
@@ -53,14 +53,14 @@ def test_frozen_tensors_of_another_digest_are_not_trained_from(setting: Setting)
     assert "came with sha256" in setting.coordinator.declined[0].reason
 
 
-def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
+def test_the_cause_of_images_that_do_not_fit_is_the_clients_data(setting: Setting) -> None:
     path = write_images(setting.folder / "bounded.npz")
     setting.images = OwnImages(str(path), CPU, image_size=16, channels=1)
     setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
     assert _cause(setting) == Cause.CLIENT_DATA
 
 
-def test_another_version_of_timm_is_the_clients_machine_and_trains_nothing(setting: Setting) -> None:
+def test_work_for_another_version_of_timm_is_declined_before_anything_is_fetched(setting: Setting) -> None:
     model = {"encoder": {"name": "timm:test_resnet", "timm_version": "0.9.0", "timm_width": 96}}
     item = setting.item(make_spec(), 1)
     setting.coordinator.offer(item.model_copy(update={"spec": make_spec(model=model)}))
@@ -69,14 +69,14 @@ def test_another_version_of_timm_is_the_clients_machine_and_trains_nothing(setti
     assert "GET artifact" not in setting.coordinator.calls
 
 
-def test_divergence_is_the_specs_problem(setting: Setting) -> None:
+def test_the_cause_of_divergence_is_the_spec(setting: Setting) -> None:
     spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
     setting.offer(spec, 1, _scaled(setting, 1e30))
     assert _cause(setting) == Cause.SPEC
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), RuntimeError("no")])
-def test_errors_of_the_machine_are_the_clients_machines(
+def test_the_cause_of_device_and_system_errors_is_the_clients_machine(
     setting: Setting, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
@@ -87,13 +87,13 @@ def test_errors_of_the_machine_are_the_clients_machines(
     assert _cause(setting) == Cause.CLIENT_MACHINE
 
 
-def test_work_of_another_version_is_the_clients_machines(setting: Setting) -> None:
+def test_the_cause_of_an_unknown_method_is_the_clients_machine(setting: Setting) -> None:
     setting.offer(make_spec(), 1)
     setting.coordinator.rename = (b'"name":"fedbyol"', b'"name":"fednewest"')
     assert _cause(setting) == Cause.CLIENT_MACHINE
 
 
-def test_a_plan_that_differs_is_left_to_the_coordinator_to_check(setting: Setting) -> None:
+def test_the_cause_of_a_plan_that_differs_is_the_coordinator(setting: Setting) -> None:
     item = setting.item(make_spec(), 1)
     plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
     setting.coordinator.offer(item.model_copy(update={"plan": plan}))
@@ -109,6 +109,6 @@ def test_a_plan_that_differs_is_left_to_the_coordinator_to_check(setting: Settin
         ("https://fed.example.org/fedssl shows a certificate that is not trusted; 1 / 2 and and/or are no paths", True),
     ],
 )
-def test_the_coordinator_does_not_learn_paths_of_this_machine(message: str, is_sent: bool) -> None:  # noqa: FBT001
+def test_reasons_with_paths_of_this_machine_are_replaced(message: str, is_sent: bool) -> None:  # noqa: FBT001
     expected = message if is_sent else "this worker cannot do the work (DataError): see its log"
     assert reason_of(DataError(message)) == expected

@@ -1,4 +1,4 @@
-"""`fedssl-worker check`: it finds problems, sends nothing, and its exit code shows whether all is well."""
+"""`fedssl-worker check` finds problems, sends nothing, and reports by its exit code whether there are any."""
 
 import json
 import ssl
@@ -51,7 +51,7 @@ def server() -> Iterator[Answers]:
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with 60 grey images of two classes. No variable of a worker or a proxy is set."""
+    """Return a folder with 60 grey images of two classes. No environment variable of a worker or a proxy is set."""
     for name in ("COORDINATOR", "TOKEN", "TOKEN_FILE", "ENROLMENT_TOKEN", "POLICY", "LABELS", "DATA", "STATE"):
         monkeypatch.delenv(f"FEDSSL_WORKER_{name}", raising=False)
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
@@ -86,7 +86,7 @@ def _by_name(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {check["name"]: (check["found"], check["what"]) for check in found["checks"]}
 
 
-def test_images_of_more_than_8_bits_go_through_the_window_of_the_run(server: Answers, site: Path) -> None:
+def test_images_of_more_than_8_bits_need_the_window_of_the_run(server: Answers, site: Path) -> None:
     random = np.random.default_rng(0)
     for path in (site / "images").rglob("*.png"):
         Image.fromarray(random.integers(0, 4096, (8, 8)).astype(np.uint16)).save(path)
@@ -114,7 +114,7 @@ def test_a_site_that_is_ready_gets_sizes_and_times(server: Answers, site: Path) 
     assert num_steps == 60 // tiny_spec().training.batch_size * tiny_spec().training.local_epochs
 
 
-def test_the_coordinator_is_asked_only_for_its_health_and_its_time(
+def test_a_check_requests_only_health_and_readiness_from_the_coordinator(
     server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", "fedssl_" + "x" * 43)
@@ -189,7 +189,7 @@ def test_a_policy_for_another_coordinator_is_a_problem(server: Answers, site: Pa
     assert "policy and run" not in checks
 
 
-def test_labels_show_what_an_evaluation_would_send(server: Answers, site: Path) -> None:
+def test_a_check_with_labels_reports_what_an_evaluation_would_send(server: Answers, site: Path) -> None:
     spec = _spec(site, evaluation={"at": "sites", "measures": ["knn"], "sites": SITES})
     checks = _by_name(_check(server.url, site, "--labels", "own", "--spec", spec))
     assert checks["labels"] == ("ok", "60 of 60 images have labels of 2 classes")
@@ -235,8 +235,8 @@ def test_labels_and_images_that_cannot_be_used_are_problems(server: Answers, sit
     assert missing["data"][0] == "wrong"
 
 
-def test_the_steps_of_a_classifier_are_tried_and_the_probe_has_none(server: Answers, site: Path) -> None:
-    """The time of a step does not depend on the labels."""
+def test_a_classifiers_training_steps_are_timed_and_a_ridge_probe_has_none(server: Answers, site: Path) -> None:
+    """The time per step does not depend on the labels."""
     classes = ["cat", "dog"]
     method = {"name": "classifier", "start": "given", "encoder_learning_rate": 0.01, "classes": classes}
     model = {"encoder": {"widths": [4, 8]}, "initial": {"weights": "of-a-probe"}}
@@ -248,7 +248,7 @@ def test_the_steps_of_a_classifier_are_tried_and_the_probe_has_none(server: Answ
     assert "takes no training steps" in checks["training"][1]
 
 
-def test_a_run_that_trains_on_labels_or_groups_which_the_site_lacks_is_a_problem(server: Answers, site: Path) -> None:
+def test_missing_labels_classes_or_groups_that_a_run_trains_on_are_a_problem(server: Answers, site: Path) -> None:
     spec = _spec(site, method={"name": "ridge-probe", "classes": ["cat", "owl"]})
     assert "ridge-probe trains on them" in _by_name(_check(server.url, site, "--spec", spec, code=1))["labels"][1]
     found = _check(server.url, site, "--labels", "own", "--spec", spec, code=1)
@@ -279,13 +279,13 @@ def test_a_shape_that_the_worker_does_not_serve_is_a_problem(server: Answers, si
     assert "this client serves only 1 channel" in checks["data"][1]
 
 
-def test_a_coordinator_that_does_not_answer_or_has_another_time_is_a_problem(server: Answers, site: Path) -> None:
+def test_an_unreachable_coordinator_or_a_clock_that_differs_is_a_problem(server: Answers, site: Path) -> None:
     server.date = "Thu, 19 Nov 2020 00:00:00 GMT"
     assert "ahead of the coordinator's" in _by_name(_check(server.url, site, code=1))["clock"][1]
     assert _by_name(_check("http://127.0.0.1:9", site, code=1))["coordinator"][0] == "wrong"
 
 
-def test_a_device_that_is_missing_and_a_disk_that_is_full_are_problems(
+def test_a_missing_device_and_a_full_disk_are_problems(
     server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
@@ -294,7 +294,7 @@ def test_a_device_that_is_missing_and_a_disk_that_is_full_are_problems(
     assert "training" not in checks
 
 
-def test_a_slow_training_is_timed_by_the_steps_so_far(
+def test_a_slow_training_is_timed_by_the_steps_done_in_the_time_limit(
     server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "MOST_SECONDS", 0.0)
@@ -304,12 +304,12 @@ def test_a_slow_training_is_timed_by_the_steps_so_far(
     assert "metrics" not in checks
 
 
-def test_the_time_of_a_step_leaves_out_what_comes_before_the_first_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_per_step_excludes_the_time_before_the_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 15.0, 16.0, 18.0])
     monkeypatch.setattr("fedssl_worker.check.trial.time", SimpleNamespace(monotonic=lambda: next(times)))
     clock = trial.StepClock(images_per_step=16)
     clock.on_progress(_progress(step=20, images_per_second=1000.0))
-    assert clock.seconds_per_step == 0.016  # from a single report: its own speed
+    assert clock.seconds_per_step == 0.016  # from the speed in the only report
     clock = trial.StepClock(images_per_step=16)
     clock.on_progress(_progress(step=5))
     times = iter([20.0])
@@ -322,7 +322,7 @@ def _progress(step: int, images_per_second: float = 1.0) -> LocalProgress:
     return LocalProgress(1, 1, step, 20, None, images_per_second)
 
 
-def test_methods_that_need_labels_or_begin_with_a_round_without_training_are_timed(server: Answers, site: Path) -> None:
+def test_methods_with_labels_or_with_a_first_round_without_training_are_timed(server: Answers, site: Path) -> None:
     for name, keys in (("supervised", {"num_classes": 2}), ("orchestra", CONFIGS["orchestra"])):
         changes = {
             "method": {"name": name, **keys},
@@ -361,7 +361,7 @@ def test_public_images_that_only_the_coordinator_has_are_a_note(server: Answers,
     assert _by_name(_check(server.url, site, "--spec", spec))["training"][0] == "note"
 
 
-def test_options_and_specs_that_cannot_be_read_end_with_two(server: Answers, site: Path) -> None:
+def test_a_check_exits_with_2_if_options_or_specs_cannot_be_read(server: Answers, site: Path) -> None:
     (site / "spec.toml").write_text("num_rounds = -1")
     given = ["--coordinator", server.url, "--data", site / "images", "--state", site / "state"]
     for arguments, words in (
@@ -415,7 +415,7 @@ def test_a_proxy_that_inspects_tls_is_trusted_only_if_its_authority_is_given(
         assert "GET /healthz HTTP/1.1" in proxy.seen
 
 
-def test_the_numbers_are_reported_only_on_request_and_as_far_as_the_policy_allows(server: Answers, site: Path) -> None:
+def test_numbers_are_kept_only_with_report_and_leave_only_as_the_policy_allows(server: Answers, site: Path) -> None:
     assert read_numbers(site / "state") is None
     found = _check(server.url, site, "--spec", _spec(site), "--report")
     numbers = read_numbers(site / "state")

@@ -1,4 +1,4 @@
-"""`fedssl-worker ledger` and `policy`: what a data owner reads."""
+"""The commands `fedssl-worker ledger`, `policy` and `identity`, with which a data owner reads the worker's state."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_show_lists_what_left_and_what_was_kept_back(state: Path) -> None:
+def test_show_lists_sent_unconfirmed_and_refused_updates(state: Path) -> None:
     code, out, _ = invoke("ledger", "show", "--state", state)
     assert code == 0
     lines = [line for line in out.splitlines() if "weights" in line or "refused" in line]
@@ -46,7 +46,7 @@ def test_show_lists_what_left_and_what_was_kept_back(state: Path) -> None:
     assert "opened" not in out
 
 
-def test_show_for_programs_and_of_one_run(state: Path) -> None:
+def test_show_as_json_can_be_limited_to_one_run_or_list_all_entries(state: Path) -> None:
     shown = as_json("ledger", "show", "--state", state)
     assert [(entry["round"], entry["outcome"]) for entry in shown] == [
         (1, "sent"), (2, "sent"), (3, "unconfirmed"), (4, "refused"),
@@ -99,13 +99,13 @@ def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     assert invoke("ledger", "verify", "--state", state)[0] == 4
     (state / "ledger" / "head").unlink()
-    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain by itself cannot show it
+    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the hash chain by itself cannot show it
     code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", given)
     assert code == 4
     assert "its end was cut off" in err
 
 
-def test_anchors_of_another_entry_or_another_ledger(state: Path) -> None:
+def test_anchors_that_do_not_match_or_cannot_be_read_are_refused(state: Path) -> None:
     cases = {
         "differs from this ledger's entry": anchor(state, seq=3),
         "of another ledger of this client": anchor(state, key="0" * 64),
@@ -124,18 +124,18 @@ def test_anchors_of_another_entry_or_another_ledger(state: Path) -> None:
         assert (code, "NOT INTACT" in err, "misspelt.json" in err) == (2, False, True)
 
 
-def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
+def test_verify_starts_from_a_checkpoint_if_the_first_segment_is_missing(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 4, SHORT)
     (tmp_path / "ledger" / FIRST).unlink()
     assert invoke("ledger", "verify", "--state", tmp_path)[0] == 4
     start = tmp_path / "ledger/checkpoint-000000000004.json"
     assert as_json("ledger", "verify", "--state", tmp_path, "--from", start)["first"] == 5
-    assert len(as_json("ledger", "show", "--state", tmp_path)) == 2  # what is left is still shown
+    assert len(as_json("ledger", "show", "--state", tmp_path)) == 2  # the remaining entries are still shown
     (tmp_path / "none").write_text("{}")
     assert "not a checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
 
 
-def test_an_emptied_ledger_is_not_intact(state: Path) -> None:
+def test_verify_and_show_report_an_emptied_ledger(state: Path) -> None:
     (state / "ledger" / FIRST).write_bytes(b"")
     for command in ("verify", "show"):
         code, _, err = invoke("ledger", command, "--state", state)
@@ -179,7 +179,7 @@ def test_policy_check_shows_what_a_policy_allows(tmp_path: Path) -> None:
     assert "dp.epsilon_max: this version has no differential privacy and does not enforce this limit" in err
 
 
-def test_identity_shows_the_pin_for_other_policies(tmp_path: Path) -> None:
+def test_identity_shows_the_pin_that_other_policies_can_use(tmp_path: Path) -> None:
     code, _, err = invoke("identity", "--state", tmp_path)
     assert code == 2
     assert "A worker makes the key when it starts for the first time" in err

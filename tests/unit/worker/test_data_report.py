@@ -1,4 +1,4 @@
-"""The report about the images as a whole: it is about the images that the worker has registered."""
+"""The report about a worker's images as a whole covers exactly the images that the worker has registered."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ _SUMS = _POLICY.replace("statistics", "channel-sums")
 
 
 class Site:
-    """A folder of images of 16 x 16 pixels, whose groups are patients with two images each."""
+    """A folder of 16 x 16 images in which each patient, as a group, has two images."""
 
     def __init__(self, folder: Path, policy: str = _POLICY, *, num_images: int = 4) -> None:
         self.folder, self.images = folder, folder / "images"
@@ -45,7 +45,7 @@ class Site:
         )
 
     def reporter(self, *, with_groups: bool = False) -> DataReporter:
-        """Return the reporter of a worker that has been started with the images that there are now."""
+        """Return the reporter of a worker that was started with the images that the folder has now."""
         images, labels = OwnImages(str(self.images), torch.device("cpu")), None
         if with_groups:
             lines = [f"{path.name},x,patient {int(path.stem) // 2}" for path in sorted(self.images.iterdir())]
@@ -57,8 +57,8 @@ class Site:
 
 
 @pytest.mark.parametrize("change", ["added", "removed"])
-def test_files_that_came_or_went_since_the_registration_have_no_statistics(tmp_path: Path, change: str) -> None:
-    """The groups of the labels belong to the images by their positions."""
+def test_no_report_is_sent_if_files_were_added_or_removed_since_the_registration(tmp_path: Path, change: str) -> None:
+    """The groups in the labels are matched to the images by position."""
     site = Site(tmp_path)
     reporter = site.reporter(with_groups=True)
     if change == "added":
@@ -69,16 +69,16 @@ def test_files_that_came_or_went_since_the_registration_have_no_statistics(tmp_p
     assert not site.sent
 
 
-def test_the_difference_of_two_reports_is_of_no_fewer_images_than_a_number_in_them(tmp_path: Path) -> None:
-    """Two sums, of the images with and without one, would give the mean of this one's pixels."""
+def test_two_reports_differ_by_at_least_as_many_images_as_each_number_needs(tmp_path: Path) -> None:
+    """Otherwise two sums, with and without one image, would give the mean of that image's pixels."""
     site = Site(tmp_path, _SUMS)
     site.reporter().send()
-    site.reporter().send()  # the same images again say nothing new
+    site.reporter().send()  # the same images give nothing new
     site.add(4)
     site.reporter().send()
     assert [report.sums.num_images for report in site.sent if report.sums] == [4, 4]
     (site.images / "0.png").unlink()
-    site.reporter().send()  # as many images as before, and two of them differ
+    site.reporter().send()  # as many images as before, but two of them differ
     assert len(site.sent) == 2
     for number in (0, 5):
         site.add(number)
@@ -89,7 +89,7 @@ def test_the_difference_of_two_reports_is_of_no_fewer_images_than_a_number_in_th
     assert len(site.sent) == 3
 
 
-def test_the_difference_of_two_reports_is_of_no_fewer_patients(tmp_path: Path) -> None:
+def test_two_reports_differ_by_at_least_two_patients(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.reporter(with_groups=True).send()
     for number in (4, 5):
@@ -102,7 +102,7 @@ def test_the_difference_of_two_reports_is_of_no_fewer_patients(tmp_path: Path) -
     assert [report.card.num_groups for report in site.sent if report.card] == [2, 4]
 
 
-def test_what_a_policy_no_longer_allows_is_forgotten_although_few_images_have_changed(tmp_path: Path) -> None:
+def test_a_report_that_a_new_policy_forbids_is_withdrawn_even_if_few_images_changed(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.reporter().send()
     site.add(4)
@@ -111,7 +111,7 @@ def test_what_a_policy_no_longer_allows_is_forgotten_although_few_images_have_ch
     assert [(report.card is None, report.sums is None) for report in site.sent] == [(False, True), (True, True)]
 
 
-def test_without_the_record_of_earlier_reports_there_are_no_statistics(tmp_path: Path) -> None:
+def test_no_report_is_sent_if_the_record_of_earlier_reports_is_damaged(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.reporter().send()
     (tmp_path / "data-reports.json").write_text("{")
@@ -119,7 +119,7 @@ def test_without_the_record_of_earlier_reports_there_are_no_statistics(tmp_path:
     assert len(site.sent) == 1
 
 
-def test_the_strictest_rule_holds_and_none_if_privacy_is_demanded(tmp_path: Path) -> None:
+def test_statistics_follow_the_strictest_rule_and_are_denied_if_privacy_is_required(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(_POLICY + '[[allow]]\nartifact = "statistics"\nmethods = ["*"]\n')
     assert PolicyEnforcer(path, "https://x").images_min_count("statistics") == 10

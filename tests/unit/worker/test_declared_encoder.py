@@ -1,4 +1,4 @@
-"""A worker that declares its encoder: its forms, what the coordinator receives, and work that does not fit."""
+"""A worker that declares its encoder: how it is written, what the coordinator receives, and work that does not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,9 @@ def settings(tmp_path: Path, **changes: Any) -> Settings:
         ("", None),
     ],
 )
-def test_a_name_or_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, encoder: Any) -> None:
+def test_an_encoder_is_given_as_a_name_or_as_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, encoder: Any
+) -> None:
     assert settings(tmp_path, encoder=text).encoder == encoder
     monkeypatch.setenv("FEDSSL_WORKER_ENCODER", text)
     assert settings(tmp_path).encoder == encoder
@@ -68,7 +70,7 @@ def test_a_name_or_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text
         ('{ name = "convnet", widths = [0] }', "greater than or equal to 1"),
     ],
 )
-def test_a_mistake_is_reported_at_the_start(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_encoder_is_refused_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ValidationError, match="encoder") as caught:
         settings(tmp_path, encoder=text)
     assert words in str(caught.value)
@@ -101,7 +103,9 @@ def test_the_coordinator_receives_the_declared_encoder(setting: Setting, encoder
     ],
     ids=["nothing declared", "nothing declared, an own one given", "as declared", "in all that counts", "the run's"],
 )
-def test_work_that_fits_is_done(setting: Setting, declared: EncoderConfig | None, client_encoders: Any) -> None:
+def test_work_that_fits_the_declared_encoder_is_done(
+    setting: Setting, declared: EncoderConfig | None, client_encoders: Any
+) -> None:
     item = setting.item(flesd(client_encoders), 1)
     assert executor(setting, declared).execute(item, silent).num_examples == 32
 
@@ -125,7 +129,7 @@ def test_work_for_another_encoder_is_refused_before_anything_is_fetched(
     assert setting.coordinator.calls == []
 
 
-def test_an_agent_declines_it_with_the_reason(setting: Setting) -> None:
+def test_an_agent_declines_work_for_another_encoder_with_the_reason(setting: Setting) -> None:
     setting.offer(flesd(), 1)
     agent = setting.restart()
     agent._executor = executor(setting, OWN)
@@ -136,13 +140,13 @@ def test_an_agent_declines_it_with_the_reason(setting: Setting) -> None:
     assert setting.coordinator.submissions == []
 
 
-def test_it_does_not_matter_if_all_clients_train_one_network(setting: Setting) -> None:
+def test_a_declared_encoder_is_ignored_if_all_clients_train_the_same_network(setting: Setting) -> None:
     item = setting.item(make_spec({"name": "fedsimclr"}), 1)
     assert executor(setting, OWN).execute(item, silent).num_examples == 32
 
 
-def test_a_restarted_worker_finds_its_own_network_again(setting: Setting) -> None:
-    """The network is client state, promoted by what was accepted: a kill between two rounds costs nothing."""
+def test_a_restarted_worker_restores_its_own_network_from_the_client_state(setting: Setting) -> None:
+    """The network is client state, promoted with the accepted update: a kill between two rounds loses nothing."""
     spec = flesd({CLIENT: {"name": "convnet", "widths": [4, 6, 8]}})
     for _ in range(2):
         setting.offer(spec, len(setting.coordinator.submissions) + 1)

@@ -1,4 +1,4 @@
-"""Small updates go out with their submission, in one request, if the coordinator takes that."""
+"""A small update is sent with its submission in one request if the coordinator supports that."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,7 +17,7 @@ def _taken(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     setting.coordinator.delivery_bytes = DELIVERY_BYTES
 
 
-def test_one_request_carries_the_update_its_numbers_and_the_anchor(setting: Setting) -> None:
+def test_one_request_contains_the_update_its_numbers_and_the_anchor(setting: Setting) -> None:
     setting.offer(make_spec(), 1)
     agent, reregister = setting.reregistering()
     reregister()
@@ -32,11 +32,11 @@ def test_one_request_carries_the_update_its_numbers_and_the_anchor(setting: Sett
     assert (sent["digest"], sent["sent_bytes"], sent["bytes"]) == (
         submission.update, len(coordinator.artifacts[submission.update]), len(coordinator.artifacts[submission.update])
     )  # fmt: skip
-    agent.step()  # what is left to be anchored goes with the next update
+    agent.step()  # what is not anchored yet is sent with the next update
     assert coordinator.calls[4:] == ["claim"]
 
 
-def test_a_lost_answer_is_asked_for_again(setting: Setting) -> None:
+def test_a_delivery_is_repeated_if_its_answer_is_lost(setting: Setting) -> None:
     setting.coordinator.drop_answer_of = "deliver"
     setting.offer(make_spec(), 1)
     setting.restart().step()
@@ -47,7 +47,9 @@ def test_a_lost_answer_is_asked_for_again(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 411, 413, 414, 431])
-def test_what_a_proxy_or_an_older_coordinator_refuses_goes_the_old_way(setting: Setting, status: int) -> None:
+def test_an_update_is_uploaded_and_submitted_if_a_proxy_or_older_coordinator_refuses_it(
+    setting: Setting, status: int
+) -> None:
     def refuse(call: str) -> None:
         if call == "deliver":
             raise Refusal("", status)
@@ -64,7 +66,7 @@ def test_what_a_proxy_or_an_older_coordinator_refuses_goes_the_old_way(setting: 
     assert calls == ["deliver", "PUT artifact", "submit", "PUT artifact", "submit"]
     first, second = [entry for entry in setting.ledger() if entry["kind"] == "sent"]
     assert (first["sent_bytes"], second["sent_bytes"]) == (first["bytes"], second["bytes"])
-    assert setting.kinds().count("intent") == 3  # what was refused may have left
+    assert setting.kinds().count("intent") == 3  # a refused delivery may still have left
 
 
 def test_a_larger_update_is_uploaded(setting: Setting) -> None:
@@ -75,7 +77,7 @@ def test_a_larger_update_is_uploaded(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("slug", ["lease-lost", "round-closed"])
-def test_the_coordinators_own_refusal_ends_the_work(setting: Setting, slug: str) -> None:
+def test_work_ends_if_the_coordinator_itself_refuses_the_delivery(setting: Setting, slug: str) -> None:
     def refuse(call: str) -> None:
         if call == "deliver":
             raise Refusal(slug, 410 if slug == "round-closed" else 409)
@@ -87,10 +89,10 @@ def test_the_coordinators_own_refusal_ends_the_work(setting: Setting, slug: str)
     assert setting.kinds()[-1] != "sent"
 
 
-def test_a_ledger_that_fails_after_the_acceptance_keeps_the_state(
+def test_the_state_is_kept_if_the_ledger_fails_after_the_acceptance(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The update counts: to decline it now would throw away the state that belongs to it."""
+    """The update counts, so declining the work now would discard the state that belongs to it."""
     append = Ledger.append
 
     def fail(ledger: Ledger, kind: str, **fields: object) -> object:

@@ -1,4 +1,4 @@
-"""The devices that the worker's options mean, and rounds on several of them."""
+"""How the worker's options choose devices, and rounds on several of them."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from .conftest import CLIENT, CPU, Setting, make_spec
         ("cuda:1", 2, 4, "--gpus 2 and --device cuda:1 contradict each other: use --device cuda, and name the GPUs in"),
     ],
 )
-def test_devices_that_are_not_there(
+def test_missing_devices_are_refused(
     wanted: str, num_gpus: int, present: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present > 0)
@@ -37,7 +37,7 @@ def test_devices_that_are_not_there(
         choose_devices(wanted, num_gpus, 1)
 
 
-def test_several_gpus_are_the_first_ones_and_get_images_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gpus_are_the_first_ones_and_images_stay_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
@@ -49,7 +49,7 @@ def test_several_gpus_are_the_first_ones_and_get_images_from_memory(monkeypatch:
     assert image_device(devices[:1]) == devices[0]
 
 
-def test_fewer_gpus_than_one_are_refused(tmp_path: Any) -> None:
+def test_less_than_one_gpu_is_refused(tmp_path: Any) -> None:
     with pytest.raises(SettingsError, match=r"--gpus: .* greater than or equal to 1"):
         read_settings({"coordinator": "http://a", "data": "digits", "state": tmp_path, "gpus": 0})
 

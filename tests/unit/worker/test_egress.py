@@ -1,4 +1,4 @@
-"""The egress: the updates that may leave, and the ledger entries about them."""
+"""The egress: which updates may leave, and which ledger entries record them."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def with_value(value: float, dtype: torch.dtype = torch.float32) -> Tensors:
     ],
     ids=["undeclared", "missing", "misshapen", "other dtype", "nan", "infinity"],
 )
-def test_what_is_not_declared_or_not_finite_stays(
+def test_an_update_with_undeclared_or_non_finite_tensors_is_not_sent(
     setting: Setting, item: WorkItem, update: Tensors, error: type[Exception], words: str
 ) -> None:
     save_tensors(update, setting.folder / "update")
@@ -60,7 +60,7 @@ def test_what_is_not_declared_or_not_finite_stays(
     assert_nothing_left(setting)
 
 
-def test_nothing_hides_behind_or_between_the_tensors(setting: Setting, item: WorkItem) -> None:
+def test_bytes_behind_the_tensors_or_in_the_metadata_are_refused(setting: Setting, item: WorkItem) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)
     path.write_bytes(path.read_bytes() + b"labels")
@@ -75,7 +75,7 @@ def test_nothing_hides_behind_or_between_the_tensors(setting: Setting, item: Wor
     assert_nothing_left(setting)
 
 
-def test_a_file_that_changed_after_training_stays(setting: Setting, item: WorkItem) -> None:
+def test_a_file_that_changed_after_training_is_not_sent(setting: Setting, item: WorkItem) -> None:
     save_tensors(good_update(), setting.folder / "update")
     with pytest.raises(DigestMismatch):
         send(setting, item, setting.folder / "update", "0" * 64)
@@ -134,7 +134,7 @@ def test_the_ledger_names_the_weights_that_the_run_started_from(setting: Setting
     ]
 
 
-def test_it_is_sent_once_the_coordinator_has_it(setting: Setting, item: WorkItem) -> None:
+def test_an_update_is_recorded_as_sent_after_the_coordinator_has_received_it(setting: Setting, item: WorkItem) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)
     setting.egress().send(item, path, digest_of(path), {"loss": 0.1, "num_examples": 32})
@@ -145,7 +145,7 @@ def test_it_is_sent_once_the_coordinator_has_it(setting: Setting, item: WorkItem
     assert sent["sent_bytes"] == sent["bytes"]  # once
 
 
-def test_without_a_ledger_nothing_leaves(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_if_the_ledger_cannot_be_written(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(ledger: Ledger, *args: object, **fields: object) -> None:
         raise LedgerError("cannot write the ledger in /home/owner: No space left on device")
 

@@ -1,4 +1,4 @@
-"""A worker whose training was made to send more: in every way that we could think of, nothing leaves."""
+"""A worker whose training was manipulated to send more than it should: no known way of hiding data gets through."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def plan_of(spec: RunSpec) -> ArtifactPlan:
 
 
 def update_of(spec: RunSpec) -> Tensors:
-    """Tensors as the plan wants them."""
+    """Return random tensors that match the update's plan."""
     generator = torch.Generator().manual_seed(0)
     return {
         tensor.name: torch.rand(tensor.shape, generator=generator).to(DTYPES[tensor.dtype])
@@ -50,7 +50,7 @@ def update_of(spec: RunSpec) -> Tensors:
 
 
 class Corrupted:
-    """An executor whose update is a file that was made elsewhere."""
+    """An executor whose update is a file that was made by someone else."""
 
     def __init__(self, update: Path, **metrics: float) -> None:
         self._finished = Finished(update, digest_of(update), 32, metrics)
@@ -60,7 +60,7 @@ class Corrupted:
 
 
 def send(setting: Setting, spec: RunSpec, content: bytes, **metrics: float) -> None:
-    """Let a whole agent claim the work and find this file as its result."""
+    """Let a whole agent claim the work and get this file as its result."""
     path = setting.folder / "smuggled.safetensors"
     path.write_bytes(content)
     setting.offer(spec, 1)
@@ -83,7 +83,7 @@ CASES = [(name, case) for name in SPECS for case in SMUGGLING] + [
 
 
 @pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{name}: {case}" for name, case in CASES])
-def test_a_file_that_contains_more_is_refused(method: str, case: str, tmp_path: Path) -> None:
+def test_a_file_with_smuggled_data_is_refused(method: str, case: str, tmp_path: Path) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
     path = tmp_path / "update"
     path.write_bytes(smuggle(update_of(SPECS[method])))
@@ -92,7 +92,7 @@ def test_a_file_that_contains_more_is_refused(method: str, case: str, tmp_path: 
 
 
 @pytest.mark.parametrize("method", SPECS)
-def test_the_right_file_is_let_through_and_what_stands_behind_it_is_not(method: str, tmp_path: Path) -> None:
+def test_a_valid_file_is_accepted_and_refused_if_bytes_follow_the_tensors(method: str, tmp_path: Path) -> None:
     path, tensors = tmp_path / "update", update_of(SPECS[method])
     save_tensors(tensors, path)
     check_update(path, plan_of(SPECS[method]))
@@ -102,30 +102,30 @@ def test_the_right_file_is_let_through_and_what_stands_behind_it_is_not(method: 
 
 
 @pytest.mark.parametrize("case", [*SMUGGLING, *SEVERAL])
-def test_an_agent_sends_nothing_of_it_and_says_why(setting: Setting, case: str) -> None:
+def test_an_agent_does_not_send_smuggled_data_and_reports_the_reason(setting: Setting, case: str) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
     send(setting, SPECS["fedsimclr"], smuggle(update_of(SPECS["fedsimclr"])))
     assert_nothing_left(setting, words)
 
 
-def test_weights_do_not_leave_where_similarities_may(setting: Setting) -> None:
+def test_weights_are_not_sent_if_only_similarities_are_declared(setting: Setting) -> None:
     send(setting, SPECS["flesd"], serialised(update_of(SPECS["fedsimclr"])))
     assert_nothing_left(setting, NOT_DECLARED)
 
 
-def test_weights_do_not_leave_in_addition_to_similarities(setting: Setting) -> None:
+def test_weights_are_not_sent_in_addition_to_similarities(setting: Setting) -> None:
     both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
     send(setting, SPECS["flesd"], serialised(both))
     assert_nothing_left(setting, "not declared: encoder")
 
 
-def test_similarities_do_not_leave_where_weights_may(setting: Setting) -> None:
+def test_similarities_are_not_sent_in_addition_to_weights(setting: Setting) -> None:
     both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
     send(setting, SPECS["fedsimclr"], serialised(both))
     assert_nothing_left(setting, "not declared: factor")
 
 
-def test_centers_leave_only_with_fedrlc(setting: Setting) -> None:
+def test_centers_are_not_sent_with_a_method_that_does_not_declare_them(setting: Setting) -> None:
     assert "centers.mu" in update_of(SPECS["fedrlc"])
     byol = make_spec({"name": "fedbyol"})
     send(setting, byol, serialised(update_of(SPECS["fedrlc"])))
@@ -133,19 +133,19 @@ def test_centers_leave_only_with_fedrlc(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("width", [3, 5, 8])
-def test_a_factor_of_another_clients_width(setting: Setting, width: int) -> None:
+def test_a_factor_with_another_width_than_declared_is_not_sent(setting: Setting, width: int) -> None:
     send(setting, SPECS["flesd"], serialised({"factor": torch.rand(20, width)}))
     assert_nothing_left(setting, f"factor is F32[20, {width}], declared F32[20, 4]")
 
 
 @pytest.mark.parametrize("name", ["representations", "similarities"])
-def test_another_packing_than_the_runs(setting: Setting, name: str) -> None:
+def test_similarities_in_another_packing_than_the_runs_are_not_sent(setting: Setting, name: str) -> None:
     shape = (20, 4) if name == "representations" else (190,)
     send(setting, SPECS["flesd"], serialised({name: torch.rand(shape)}))
     assert_nothing_left(setting, f"not declared: {name}")
 
 
-def test_half_precision_values_that_are_not_finite(tmp_path: Path) -> None:
+def test_half_precision_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     spec = make_spec(**{**FLESD, "method": {"name": "flesd", "reducer": {**REDUCER, "packing": "factored-f16"}}})
     factor = update_of(spec)["factor"]
     factor.view(torch.int16).view(-1)[7] = 0x7E0B  # NaN with bits in it
@@ -170,7 +170,7 @@ def silent(progress: Progress) -> None:
     ],
     ids=["images", "called similarity"],
 )
-def test_a_plan_that_asks_for_more_is_declined_before_anything_is_read(
+def test_a_plan_that_asks_for_more_tensors_is_refused_before_anything_is_fetched(
     setting: Setting, method: str, more: TensorSpec
 ) -> None:
     item = setting.item(SPECS[method], 1)
@@ -180,7 +180,7 @@ def test_a_plan_that_asks_for_more_is_declined_before_anything_is_read(
     assert setting.coordinator.calls == []
 
 
-def test_a_plan_that_asks_for_weights_in_place_of_similarities(setting: Setting) -> None:
+def test_a_plan_that_asks_for_weights_in_place_of_similarities_is_refused(setting: Setting) -> None:
     item = setting.item(SPECS["flesd"], 1)
     weights = plan_of(SPECS["fedsimclr"]).update
     asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": weights})})
@@ -195,8 +195,9 @@ def test_a_plan_that_asks_for_weights_in_place_of_similarities(setting: Setting)
 # --- Besides the file ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_changes_between_check_and_send(setting: Setting) -> None:
-    """The digest is that of the file that was trained; a swap after the check reaches the coordinator as damage."""
+def test_a_file_that_was_replaced_after_training_is_not_sent(setting: Setting) -> None:
+    """The digest is the trained file's, so the coordinator would detect even a file that is replaced after the
+    check."""
     path, tensors = setting.folder / "update", update_of(SPECS["fedsimclr"])
     save_tensors(tensors, path)
     digest = digest_of(path)
@@ -222,20 +223,22 @@ def test_a_file_that_changes_between_check_and_send(setting: Setting) -> None:
     ],
     ids=["too many", "capitals", "a sentence", "a long name", "NaN", "infinity"],
 )
-def test_metrics_are_few_finite_and_plainly_named(setting: Setting, metrics: dict[str, float]) -> None:
+def test_metrics_with_too_many_values_or_with_unusual_names_or_numbers_are_not_submitted(
+    setting: Setting, metrics: dict[str, float]
+) -> None:
     send(setting, SPECS["fedsimclr"], serialised(update_of(SPECS["fedsimclr"])), **metrics)
     assert setting.coordinator.submissions == []
     assert "jane" not in str(setting.coordinator.declined).lower()
 
 
-def test_progress_carries_counts_within_reason() -> None:
+def test_progress_counts_have_an_upper_limit() -> None:
     for name in ("epoch", "num_epochs", "step", "num_steps"):
         counts = {"epoch": 0, "num_epochs": 0, "step": 0, "num_steps": 0, name: int.from_bytes(PAYLOAD)}
         with pytest.raises(ValueError, match="less than or equal to 1000000000000"):
             Progress(phase="training", **counts)  # type: ignore[arg-type]
 
 
-def test_a_reason_is_cut(setting: Setting) -> None:
+def test_a_long_reason_is_cut_to_500_characters(setting: Setting) -> None:
     setting.offer(SPECS["fedsimclr"], 1)
     item = setting.client.claim(0)
     assert item is not None
@@ -245,7 +248,7 @@ def test_a_reason_is_cut(setting: Setting) -> None:
 
 
 class Talkative:
-    """An executor whose failure quotes what is on this machine."""
+    """An executor whose failure quotes data of this machine."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -264,7 +267,7 @@ def test_an_unexpected_error_reports_only_its_type(setting: Setting, error: Exce
     assert declined.reason == f"the worker failed unexpectedly ({type(error).__name__}): see its log"
 
 
-def test_cancelled_work_reports_nothing(setting: Setting) -> None:
+def test_cancelled_work_is_not_declined(setting: Setting) -> None:
     setting.offer(SPECS["fedsimclr"], 1)
     agent = setting.restart()
     agent._executor.execute = Talkative(Cancelled(PAYLOAD.decode())).execute  # type: ignore[method-assign]
@@ -272,7 +275,7 @@ def test_cancelled_work_reports_nothing(setting: Setting) -> None:
     assert setting.coordinator.declined == []
 
 
-def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> None:
+def test_the_client_has_only_the_known_calls_and_submission_fields(setting: Setting) -> None:
     known = set(Submit.model_fields)
     assert known == {"assignment_id", "update", "num_examples", "metrics", "anchor"}
     client_calls = {name for name in vars(WorkerClient) if not name.startswith("_")}
@@ -282,7 +285,7 @@ def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> N
     # `send_secure`: test_secure_rounds.py. `report_data`: test_data_reports.py.
     of_egress = {"submit", "upload", "deliver", "answer_site_evaluation", "send_secure", "report_data"}
     assert client_calls == asks_only | of_egress
-    # Its counts and its classifier are artifacts of their own for policy and ledger: see test_site_evaluations.py.
+    # Its counts and its classifier are separate artifacts for the policy and the ledger: see test_site_evaluations.py.
     texts = {"refusal", "no_head"}
     assert set(SiteAnswer.model_fields) == {"evaluation_id", "round_number", "counts", "head", "anchor"} | texts
 

@@ -1,4 +1,4 @@
-"""The data owner's policy, from its file to the wire: what it forbids does not leave, with a reason for people."""
+"""The data owner's policy, from its file to the network: what it forbids is not sent, and is declined with a reason."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -21,7 +21,7 @@ from .conftest import INTRODUCTION, Setting, good_update, make_item, make_spec
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
 
-def test_what_the_policy_keeps_back_is_declined_before_training(setting: Setting) -> None:
+def test_work_that_the_policy_forbids_is_declined_before_training(setting: Setting) -> None:
     agent = setting.restart(setting.write_policy())
     setting.offer(make_spec(), 1)
     agent.step()
@@ -35,7 +35,7 @@ def test_what_the_policy_keeps_back_is_declined_before_training(setting: Setting
     assert len(refused["policy"]) == 64
 
 
-def test_the_policy_binds_also_where_only_the_file_is_left_to_send(setting: Setting, item: WorkItem) -> None:
+def test_the_policy_also_applies_to_an_update_that_is_already_trained(setting: Setting, item: WorkItem) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)
     with pytest.raises(NotPermitted):
@@ -61,10 +61,12 @@ def test_permitted_work_is_done_and_only_permitted_numbers_leave(setting: Settin
     assert next(body for body in reversed(setting.ledger()) if body["kind"] == "intent")["reported"] == ["loss"]
 
 
-def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_do_not_contain_a_loss_that_the_policy_withholds(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
     monkeypatch.setattr(lease, "_REPORTS_PER_LEASE", 6000)
-    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # however quickly it trains
+    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # with every step, however quickly it trains
     setting.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
     setting.restart(setting.write_policy(*WEIGHTS)).step()
     told = [beat.progress for beat in setting.coordinator.heartbeats if beat.progress is not None]
@@ -73,7 +75,7 @@ def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypat
     assert [progress.images_per_second for progress in told] == [None] * len(told)
 
 
-def test_a_policy_that_demands_secure_rounds_keeps_the_number_of_images(setting: Setting) -> None:
+def test_the_number_of_images_is_not_registered_if_the_policy_requires_secure_rounds(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS, 'secure = "required"', "[metrics]", 'allow = ["loss"]')
     agent, reregister = setting.reregistering(path)
     reregister()
@@ -82,7 +84,7 @@ def test_a_policy_that_demands_secure_rounds_keeps_the_number_of_images(setting:
     assert [introduction.num_images for introduction in setting.coordinator.introductions] == [None, 32]
 
 
-def test_the_coordinator_receives_the_policy_and_its_changes(setting: Setting) -> None:
+def test_the_coordinator_receives_the_policy_and_each_change_of_it(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
     agent, reregister = setting.reregistering(path)
     assert reregister() == "hospital-a"
@@ -99,7 +101,7 @@ def test_the_coordinator_receives_the_policy_and_its_changes(setting: Setting) -
     assert [body["policy"] for body in changed] == [second.digest]
 
 
-def test_the_numbers_of_a_check_are_registered_as_far_as_the_policy_allows(setting: Setting) -> None:
+def test_only_the_numbers_of_a_check_that_the_policy_allows_are_registered(setting: Setting) -> None:
     numbers = CheckNumbers(method="fedbyol", problems=0, seconds_per_round=12.5)
     for rules in (WEIGHTS, (*WEIGHTS, "[metrics]", 'allow = ["check/problems"]')):
         setting.egress(setting.write_policy(*rules)).register(
@@ -109,7 +111,7 @@ def test_the_numbers_of_a_check_are_registered_as_far_as_the_policy_allows(setti
     assert registered == [None, CheckNumbers(method="fedbyol", problems=0)]
 
 
-def test_a_policy_that_is_changed_while_a_claim_waits_binds_its_work(setting: Setting) -> None:
+def test_a_policy_that_changes_while_a_claim_waits_applies_to_the_claimed_work(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
     agent, _ = setting.reregistering(path)
     setting.offer(make_spec(), 1)
@@ -146,7 +148,7 @@ def _refused(setting: Setting) -> str:
 
 
 def _limited(setting: Setting, *limits: str) -> Path:
-    """Write a policy with limits on all runs together, which stand before the first rule."""
+    """Write a policy with limits on all runs together. They stand before the first rule."""
     path = setting.write_policy(*WEIGHTS)
     head, rules = path.read_text().split("[[allow]]", 1)
     path.write_text("\n".join([head, *limits, "[[allow]]" + rules]))
@@ -154,7 +156,7 @@ def _limited(setting: Setting, *limits: str) -> Path:
 
 
 def test_rounds_are_limited_over_all_runs_and_restarts(setting: Setting) -> None:
-    """A coordinator could start new runs without end: every run of one round is within `max_rounds`."""
+    """A coordinator could start new runs without end, and each run of one round would respect `max_rounds`."""
     path = _limited(setting, "max_rounds_total = 2")
     for _ in range(2):
         setting.offer(make_spec(num_rounds=1), 1, run_id=uuid4())
@@ -170,7 +172,7 @@ def test_rounds_are_limited_over_all_runs_and_restarts(setting: Setting) -> None
 
 
 def test_another_update_of_a_round_counts_as_another_round(setting: Setting) -> None:
-    """A coordinator could have one round trained from other weights, or with another spec, again and again."""
+    """A coordinator could have one round trained repeatedly from other weights, or with another spec."""
     path, spec = _limited(setting, "max_rounds_total = 2"), make_spec()
     for factor in (1, 2, 3):
         setting.offer(spec, 1, {name: factor * tensor for name, tensor in good_update().items()})
@@ -186,7 +188,7 @@ def test_bytes_are_limited_over_all_runs(setting: Setting, item: WorkItem) -> No
     size, digest = path.stat().st_size, digest_of(path)
     policy = _limited(setting, f"max_bytes_total = {2 * size - 1}")
     setting.egress(policy).send(item, path, digest)
-    setting.egress(policy).send(item, path, digest)  # the same once more, after a restart: it counts once
+    setting.egress(policy).send(item, path, digest)  # the same update after a restart counts once
     other = item.model_copy(update={"run_id": uuid4()})
     match = (
         rf"{2 * size - 1} bytes in all runs together \(max_bytes_total\): {size} have left, and this update has {size}"
@@ -210,15 +212,17 @@ def test_an_update_that_was_counted_may_be_sent_again(setting: Setting, item: Wo
     path = setting.folder / "update"
     save_tensors(good_update(), path)
     policy = _limited(setting, "max_rounds_total = 1", f"max_bytes_total = {path.stat().st_size}")
-    for _ in range(2):  # its first transfer broke off, and the worker was restarted
+    for _ in range(2):  # as if its first transfer was interrupted and the worker restarted
         egress = setting.egress(policy)
         egress.require_permitted(item)
         egress.send(item, path, digest_of(path))
 
 
 @pytest.mark.parametrize("deleted", [0, 1, 2])
-def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem, deleted: int) -> None:
-    """Old segments may be deleted. The first entry of a segment has the totals before it."""
+def test_totals_are_kept_after_old_files_of_the_ledger_are_deleted(
+    setting: Setting, item: WorkItem, deleted: int
+) -> None:
+    """Old segments may be deleted. The first entry of each segment has the totals before it."""
     path = setting.folder / "update"
     save_tensors(good_update(), path)
     policy = _limited(setting, "max_rounds_total = 4")
@@ -239,7 +243,9 @@ def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem, 
             )
 
 
-def test_what_an_earlier_version_did_not_total_cannot_be_limited(setting: Setting, item: WorkItem) -> None:
+def test_nothing_is_sent_if_an_earlier_version_left_no_totals_and_its_files_are_missing(
+    setting: Setting, item: WorkItem
+) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)
     policy = _limited(setting, "max_rounds_total = 9")
@@ -253,7 +259,7 @@ def test_what_an_earlier_version_did_not_total_cannot_be_limited(setting: Settin
         send()
         send()
     min((setting.folder / "ledger").glob("0*.jsonl")).unlink()
-    for _ in range(4):  # a further file does not total what is left
+    for _ in range(4):  # a further file does not add the missing totals
         with pytest.raises(NotPermitted, match="earlier files of the ledger are missing"):
             send()
 

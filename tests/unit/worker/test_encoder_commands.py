@@ -1,4 +1,4 @@
-"""`fedssl-worker embed` and `classify`: the same files as those of `fedssl`, and not one connection."""
+"""`fedssl-worker embed` and `classify` write the same files as `fedssl`, without opening a connection."""
 
 import socket
 from pathlib import Path
@@ -31,7 +31,7 @@ def refused(*arguments: object) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder with an encoder and a site's images of two classes. Opening a connection fails."""
+    """Return a working folder with an encoder and a site's images of two classes. Any attempt to connect fails."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("this opens a connection")
@@ -96,7 +96,7 @@ def test_nothing_is_recorded_in_the_workers_state(site: Path, monkeypatch: pytes
     ],
 )
 @pytest.mark.usefixtures("site")
-def test_what_cannot_be_done_is_refused_with_what_to_do(arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_requests_are_refused_with_what_to_do(arguments: tuple[str, ...], words: str) -> None:
     said = refused(*arguments)
     assert said.startswith("fedssl-worker: ")
     assert words in said

@@ -1,4 +1,4 @@
-"""One work item: what is refused before it is trained, and what is not trained twice."""
+"""The executor of one work item: what it refuses before training, and what it does not train twice."""
 
 import dataclasses
 from pathlib import Path
@@ -48,13 +48,13 @@ def widened(item: WorkItem) -> WorkItem:
     ],
     ids=["wider plan", "other version", "foreign"],
 )
-def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any, words: str) -> None:
+def test_work_for_another_client_or_version_is_refused(setting: Setting, change: Any, words: str) -> None:
     with pytest.raises(CannotTrain, match=words):
         setting.executor().execute(change(setting.item(make_spec(), 1)), silent)
     assert setting.coordinator.calls == []
 
 
-def test_a_run_that_asks_for_masks_gets_no_update_without_them(setting: Setting) -> None:
+def test_an_update_of_a_secure_run_leaves_only_masked(setting: Setting) -> None:
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
     item = setting.item(make_spec(**secure), 1)
     for version in (None, SECURE_PROTOCOL + 1):  # version 1 had no key
@@ -71,7 +71,7 @@ def test_a_run_that_asks_for_masks_gets_no_update_without_them(setting: Setting)
     assert setting.coordinator.artifacts.keys() == {item.broadcast}
 
 
-def test_an_update_out_of_range_names_its_tensor_and_no_number(setting: Setting) -> None:
+def test_an_update_out_of_range_is_refused_by_tensor_name_without_its_value(setting: Setting) -> None:
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
     item = setting.item(make_spec(**secure), 1)
     update = good_update()
@@ -84,7 +84,7 @@ def test_an_update_out_of_range_names_its_tensor_and_no_number(setting: Setting)
     assert "e+09" not in str(refused.value)
 
 
-def test_shapes_beyond_the_workers_bounds_are_refused(setting: Setting, tmp_path: Path) -> None:
+def test_shapes_beyond_the_workers_limits_are_refused(setting: Setting, tmp_path: Path) -> None:
     path = str(write_images(tmp_path / "bounded.npz"))
     setting.images = OwnImages(path, CPU, image_size=16, channels=1)
     for data, words in (
@@ -95,7 +95,7 @@ def test_shapes_beyond_the_workers_bounds_are_refused(setting: Setting, tmp_path
             setting.executor().execute(setting.item(make_spec(data=data), 1), silent)
 
 
-def test_a_worker_trains_in_any_shape_that_a_run_asks_for(setting: Setting) -> None:
+def test_a_worker_trains_with_any_shape_that_a_run_asks_for(setting: Setting) -> None:
     spec = make_spec(data={"channels": 3, "image_size": 24})
     finished = setting.executor().execute(setting.item(spec, 1), silent)
     assert finished.num_examples == 32
@@ -118,7 +118,7 @@ def test_a_broadcast_is_fetched_once_and_only_one_is_kept(setting: Setting) -> N
     assert len(list((setting.folder / "broadcasts").iterdir())) == 1
 
 
-def test_a_broadcast_that_is_not_what_was_announced(setting: Setting) -> None:
+def test_a_broadcast_that_is_damaged_too_large_missing_or_does_not_fit_is_refused(setting: Setting) -> None:
     executor = setting.executor()
     item = setting.item(make_spec(), 1)
     content = setting.coordinator.artifacts[item.broadcast]
@@ -145,7 +145,7 @@ def test_a_finished_update_is_not_trained_again(setting: Setting, monkeypatch: p
 
 
 @pytest.mark.parametrize("difference", ["round", "spec", "broadcast", "images"])
-def test_other_work_is_trained(setting: Setting, tmp_path: Path, difference: str) -> None:
+def test_work_that_differs_from_the_finished_work_is_trained(setting: Setting, tmp_path: Path, difference: str) -> None:
     finished = setting.executor().execute(setting.item(make_spec(), 1), silent)
     spec = make_spec(seed=1) if difference == "spec" else make_spec()
     broadcast = None
@@ -212,7 +212,7 @@ def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_images_that_do_not_fit_on_the_device_are_declined_and_the_worker_stays(
+def test_work_is_declined_if_its_images_do_not_fit_on_the_device_and_the_worker_continues(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     setting = dataclasses.replace(setting, images=OwnImages(str(write_images(tmp_path / "own.npz")), CPU))
@@ -233,7 +233,7 @@ def test_images_that_do_not_fit_on_the_device_are_declined_and_the_worker_stays(
     assert len(setting.coordinator.submissions) == 1
 
 
-def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:
+def test_images_are_converted_to_the_requested_size_and_channels(tmp_path: Path) -> None:
     path = write_images(tmp_path / "own.npz", size=20)
     images = OwnImages(str(path), CPU, image_size=16, channels=3)
     assert (images.channels, images.image_size, len(images)) == (3, 16, 32)
@@ -253,7 +253,7 @@ def _random_files(folder: Path, num_images: int = 3) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["files", "arrays"])
-def test_images_on_demand_are_those_that_a_worker_of_that_shape_has(tmp_path: Path, kind: str) -> None:
+def test_images_prepared_on_demand_equal_those_of_a_worker_started_with_that_shape(tmp_path: Path, kind: str) -> None:
     path = _random_files(tmp_path / "own") if kind == "files" else write_images(tmp_path / "own.npz", size=40)
     images = OwnImages(str(path), CPU)
     for channels, size in ((1, 16), (3, 24), (3, 40), (1, 16)):
@@ -278,7 +278,7 @@ def test_the_last_two_shapes_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read == [16, 24, 40]
 
 
-def test_images_that_cannot_be_prepared_name_no_file_to_the_coordinator(tmp_path: Path) -> None:
+def test_the_error_for_images_that_cannot_be_prepared_does_not_name_the_file(tmp_path: Path) -> None:
     folder = _random_files(tmp_path / "own")
     images = OwnImages(str(folder), CPU)
     (folder / "1.png").write_bytes(b"damaged")
@@ -292,13 +292,15 @@ def test_images_that_cannot_be_prepared_name_no_file_to_the_coordinator(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["files", "arrays"])
-def test_as_many_other_images_as_were_registered_are_refused(tmp_path: Path, kind: str) -> None:
-    """Labels belong to images by their positions, so those of before would be the labels of other images."""
+def test_other_images_than_the_registered_ones_are_refused_even_if_their_number_is_the_same(
+    tmp_path: Path, kind: str
+) -> None:
+    """Labels belong to images by position, so the earlier labels would be applied to other images."""
     path = _random_files(tmp_path / "own") if kind == "files" else write_images(tmp_path / "own.npz", size=40)
     images = OwnImages(str(path), CPU)
     if kind == "files":
         (path / "notes.txt").write_text("not an image")
-        (path / "1.png").write_bytes((path / "2.png").read_bytes())  # an image under its name of before
+        (path / "1.png").write_bytes((path / "2.png").read_bytes())  # another image under the same name
     assert len(images.prepared(DataConfig(channels=1, image_size=16)).data) == len(images)
     if kind == "files":
         (path / "0.png").rename(path / "9.png")
@@ -308,7 +310,7 @@ def test_as_many_other_images_as_were_registered_are_refused(tmp_path: Path, kin
         images.prepared(DataConfig(channels=1, image_size=24))
 
 
-def test_photographs_without_a_size_are_refused_before_they_are_decoded(
+def test_large_photographs_need_an_image_size_and_are_refused_before_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.new("RGB", (530, 520)).save(tmp_path / "photo.jpg")
@@ -318,7 +320,7 @@ def test_photographs_without_a_size_are_refused_before_they_are_decoded(
         OwnImages(str(tmp_path), CPU)
 
 
-def test_deep_images_are_registered_and_the_run_sets_their_window(tmp_path: Path) -> None:
+def test_images_of_more_than_8_bits_are_registered_and_need_the_window_of_the_run(tmp_path: Path) -> None:
     for number in range(4):
         pixels = np.linspace(0, 4000 - number, 256).astype(np.uint16).reshape(16, 16)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
@@ -334,7 +336,7 @@ def test_deep_images_are_registered_and_the_run_sets_their_window(tmp_path: Path
     assert other.fingerprint != prepared.fingerprint
 
 
-def test_images_of_five_channels_serve_only_five(tmp_path: Path) -> None:
+def test_images_with_five_channels_serve_only_runs_with_five_channels(tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", np.zeros((16, 16, 5), np.uint8))
     images = OwnImages(str(tmp_path), CPU)
     assert images.serves.max_channels == images.channels == 5
@@ -345,7 +347,7 @@ def test_images_of_five_channels_serve_only_five(tmp_path: Path) -> None:
         OwnImages(str(_random_files(tmp_path / "rgb")), CPU).prepared(DataConfig(channels=5, image_size=16))
 
 
-def test_pages_of_tiff_files_are_channels_if_that_number_is_set(tmp_path: Path) -> None:
+def test_pages_of_tiff_files_are_channels_if_their_number_is_given(tmp_path: Path) -> None:
     for number in range(2):
         tifffile.imwrite(tmp_path / f"{number}.tif", np.full((5, 16, 16), 900, np.uint16), photometric="minisblack")
     with pytest.raises(DataError, match="it has 5 pages: if they are channels, ask for 5 channels"):
@@ -361,7 +363,7 @@ def test_pages_of_tiff_files_are_channels_if_that_number_is_set(tmp_path: Path) 
         OwnImages(str(tmp_path), CPU, channels=5)
 
 
-def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_path: Path) -> None:
+def test_unreadable_images_are_left_out_up_to_the_owners_and_the_runs_limits(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(100):
         Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)).save(tmp_path / f"{number:02}.png")
@@ -383,7 +385,7 @@ def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_
     tolerant = OwnImages(str(tmp_path), CPU, max_unreadable=0.02)
     assert len(tolerant) == len(tolerant.data) == 98
     (tmp_path / "02.png").write_bytes(b"")
-    with pytest.raises(DataError, match="cannot be prepared"):  # the owner's share binds a run that allows more, too
+    with pytest.raises(DataError, match="cannot be prepared"):  # the owner's limit also applies if a run allows more
         tolerant.prepared(DataConfig(channels=1, image_size=10, max_unreadable=0.5))
 
 
@@ -397,7 +399,7 @@ def test_an_update_reports_how_many_files_were_left_out(setting: Setting, tmp_pa
     assert finished.num_examples == 8
 
 
-def test_a_site_without_a_folder_of_a_class_does_not_train_it_under_another_number(
+def test_a_site_without_a_folder_for_each_class_does_not_train_with_shifted_class_numbers(
     setting: Setting, tmp_path: Path
 ) -> None:
     (tmp_path / "own").mkdir()

@@ -1,4 +1,4 @@
-"""Coordinators that are broken or mean harm: a worker neither ends nor hangs, and continues with an honest one."""
+"""A worker neither ends nor hangs if a coordinator is broken or malicious, and continues with an honest one."""
 
 import json
 import threading
@@ -38,13 +38,13 @@ def always(answer: hostile.Answer) -> Callable[[str], Iterable[bytes]]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_malformed_answer_is_an_error_of_the_clients_own(coordinator: FakeCoordinator, call: str) -> None:
+def test_every_malformed_answer_raises_a_client_error_quickly(coordinator: FakeCoordinator, call: str) -> None:
     answers = {**hostile.MALFORMED, **hostile.REFUSALS, **hostile.WAITS}
     for name, answer in answers.items():
         coordinator.raw = always(answer)
         with WorkerClient(coordinator.url, TOKEN, timeout=2, retry=ONCE) as client:
             began = time.monotonic()
-            if name == "no bytes" and call == "claim":  # as 204
+            if name == "no bytes" and call == "claim":  # read as 204
                 assert CALLS[call](client) is None
                 continue
             with pytest.raises(ClientError) as caught:
@@ -55,7 +55,7 @@ def test_every_malformed_answer_is_an_error_of_the_clients_own(coordinator: Fake
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", hostile.slow(0))
-def test_an_answer_by_the_byte_ends_at_the_deadline(coordinator: FakeCoordinator, name: str) -> None:
+def test_an_answer_that_arrives_byte_by_byte_ends_at_the_deadline(coordinator: FakeCoordinator, name: str) -> None:
     coordinator.raw = always(hostile.slow(0.05)[name])
     with WorkerClient(coordinator.url, TOKEN, timeout=0.5, retry=ONCE) as client:
         for call in ("claim", "heartbeat"):
@@ -66,8 +66,8 @@ def test_an_answer_by_the_byte_ends_at_the_deadline(coordinator: FakeCoordinator
 
 
 @pytest.mark.full
-def test_a_slow_answer_that_gets_on_is_waited_for(coordinator: FakeCoordinator) -> None:
-    """Half a second without a byte would be too long; four times that in all is not."""
+def test_a_slow_answer_that_makes_progress_is_not_interrupted(coordinator: FakeCoordinator) -> None:
+    """Half a second without a byte would be too long, but two seconds in total are not."""
     item = make_item(make_spec(), 1).model_dump_json().encode()
     item += b" " * (400_000 - len(item))
 
@@ -83,7 +83,7 @@ def test_a_slow_answer_that_gets_on_is_waited_for(coordinator: FakeCoordinator) 
 
 
 @pytest.mark.parametrize("case", hostile.WORK)
-def test_work_that_cannot_be_is_given_back(setting: Setting, case: str) -> None:
+def test_invalid_work_is_declined(setting: Setting, case: str) -> None:
     work = setting.item(make_spec(), 1)
     hostile_work = hostile.changed(work.model_dump_json().encode(), **hostile.WORK[case])
     setting.coordinator.raw = lambda call: hostile.answer(hostile_work)() if call == "claim" else None
@@ -96,8 +96,9 @@ def test_work_that_cannot_be_is_given_back(setting: Setting, case: str) -> None:
 
 
 @pytest.mark.full
-def test_a_worker_outlives_every_answer_and_then_works(setting: Setting) -> None:
-    """One after the other, to its claims; and then those of an honest coordinator, with the same bits."""
+def test_a_worker_survives_every_malformed_answer_to_a_claim_and_then_works(setting: Setting) -> None:
+    """Claims get the malformed answers one after the other, then an honest coordinator's; the update has the same
+    bits."""
     answers = [*hostile.MALFORMED.values(), *hostile.REFUSALS.values(), *hostile.WAITS.values()]
     setting.coordinator.raw = lambda call: answers.pop()() if answers and call == "claim" else None
     setting.offer(make_spec(), 1)
@@ -110,7 +111,7 @@ def test_a_worker_outlives_every_answer_and_then_works(setting: Setting) -> None
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("call", ["GET artifact", "PUT artifact", "submit", "heartbeat"])
-def test_a_round_outlives_every_answer(setting: Setting, call: str) -> None:
+def test_a_round_survives_malformed_answers_to_each_call(setting: Setting, call: str) -> None:
     answers = [
         hostile.MALFORMED["lists in lists"],
         hostile.MALFORMED["a page"],
@@ -131,7 +132,7 @@ def test_a_round_outlives_every_answer(setting: Setting, call: str) -> None:
 
 
 class running:  # noqa: N801 - reads as what it does
-    """The agent in a thread, which must be alive in the end."""
+    """The agent in a thread, which must still be alive at the end."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -163,7 +164,7 @@ class running:  # noqa: N801 - reads as what it does
 
 
 @pytest.mark.parametrize("name", ["a proxy's 401", "a proxy's 403", "a proxy's 403 as a problem"])
-def test_a_proxy_s_refusal_is_logged_and_tried_again(setting: Setting, name: str) -> None:
+def test_a_proxys_refusal_is_logged_and_retried(setting: Setting, name: str) -> None:
     answers = [hostile.REFUSALS[name]] * 3
     setting.coordinator.raw = lambda call: answers.pop()() if answers else None
     with capture_logs() as logs:
@@ -179,7 +180,7 @@ def test_a_proxy_s_refusal_is_logged_and_tried_again(setting: Setting, name: str
     assert "a proxy" in told[-1]["todo"]
 
 
-def test_an_answer_about_another_assignment_is_not_taken(setting: Setting) -> None:
+def test_an_answer_about_another_assignment_is_refused(setting: Setting) -> None:
     other = json.dumps({"assignment_id": str(uuid4()), "state": "accepted"}).encode()
     setting.coordinator.raw = lambda call: hostile.answer(other)()
     for call in ("submit", "decline"):
@@ -187,14 +188,14 @@ def test_an_answer_about_another_assignment_is_not_taken(setting: Setting) -> No
             CALLS[call](setting.client)
 
 
-def test_runs_outside_the_query_have_not_ended(setting: Setting) -> None:
+def test_ended_runs_returns_only_runs_that_were_asked_for(setting: Setting) -> None:
     asked, other = uuid4(), uuid4()
     body = json.dumps({"run_ids": [str(asked), str(other)]}).encode()
     setting.coordinator.raw = lambda call: hostile.answer(body)()
     assert setting.client.ended_runs([asked]) == {asked}
 
 
-def test_a_model_that_does_not_fit_the_machine_is_declined_before_it_is_fetched(setting: Setting) -> None:
+def test_a_model_larger_than_the_workers_limit_is_declined_before_it_is_fetched(setting: Setting) -> None:
     setting.offer(make_spec(), 1)
     agent = setting.restart()
     agent._executor._max_artifact_bytes = 1000

@@ -1,4 +1,4 @@
-"""A worker registers for methods that train on labels only if it has such labels."""
+"""A worker registers methods that train on labels only if it has such labels."""
 
 import numpy as np
 

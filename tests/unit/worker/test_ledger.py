@@ -1,4 +1,4 @@
-"""The ledger: its bytes, what a crash leaves of it, and what a change of it shows."""
+"""The ledger: its bytes, what a crash leaves of it, and which changes are detected."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ from .ledgers import FIELDS, FIRST, SHORT, bodies, crashed_after, filled, kinds
 # Bytes
 
 
-def test_the_hash_is_the_designs() -> None:
-    """Genesis is 32 zero bytes; the hash is of `fedssl/ledger/1\\n`, the hash before, and the canonical body."""
+def test_the_hash_is_the_one_that_the_design_defines() -> None:
+    """Genesis is 32 zero bytes; the hash covers `fedssl/ledger/1\\n`, the previous hash, and the canonical body."""
     body = {"kind": "opened", "seq": 1}
     known = "69723132fa5054866c7a382d315df161d012f3ffeab283b7dc67991cd6a8e220"
     assert bytes.fromhex(GENESIS) == bytes(32)
@@ -52,7 +52,7 @@ def test_the_signature_is_ed25519_over_the_hash() -> None:
         ({"text": 'é"\\\n\x00/'}, b'{"text":"\xc3\xa9\\"\\\\\\n\\u0000/"}'),
     ],
 )
-def test_canonical_bytes(value: dict[str, Any], text: bytes) -> None:
+def test_values_have_the_expected_canonical_bytes(value: dict[str, Any], text: bytes) -> None:
     assert canonical(value) == text
     assert json.loads(text) == value
 
@@ -62,12 +62,12 @@ def test_canonical_bytes(value: dict[str, Any], text: bytes) -> None:
     [{"a": 0.5}, {"a": 2**53}, {"a": -(2**53)}, {"a": True}, {"a": None}, {"A": 1}, {"a-b": 1}, {"": 1}, {1: 1},
      {"a": {"é": 1}}, {"a": b"x"}, {"a": "\ud800"}, {"a": [[[[[[[[[[1]]]]]]]]]]}],
 )  # fmt: skip
-def test_what_has_no_canonical_form(value: dict[Any, Any]) -> None:
+def test_values_without_a_canonical_form_are_refused(value: dict[Any, Any]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - a UnicodeEncodeError is one too
         canonical(value)
 
 
-def test_a_line_is_read_only_in_its_exact_bytes() -> None:
+def test_a_line_that_differs_from_its_canonical_bytes_is_refused() -> None:
     body = {"kind": "opened", "seq": 1}
     entry = LedgerEntry(body, entry_hash(GENESIS, body), GENESIS, "ab" * 64)
     line = entry.line()
@@ -92,7 +92,7 @@ def test_a_line_is_read_only_in_its_exact_bytes() -> None:
 # Writing
 
 
-def test_what_is_in_an_entry(tmp_path: Path) -> None:
+def test_entries_contain_the_declared_fields_and_a_random_salt(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 1)
     opened, intent, sent = bodies(tmp_path / "ledger")
     assert opened["key"] == ledger.key
@@ -124,7 +124,7 @@ def test_a_ledger_is_continued_after_a_restart(tmp_path: Path) -> None:
     assert verify(tmp_path / "ledger").num_entries == 8
 
 
-def test_without_its_key_or_with_another_it_is_not_continued(tmp_path: Path) -> None:
+def test_a_ledger_is_not_continued_if_its_key_is_missing_or_another(tmp_path: Path) -> None:
     filled(tmp_path / "ledger")
     filled(tmp_path / "other")
     (tmp_path / "ledger/key").unlink()
@@ -138,7 +138,7 @@ def test_without_its_key_or_with_another_it_is_not_continued(tmp_path: Path) -> 
         Ledger(tmp_path / "ledger")
 
 
-def test_an_earlier_versions_file_stays_and_is_named(tmp_path: Path) -> None:
+def test_a_ledger_file_of_an_earlier_version_is_kept_and_recorded(tmp_path: Path) -> None:
     earlier = tmp_path / "ledger.jsonl"
     earlier.write_bytes(b'{"time":"2026"}\n')
     filled(tmp_path / "ledger")
@@ -184,7 +184,7 @@ def test_a_full_disk_leaves_an_intact_ledger(tmp_path: Path, monkeypatch: pytest
             ledger.append("intent", **FIELDS)
     monkeypatch.setattr(os, "write", real)
     ledger.append("intent", **FIELDS)
-    # `recovered` records what was cut off, if there was space for it. It had never been an entry.
+    # `recovered` records the bytes that were cut off, if there was space for it. They had never been an entry.
     assert [kind for kind in kinds(tmp_path / "ledger") if kind != "recovered"] == [
         "opened",
         "intent",
@@ -195,8 +195,8 @@ def test_a_full_disk_leaves_an_intact_ledger(tmp_path: Path, monkeypatch: pytest
     verify(tmp_path / "ledger")
 
 
-def test_a_ledger_that_disappears_while_it_is_open_is_not_begun_again(tmp_path: Path) -> None:
-    """As if the disk of STATE was unmounted: nothing is written in its place, so the disk can come back."""
+def test_a_ledger_that_disappears_while_it_is_open_is_not_started_again(tmp_path: Path) -> None:
+    """As if the disk of STATE was unmounted: nothing is written in its place, so that the disk can be mounted again."""
     folder, elsewhere = tmp_path / "ledger", tmp_path / "elsewhere"
     ledger = filled(folder, 1)
     folder.rename(elsewhere)
@@ -212,8 +212,8 @@ def test_a_ledger_that_disappears_while_it_is_open_is_not_begun_again(tmp_path: 
     verify(folder)
 
 
-def test_a_ledger_that_comes_back_with_fewer_entries_is_not_continued(tmp_path: Path) -> None:
-    """As if STATE came back from a copy, while the worker ran: each number would be given to two entries."""
+def test_a_ledger_that_was_restored_with_fewer_entries_is_not_continued(tmp_path: Path) -> None:
+    """As if STATE was restored from a copy while the worker ran: otherwise two entries would get the same number."""
     folder = tmp_path / "ledger"
     ledger = filled(folder, 1)
     shutil.copytree(folder, tmp_path / "copy")
@@ -247,7 +247,7 @@ def test_a_torn_last_line_is_removed_and_recorded(tmp_path: Path, keep: int) -> 
     assert verify(tmp_path / "ledger").num_entries == 6
 
 
-def test_a_last_line_whose_middle_the_disk_lost(tmp_path: Path) -> None:
+def test_a_last_line_with_zero_bytes_in_its_middle_is_recovered(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 1).close()
     path = tmp_path / "ledger" / FIRST
     content = path.read_bytes()
@@ -257,7 +257,7 @@ def test_a_last_line_whose_middle_the_disk_lost(tmp_path: Path) -> None:
     assert kinds(tmp_path / "ledger") == ["opened", "intent", "recovered"]
 
 
-def test_a_first_line_that_was_never_whole(tmp_path: Path) -> None:
+def test_an_incomplete_first_line_is_recovered(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 0).close()
     path = tmp_path / "ledger" / FIRST
     path.write_bytes(path.read_bytes()[:30])
@@ -270,12 +270,13 @@ def test_a_first_line_that_was_never_whole(tmp_path: Path) -> None:
 _CHILD = Path(__file__).parent / "ledger_killed.py"
 
 
-def test_killed_after_every_fsync(tmp_path: Path) -> None:
-    """Killed after the n-th fsync, for every n, a process leaves an intact chain with every entry that it returned."""
+def test_a_process_killed_after_any_fsync_leaves_an_intact_ledger(tmp_path: Path) -> None:
+    """For each n, a process killed after its n-th fsync leaves an intact chain with every entry that `append`
+    returned."""
     done = subprocess.run([sys.executable, str(_CHILD), str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     points = sorted(tmp_path.iterdir())
-    assert len(points) > 25  # the key, entries, a checkpoint and a new segment have one each or more
+    assert len(points) > 25  # the key, entries, a checkpoint and a new segment each have one or more
     seen: set[str] = set()
     for point in points:
         folder, said = point / "ledger", (point / "said").read_text().split()

@@ -1,4 +1,4 @@
-"""Anchors of the ledger: carried by requests that are made anyway, one at a time, and kept with their receipts."""
+"""Anchors of the ledger are sent with other requests, one at a time, and stored with their receipts."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,9 @@ from .conftest import CLIENT, RUN, Setting, good_update, make_spec
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
 
-def test_requests_that_are_made_anyway_anchor_what_left(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_sent_is_anchored_by_requests_that_are_made_anyway(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
     setting.offer(make_spec(), 1)
     agent, reregister = setting.reregistering(setting.write_policy(*WEIGHTS))
@@ -33,7 +35,7 @@ def test_requests_that_are_made_anyway_anchor_what_left(setting: Setting, monkey
     receipt = setting.ledger()[-1]
     assert receipt["anchored_seq"] == 4
     assert receipt["head"] == setting.coordinator.anchors[-1].head
-    agent.step()  # nothing is new: nothing is anchored, and no receipt is a reason for the next
+    agent.step()  # nothing is new, so nothing is anchored, and a receipt by itself does not cause another anchor
     assert len(setting.coordinator.anchors) == 2
     assert "heartbeat" not in setting.coordinator.calls
 
@@ -87,7 +89,7 @@ def test_a_forged_receipt_is_not_kept(setting: Setting, changes: dict[str, Any])
     assert setting.kinds() == ["opened"]
 
 
-def test_owners_compare_the_broadcasts_that_the_coordinator_has_signed(setting: Setting, tmp_path: Path) -> None:
+def test_differences_between_signed_broadcasts_of_two_owners_are_found(setting: Setting, tmp_path: Path) -> None:
     setting.offer(make_spec(), 1)
     setting.restart(setting.write_policy(*WEIGHTS)).step()
     verify(setting.folder / "ledger")
@@ -102,7 +104,7 @@ def test_owners_compare_the_broadcasts_that_the_coordinator_has_signed(setting: 
     num_shared, [difference] = broadcast_differences([own], [other])
     assert num_shared == 1
     assert f"broadcast {own['broadcast']} for" in difference
-    for rows in ([other, own], [own, other, other]):  # it had the round trained twice, from different weights
+    for rows in ([other, own], [own, other, other]):  # the round was trained twice, from different weights
         assert broadcast_differences(rows, [own]) == (
             1,
             [f"run {own['run']}, round 1: broadcast {'f' * 64} for {CLIENT}, {own['broadcast']} for {CLIENT}"],

@@ -1,4 +1,4 @@
-"""A ledger that was changed is detected. One that was rotated, archived or taken over is valid."""
+"""A changed ledger is detected. A ledger that was rotated, archived or written by an earlier version is valid."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def rewritten(folder: Path, change: Callable[[list[bytes]], list[bytes]], name: 
 
 
 def _edited(line: bytes, **changes: Any) -> bytes:
-    """Return the entry with another body and the hash of that body. The signature is still the old one."""
+    """Return the entry with another body and the hash of that body. The signature stays the old one."""
     entry = parse_line(line)
     body = {**entry.body, **changes}
     return LedgerEntry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
@@ -54,13 +54,13 @@ CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_change_is_seen(tmp_path: Path, name: str) -> None:
+def test_every_change_is_detected(tmp_path: Path, name: str) -> None:
     filled(tmp_path / "ledger").close()
     change, words = CHANGES[name]
     rewritten(tmp_path / "ledger", change)
     with pytest.raises(LedgerError, match=words):
         verify(tmp_path / "ledger")
-    with pytest.raises(LedgerError):  # nor can it be continued
+    with pytest.raises(LedgerError):  # it cannot be continued either
         Ledger(tmp_path / "ledger")
 
 
@@ -85,7 +85,9 @@ def test_another_key_cannot_continue_a_ledger(tmp_path: Path) -> None:
         ("f" * 64, "2026-11-20T12:00:00.000000+00:00", "a receipt for an entry 3 that differs from this ledger's"),
     ],
 )
-def test_a_receipt_that_was_not_given_for_this_ledger(tmp_path: Path, head: str | None, at: str, words: str) -> None:
+def test_a_receipt_for_another_ledger_or_entry_is_detected(
+    tmp_path: Path, head: str | None, at: str, words: str
+) -> None:
     ledger, coordinator = filled(tmp_path / "ledger", 1), make_key(tmp_path / "key")
     anchor = LedgerAnchor(key=ledger.key, seq=3, head=head or ledger.anchor.head)
     signature = coordinator.sign(receipt_message("a", anchor, "2026-11-20T12:00:00.000000+00:00", None))
@@ -103,7 +105,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Repor
 
 
 @given(data=st.data())
-def test_no_flipped_bit_goes_unseen(intact: tuple[Path, bytes, Report], data: st.DataObject) -> None:
+def test_every_flipped_bit_is_detected(intact: tuple[Path, bytes, Report], data: st.DataObject) -> None:
     folder, content, before = intact
     position = data.draw(st.integers(0, len(content) - 1))
     flipped = bytearray(content)
@@ -139,7 +141,7 @@ def test_a_new_segment_continues_the_chain(tmp_path: Path) -> None:
     assert ledger.anchor.head == report.point.head == Ledger(folder).anchor.head
 
 
-def test_old_segments_may_go_once_a_checkpoint_stands_for_them(tmp_path: Path) -> None:
+def test_old_segments_may_be_deleted_if_a_checkpoint_replaces_them(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     ledger = filled(folder, 4, SHORT)
     whole = verify(folder)
@@ -154,7 +156,7 @@ def test_old_segments_may_go_once_a_checkpoint_stands_for_them(tmp_path: Path) -
     assert verify(folder, start).point.seq == ledger.anchor.seq + 1
 
 
-def test_a_checkpoint_may_also_stand_in_the_middle(tmp_path: Path) -> None:
+def test_a_ledger_can_be_verified_from_a_checkpoint_in_its_middle(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 4, SHORT)
     assert verify(folder, read_checkpoint(folder / "checkpoint-000000000004.json")).num_entries == 7
@@ -163,7 +165,7 @@ def test_a_checkpoint_may_also_stand_in_the_middle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ['"seq":4', '"signed":1', '"head":"', '"key":"'])
-def test_a_changed_checkpoint_is_seen(tmp_path: Path, part: str) -> None:
+def test_a_changed_checkpoint_is_detected(tmp_path: Path, part: str) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 4, SHORT)
     path = folder / "checkpoint-000000000004.json"
@@ -175,7 +177,7 @@ def test_a_changed_checkpoint_is_seen(tmp_path: Path, part: str) -> None:
         read_checkpoint(path)
 
 
-def test_checkpoints_of_other_entries_are_found(tmp_path: Path) -> None:
+def test_checkpoints_of_other_entries_are_detected(tmp_path: Path) -> None:
     folder, path = tmp_path / "ledger", tmp_path / "ledger" / "checkpoint-000000000004.json"
     filled(folder, 2, SHORT).close()
     point, other = read_checkpoint(path), make_key(tmp_path / "key")
@@ -191,7 +193,7 @@ def test_checkpoints_of_other_entries_are_found(tmp_path: Path) -> None:
         Ledger(folder)
 
 
-def test_without_its_newest_segment_a_ledger_is_not_begun_again(tmp_path: Path) -> None:
+def test_a_ledger_without_its_segments_is_not_started_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 4, SHORT)
     for path in folder.glob("0*"):
@@ -201,7 +203,7 @@ def test_without_its_newest_segment_a_ledger_is_not_begun_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stage", ["before the segment", "before its first entry"])
-def test_a_crash_in_the_middle_of_a_rotation(tmp_path: Path, stage: str) -> None:
+def test_a_ledger_is_continued_after_a_crash_during_a_rotation(tmp_path: Path, stage: str) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 2, SHORT)
     new = folder / "000000000005.jsonl"
@@ -239,7 +241,7 @@ ENDS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_an_end_that_is_missing_is_found_and_not_continued(tmp_path: Path, how: str) -> None:
+def test_a_ledger_whose_end_is_missing_is_detected_and_not_continued(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 2, SHORT).close()
     ENDS[how](folder)
@@ -250,7 +252,7 @@ def test_an_end_that_is_missing_is_found_and_not_continued(tmp_path: Path, how: 
 
 
 @pytest.mark.parametrize("how", ["the only segment emptied", "the last segment emptied", "all segments removed"])
-def test_an_emptied_segment_is_found_without_the_recorded_head(tmp_path: Path, how: str) -> None:
+def test_an_emptied_segment_is_detected_without_the_recorded_head(tmp_path: Path, how: str) -> None:
     """Ledgers of earlier versions have no recorded head, and an attacker who empties a segment may remove it."""
     folder = tmp_path / "ledger"
     filled(folder, 2, SHORT).close()
@@ -287,7 +289,7 @@ def test_a_head_of_another_entry_shows_that_the_end_was_replaced(tmp_path: Path)
         verify(folder)
 
 
-def test_a_ledger_of_an_earlier_version_and_a_head_that_a_power_loss_emptied(tmp_path: Path) -> None:
+def test_a_ledger_with_a_missing_or_emptied_head_is_continued(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     for content in (None, b"", b"00000000"):
         filled(folder, 1).close()

@@ -1,4 +1,4 @@
-"""A client state that is missing or damaged: the coordinator learns it before the client trains without it."""
+"""If a client state is missing or damaged, the worker reports it before it trains without the state."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from .coordinator import Refusal
 
 
 def _lose_the_state(setting: Setting) -> None:
-    """Train and submit the first round, and flip one bit of the state that was kept with it."""
+    """Train and submit the first round, and flip one bit of the state that was stored with it."""
     setting.offer(make_spec(), 1)
     setting.restart().step()
     [state] = (setting.folder / "runs").glob("*/*/state.safetensors")
@@ -26,7 +26,7 @@ def _reports(setting: Setting) -> list[StateLost]:
     return [beat.state_lost for beat in setting.coordinator.heartbeats if beat.state_lost is not None]
 
 
-def test_a_lost_state_is_reported_before_the_training_and_the_client_starts_cold(setting: Setting) -> None:
+def test_a_lost_state_is_reported_and_the_client_trains_without_it(setting: Setting) -> None:
     _lose_the_state(setting)
     setting.offer(make_spec(), 2, setting.sent())
     setting.restart().step()
@@ -37,7 +37,7 @@ def test_a_lost_state_is_reported_before_the_training_and_the_client_starts_cold
     assert are_equal(setting.sent(1), cold.update)
 
 
-def test_a_method_without_client_state_has_nothing_to_lose(setting: Setting) -> None:
+def test_a_missing_state_is_not_reported_for_a_method_without_client_state(setting: Setting) -> None:
     spec = make_spec(method={"name": "fedsimclr"})
     setting.offer(spec, 1)
     setting.restart().step()
@@ -56,7 +56,7 @@ def test_a_client_does_not_train_without_its_state_if_the_coordinator_pauses_the
     setting.restart().step()
     assert len(setting.coordinator.submissions) == 1
     assert setting.coordinator.declined == []
-    assert setting.coordinator.leased is not None  # the claim after the pause brings the same work
+    assert setting.coordinator.leased is not None  # the claim after the pause returns the same work
     setting.coordinator.reply = HeartbeatReply()
     setting.restart().step()
     assert len(setting.coordinator.submissions) == 2
@@ -80,7 +80,7 @@ def test_an_update_that_was_trained_without_the_state_is_reported_again_with_the
     assert len(setting.coordinator.submissions) == 2
 
 
-def test_a_loss_that_cannot_be_reported_waits_for_the_coordinator(setting: Setting) -> None:
+def test_a_client_does_not_train_until_its_lost_state_could_be_reported(setting: Setting) -> None:
     _lose_the_state(setting)
     setting.offer(make_spec(), 2, setting.sent())
 

@@ -1,4 +1,4 @@
-"""The memory of a container, of a service and of a machine."""
+"""The memory limit of a container, a service or a machine."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         ("what?", {}, MACHINE),
     ],
 )
-def test_the_lowest_limit_counts(tmp_path: Path, own: str, files: dict[str, str], expected: int) -> None:
+def test_the_total_memory_is_the_lowest_limit(tmp_path: Path, own: str, files: dict[str, str], expected: int) -> None:
     (tmp_path / "own").write_text(f"1:name=systemd:/\n{own}\n")
     for name, text in files.items():
         path = tmp_path / "cgroup" / name
@@ -31,5 +31,5 @@ def test_the_lowest_limit_counts(tmp_path: Path, own: str, files: dict[str, str]
     assert total_memory_bytes(tmp_path / "cgroup", tmp_path / "own") == expected
 
 
-def test_without_cgroups_it_is_the_machine_s(tmp_path: Path) -> None:
+def test_the_total_memory_is_the_machines_without_cgroups(tmp_path: Path) -> None:
     assert total_memory_bytes(tmp_path / "none", tmp_path / "none") == MACHINE

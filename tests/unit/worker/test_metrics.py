@@ -1,4 +1,4 @@
-"""The time per training step, measured from the progress of the training."""
+"""The worker's metrics: the time per training step and the GPU memory."""
 
 import pytest
 import torch
@@ -20,14 +20,14 @@ def test_steps_are_timed_between_two_reports(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     count, total = seen("count"), seen("sum")
     step_timer = StepTimer()
-    for step in (0, 4, 4, 5):  # 2 s for four steps, then a look without a step, then one of 0.5 s
+    for step in (0, 4, 4, 5):  # 2 s for four steps, then a report without a step, then 0.5 s for one step
         step_timer.observe(progress(step))
     step_timer.observe(progress(0, "uploading"))
     assert seen("count") - count == 2
     assert seen("sum") - total == pytest.approx(0.5 + 0.5)
 
 
-def test_the_memory_of_every_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_bytes() == 0
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

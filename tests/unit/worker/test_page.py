@@ -1,4 +1,4 @@
-"""The owner's page: a real process, asked by HTTP, next to a ledger that is written, long or damaged."""
+"""The data owner's page: a real process, queried over HTTP, for a ledger that is being written, long or damaged."""
 
 import re
 import signal
@@ -45,7 +45,7 @@ max_bytes = 1000
 
 
 class Page:
-    """A running page: its printed addresses, and a client that keeps cookies."""
+    """A running page: the addresses that it printed, and a client that keeps cookies."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
@@ -105,7 +105,7 @@ def _outcomes(text: str) -> list[str]:
     return re.findall(r'<td class="(sent|unconfirmed|refused)">', text)
 
 
-def test_what_left_and_what_was_refused_with_reasons(state: Path) -> None:
+def test_the_page_lists_sent_and_refused_updates_with_reasons(state: Path) -> None:
     before = {path: path.read_bytes() for path in (state / "ledger").iterdir()}
     with opened(state) as page:
         text = page.await_text("intact, 7 entries")
@@ -121,7 +121,7 @@ def test_what_left_and_what_was_refused_with_reasons(state: Path) -> None:
     assert {path: path.read_bytes() for path in (state / "ledger").iterdir()} == before
 
 
-def test_each_address_opens_one_browser(state: Path) -> None:
+def test_each_address_works_in_only_one_browser(state: Path) -> None:
     with serving(state) as page:
         assert page.get().status_code == 403
         assert page.get("/?key=wrong").status_code == 403
@@ -136,7 +136,7 @@ def test_each_address_opens_one_browser(state: Path) -> None:
         assert httpx.get(page.next_address(), trust_env=False, timeout=60).status_code == 303
 
 
-def test_a_foreign_name_that_leads_here_gets_nothing(state: Path) -> None:
+def test_requests_with_a_foreign_host_name_are_refused(state: Path) -> None:
     with opened(state) as page:
         port = page.url.rpartition(":")[2]
         assert page.get(Host=f"localhost:{port}").status_code == 200
@@ -160,7 +160,7 @@ def test_headers_forbid_scripts_and_other_hosts(state: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost"])
-def test_it_listens_on_loopback_only(state: Path, host: str) -> None:
+def test_the_page_listens_on_loopback_only(state: Path, host: str) -> None:
     command = [sys.executable, "-m", "fedssl_worker", "page", "--state", str(state), "--host", host]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -168,7 +168,7 @@ def test_it_listens_on_loopback_only(state: Path, host: str) -> None:
     assert "only listens on 127.0.0.1 or ::1" in done.stderr
 
 
-def test_what_it_cannot_serve_is_refused(tmp_path: Path, state: Path) -> None:
+def test_a_missing_state_and_a_port_in_use_are_refused(tmp_path: Path, state: Path) -> None:
     from typer.testing import CliRunner
 
     missing = CliRunner().invoke(app, ["page", "--state", str(tmp_path / "missing")])
@@ -179,7 +179,7 @@ def test_what_it_cannot_serve_is_refused(tmp_path: Path, state: Path) -> None:
         assert (taken.exit_code, "choose another --port" in taken.output) == (2, True)
 
 
-def test_it_follows_a_worker_that_writes(state: Path) -> None:
+def test_the_page_follows_a_ledger_that_is_being_written(state: Path) -> None:
     from fedssl_worker.disclosure.ledger import Ledger
 
     ledger = Ledger(state / "ledger", rules=SHORT)  # rotates while the page reads
@@ -201,7 +201,7 @@ def test_it_follows_a_worker_that_writes(state: Path) -> None:
         (b'"kind":"sent"', b"garbage", f"{FIRST}, line 3: this is not an entry"),
     ],
 )
-def test_damage_is_shown_with_its_place(state: Path, old: bytes, new: bytes, said: str) -> None:
+def test_damage_is_shown_with_its_position(state: Path, old: bytes, new: bytes, said: str) -> None:
     path = state / "ledger" / FIRST
     path.write_bytes(path.read_bytes().replace(old, new, 1))
     with opened(state) as page:
@@ -210,21 +210,21 @@ def test_damage_is_shown_with_its_place(state: Path, old: bytes, new: bytes, sai
         assert "intact" not in text
 
 
-def test_an_end_that_was_cut_off_is_damage(state: Path) -> None:
+def test_a_ledger_whose_end_was_cut_off_is_shown_as_damaged(state: Path) -> None:
     path = state / "ledger" / FIRST
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
     with opened(state) as page:
         assert "its end was cut off" in page.await_text("The ledger is damaged")
 
 
-def test_a_line_that_a_crash_cut_short_is_not_damage(state: Path) -> None:
+def test_an_incomplete_last_line_is_not_shown_as_damage(state: Path) -> None:
     path = state / "ledger" / FIRST
     path.write_bytes(path.read_bytes() + b'{"body":{"kind":"int')
     with opened(state) as page:
         page.await_text("intact, 7 entries")
 
 
-def test_archived_segments_are_not_missed(tmp_path: Path) -> None:
+def test_a_ledger_without_its_archived_segments_is_shown_as_intact(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 6, SHORT).close()
     (tmp_path / "ledger" / FIRST).unlink()
     with opened(tmp_path) as page:
@@ -232,7 +232,7 @@ def test_archived_segments_are_not_missed(tmp_path: Path) -> None:
         assert "Earlier files of the ledger are missing" not in text, "the next one begins with the totals"
 
 
-def test_the_current_work_and_what_it_would_send(state: Path) -> None:
+def test_the_page_shows_the_current_work_and_what_it_would_send(state: Path) -> None:
     item: WorkItem = make_item(make_spec(), 2)
     shown = CurrentWork(state)
     (state / "policy.toml").write_text(POLICY)

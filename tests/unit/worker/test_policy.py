@@ -1,4 +1,4 @@
-"""The data owner's policy: what its file may contain, and what does not leave because of it."""
+"""The data owner's policy: what its file may contain, and what it keeps from being sent."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ URL = "https://fed.example.org"
 HEAD = f'schema = 1\nclient = "hospital-a"\ncoordinator = "{URL}"\n'
 WEIGHTS = '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n'
 
-# The design's example, with the pin's fingerprint written out. Nothing enforces its last part yet.
+# The design's example, with the pin's fingerprint written out. This version does not enforce its last part yet.
 DESIGNED = """
 schema = 1
 client = "hospital-a"
@@ -56,7 +56,7 @@ def written(folder: Path, text: str) -> Path:
 # The file
 
 
-def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
+def test_the_policy_file_of_the_design_is_read(tmp_path: Path) -> None:
     policy, digest = read_policy(written(tmp_path, DESIGNED))
     assert digest == hashlib.sha256(DESIGNED.encode()).hexdigest()
     assert policy.allow[0].model_dump(exclude={"datasets"}) == {
@@ -74,7 +74,7 @@ def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
     assert policy.secagg.model_dump() == secagg
 
 
-def test_a_file_that_an_editor_on_windows_has_saved(tmp_path: Path) -> None:
+def test_a_policy_file_saved_on_windows_is_read(tmp_path: Path) -> None:
     plain, _ = read_policy(written(tmp_path, DESIGNED))
     path = tmp_path / "windows.toml"
     path.write_bytes(b"\xef\xbb\xbf" + DESIGNED.replace("\n", "\r\n").encode())
@@ -83,7 +83,7 @@ def test_a_file_that_an_editor_on_windows_has_saved(tmp_path: Path) -> None:
     assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_keys_that_nothing_enforces_yet_are_refused_and_named_together(tmp_path: Path) -> None:
+def test_keys_that_are_not_enforced_yet_are_refused_and_named_together(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         read_policy(written(tmp_path, DESIGNED + NOT_ENFORCED_YET))
     for words in (
@@ -133,14 +133,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_a_mistake_stops_the_worker_and_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_policy_is_refused_with_the_reason(tmp_path: Path, text: str) -> None:
     with pytest.raises(PolicyError) as caught:
         PolicyEnforcer(written(tmp_path, text), URL)
     assert MISTAKES[text] in str(caught.value)
     assert "policy.toml" in str(caught.value)
 
 
-def test_a_file_that_is_not_a_policy(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_policy_is_refused(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(PolicyError, match=words):
             PolicyEnforcer(path, URL)
@@ -164,7 +164,7 @@ def test_a_file_that_is_not_a_policy(tmp_path: Path) -> None:
         ("http://127.0.0.1:80/base/", "http://127.0.0.1/base"),
     ],
 )
-def test_the_same_address_in_two_forms(tmp_path: Path, written_so: str, started_so: str) -> None:
+def test_different_forms_of_the_same_address_are_accepted(tmp_path: Path, written_so: str, started_so: str) -> None:
     PolicyEnforcer(written(tmp_path, HEAD.replace(URL, written_so)), started_so)
 
 
@@ -185,14 +185,14 @@ def test_another_clients_policy_is_refused(tmp_path: Path) -> None:
         enforcer.require_client("hospital-b")
 
 
-def test_it_is_read_again_only_when_asked(tmp_path: Path) -> None:
+def test_a_policy_is_read_again_only_by_reload(tmp_path: Path) -> None:
     item = make_item(make_spec(), 1)
     path = written(tmp_path, HEAD + WEIGHTS)
     enforcer = PolicyEnforcer(path, URL)
     first = enforcer.digest
     assert not enforcer.reload()
     written(tmp_path, HEAD)
-    enforcer.require_permitted(item)  # still the policy that the assignment began under
+    enforcer.require_permitted(item)  # the assignment began under this policy, which still applies
     assert enforcer.reload()
     assert enforcer.digest != first
     with pytest.raises(NotPermitted):
@@ -208,7 +208,7 @@ def test_it_is_read_again_only_when_asked(tmp_path: Path) -> None:
         enforcer.reload()
 
 
-def test_without_a_file_the_methods_plan_and_all_its_numbers_leave() -> None:
+def test_without_a_policy_file_all_work_and_all_numbers_are_permitted() -> None:
     enforcer = PolicyEnforcer(None, URL)
     item = make_item(make_spec(), 1)
     progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
@@ -235,7 +235,7 @@ STORES = 'stores = ["https://s3.example.org/", "https://[2001:db8::1]:9000", "ht
         (URL, False),
     ],
 )
-def test_only_object_stores_that_it_names(tmp_path: Path, server: str, *, may_go: bool) -> None:
+def test_only_object_stores_that_the_policy_names_are_permitted(tmp_path: Path, server: str, *, may_go: bool) -> None:
     enforcer = PolicyEnforcer(written(tmp_path, HEAD), URL)
     assert not enforcer.permits_store(server)
     written(tmp_path, HEAD + STORES)
@@ -244,7 +244,7 @@ def test_only_object_stores_that_it_names(tmp_path: Path, server: str, *, may_go
     assert PolicyEnforcer(None, URL).permits_store(server)
 
 
-def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
+def test_a_worker_refuses_object_stores_that_its_policy_does_not_name(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD + STORES)
     settings = Settings(coordinator=URL, data="", state=tmp_path, policy=path)
     with client_of(settings, "token", PolicyEnforcer(path, URL)) as client:
@@ -254,10 +254,10 @@ def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
             transfer._permitted("https://intranet/a")
 
 
-# What is kept back
+# What the policy withholds
 
 
-def test_by_default_everything_is_denied(tmp_path: Path) -> None:
+def test_a_policy_denies_everything_by_default(tmp_path: Path) -> None:
     enforcer = PolicyEnforcer(written(tmp_path, HEAD), URL)
     item = make_item(make_spec(), 1)
     with pytest.raises(NotPermitted, match="no rule allows weights of fedbyol"):
@@ -283,7 +283,7 @@ def test_required_secure_aggregation_refuses_what_its_rule_covers(tmp_path: Path
     assert enforcer.reportable(item) == []
 
 
-def test_numbers_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:
+def test_metrics_are_permitted_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:
     text = (
         HEAD
         + '[[allow]]\nartifact = "metrics"\nmethods = ["fedbyol"]\ntensors = ["rank/*"]\n[metrics]\nallow = ["loss*"]\n'
@@ -312,12 +312,12 @@ def test_progress_contains_only_permitted_metrics(tmp_path: Path, allow: str, ke
 
 
 def test_progress_in_a_secure_round_is_the_same_for_any_number_of_steps(tmp_path: Path) -> None:
-    """Per cent of few steps would give their number, and with the batch size the number of images."""
+    """Percentages of few steps would reveal the number of steps and, with the batch size, the number of images."""
     enforcer = PolicyEnforcer(written(tmp_path, HEAD + WEIGHTS), URL)
     item = make_item(make_spec(aggregation={"arithmetic": "fixed"}, secure_aggregation={"min_cohort": 3}), 1)
 
     def reports(steps_per_epoch: int) -> list[Progress]:
-        """Return what leaves, each report once: heartbeats take the newest every few seconds."""
+        """Return the distinct reports in order: heartbeats send the newest one every few seconds."""
         found: list[Progress] = []
         for step in range(1, 4 * steps_per_epoch + 1):
             epoch = -(-step // steps_per_epoch)

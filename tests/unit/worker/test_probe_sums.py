@@ -1,4 +1,5 @@
-"""Sums over a site's labelled images leave only if its policy has a rule for them, and only over enough images."""
+"""Sums over a site's labelled images leave only if its policy has a rule for them, and only if they cover enough
+images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def _declined(setting: Setting) -> str:
     return declined.reason
 
 
-def test_sums_and_then_counts_leave_and_are_in_the_ledger(setting: Setting) -> None:
+def test_sums_and_then_counts_are_sent_and_recorded_in_the_ledger(setting: Setting) -> None:
     spec = _spec()
     policy = setting.write_policy(*RULE)
     _work(setting, spec, policy)
@@ -86,12 +87,12 @@ def test_a_worker_without_labels_declines_before_anything_is_fetched(setting: Se
     assert "GET artifact" not in setting.coordinator.calls
 
 
-def test_labels_that_do_not_fit_are_declined_without_the_names_of_files(setting: Setting) -> None:
+def test_work_is_declined_without_file_names_if_the_labels_do_not_fit_the_classes(setting: Setting) -> None:
     _work(setting, _spec(classes=["cat", "dog"]))
     assert _declined(setting) == "this site's labels do not fit the run's classes: see its worker's log"
 
 
-def test_a_policy_that_refuses_after_the_round_was_opened_keeps_the_sums(setting: Setting) -> None:
+def test_sums_are_not_sent_if_the_policy_forbids_them_after_the_claim(setting: Setting) -> None:
     policy = setting.write_policy(*RULE)
     setting.offer(_spec(), 1)
     agent = setting.restart(policy, own_labels(setting.folder), reregister=lambda: CLIENT)
@@ -102,7 +103,7 @@ def test_a_policy_that_refuses_after_the_round_was_opened_keeps_the_sums(setting
 
 
 @pytest.mark.parametrize(("rule", "leaves"), [("min_images = 22", True), ("min_images = 23", False)])
-def test_a_policy_sets_the_fewest_images(setting: Setting, rule: str, *, leaves: bool) -> None:
+def test_a_policy_sets_the_minimum_number_of_images(setting: Setting, rule: str, *, leaves: bool) -> None:
     _work(setting, _spec(), setting.write_policy(*RULE, rule))
     if leaves:
         assert len(setting.coordinator.submissions) == 1
@@ -111,8 +112,8 @@ def test_a_policy_sets_the_fewest_images(setting: Setting, rule: str, *, leaves:
         assert setting.kinds()[-1] == "refused"
 
 
-def test_twice_the_width_are_the_fewest_by_default(setting: Setting) -> None:
-    """A spec may ask for less; the policy's default holds."""
+def test_the_default_minimum_number_of_images_is_twice_the_width(setting: Setting) -> None:
+    """A spec may ask for fewer, but the policy's default applies."""
     spec = make_spec(
         {"name": "ridge-probe", "min_images": 1},
         model={"encoder": {"name": "convnet", "widths": [4, 12]}},
@@ -121,13 +122,13 @@ def test_twice_the_width_are_the_fewest_by_default(setting: Setting) -> None:
     assert "its sums are of 22 images, and min_images is 24" in _declined(setting)
 
 
-def test_a_spec_may_demand_more_than_the_policy(setting: Setting) -> None:
+def test_a_spec_may_require_more_images_than_the_policy(setting: Setting) -> None:
     _work(setting, _spec(min_images=30), setting.write_policy(*RULE, "min_images = 1"))
     assert "hospital-a has 22 labelled training images, and sums of fewer than 30 do not leave" in _declined(setting)
 
 
 def test_corrected_labels_are_used_after_a_restart(setting: Setting) -> None:
-    """An update that was computed from other labels is not sent."""
+    """An update that was computed from the earlier labels is not sent."""
     spec = _spec()
     first = own_labels(setting.folder)
     corrected = OwnLabels(
@@ -147,20 +148,20 @@ def test_corrected_labels_are_used_after_a_restart(setting: Setting) -> None:
         (('artifact = "probe-sums"', "min_images = 0"), "min_images"),
     ],
 )
-def test_rules_that_mean_nothing_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
+def test_rules_without_a_meaning_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
     policy = setting.write_policy("[[allow]]", 'methods = ["*"]', *lines)
     with pytest.raises(PolicyError, match=words):
         PolicyEnforcer(policy, setting.coordinator.url)
 
 
-def test_the_coordinator_learns_of_the_rule(setting: Setting) -> None:
+def test_the_coordinator_receives_the_rule_and_its_minimum(setting: Setting) -> None:
     notice = PolicyEnforcer(setting.write_policy(*RULE, "min_images = 40"), setting.coordinator.url).notice
     assert notice is not None
     [rule] = notice.allow
     assert (rule.artifact, rule.min_images) == ("probe-sums", 40)
     others = PolicyEnforcer(setting.write_policy(*RULE), setting.coordinator.url).notice
     assert others is not None
-    assert "min_images" not in others.model_dump_json()  # a coordinator of before knows no such key
+    assert "min_images" not in others.model_dump_json()  # an older coordinator does not know this key
 
 
 @pytest.mark.parametrize(("multi_label", "num_held_out"), [(False, 30), (True, 3)])
@@ -172,13 +173,13 @@ def test_an_image_of_several_classes_is_counted_once(tmp_path: Path, num_held_ou
 
 
 def _unequal(setting: Setting) -> OwnLabels:
-    """Return labels whose share of 3 % is one image."""
+    """Return labels for which a share of 3 % is one image."""
     found = own_labels(setting.folder)
     return OwnLabels(replace(found.labels, labels=(np.arange(32) >= 20).astype(np.int64)), {})
 
 
-def test_counts_of_few_held_out_images_stay(setting: Setting) -> None:
-    """The coordinator chooses the ten classifiers: each would give it one number of an only image's representation."""
+def test_counts_of_few_held_out_images_are_not_sent(setting: Setting) -> None:
+    """The coordinator chooses the ten classifiers: each could reveal one number of a single image's representation."""
     first = start_run(METHODS["ridge-probe"], Context(spec=_spec(test_share=0.03), round_number=0))
     crafted = {**first.broadcast, PENALTIES: torch.ones(10, dtype=torch.float64)}
     crafted[SOLUTIONS] = torch.zeros_like(first.broadcast[SOLUTIONS])

@@ -59,7 +59,7 @@ def leave(process: subprocess.Popen[str], number: signal.Signals) -> str:
     asked = time.monotonic()
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)
-    assert time.monotonic() - asked < 4  # 2 s, and as much again for a busy machine
+    assert time.monotonic() - asked < 4  # 2 s, and twice that on a busy machine
     assert process.returncode == 0, output
     assert TOKEN not in output
     assert "Traceback" not in output
@@ -67,7 +67,9 @@ def leave(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 
 @pytest.mark.full
-def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, setting: Setting) -> None:
+def test_a_worker_can_be_stopped_while_it_waits_and_while_it_trains(
+    coordinator: FakeCoordinator, setting: Setting
+) -> None:
     folder = setting.folder / "worker"
     folder.mkdir()
     endless = make_spec(training={"batch_size": 8, "local_epochs": 10_000})
@@ -107,7 +109,7 @@ def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path
 
 @contextmanager
 def staying(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Yield a worker as compose starts it. It has a liveness file, and stays if it cannot work."""
+    """Yield a worker as compose starts it. It has a liveness file, and keeps running if it cannot work."""
     variables = {
         "FEDSSL_WORKER_COORDINATOR": coordinator.url,
         "FEDSSL_WORKER_DATA": str(write_images(folder / "own.npz")),
@@ -150,7 +152,7 @@ def output_until_it_stays(process: subprocess.Popen[str]) -> str:
         pytest.param("FEDSSL_WORKER_POLICY", "/no/policy.toml", "cannot read the policy", marks=pytest.mark.full),
     ],
 )
-def test_what_another_start_would_repeat_leaves_an_unhealthy_process(
+def test_a_worker_keeps_running_unready_after_an_error_that_a_restart_would_repeat(
     coordinator: FakeCoordinator, tmp_path: Path, variable: str, value: str, reason: str
 ) -> None:
     with staying(coordinator, tmp_path, **{variable: value}) as process:
@@ -198,14 +200,14 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_missing_and_impossible_settings_are_named() -> None:
+def test_missing_and_invalid_settings_are_reported() -> None:
     code, output = invoke("--device", "tpu")
     assert code == 2
     assert "--coordinator: must be given" in output
     assert "--device" in output
 
 
-def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+def test_a_metrics_port_in_use_is_reported(coordinator: FakeCoordinator, tmp_path: Path) -> None:
     port = coordinator.url.rpartition(":")[2]
     given = ("--coordinator", coordinator.url, "--data", "digits", "--state", str(tmp_path / "state"))
     code, output = invoke(*given, "--metrics-port", port)
@@ -214,7 +216,7 @@ def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp
 
 
 def test_an_empty_variable_is_not_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If a deployment empties the variable of a secret, the worker still uses the token in its own file."""
+    """If a deployment sets the variable of a secret to nothing, the worker still uses the token in its file."""
     monkeypatch.setenv("FEDSSL_WORKER_TOKEN", "")
     monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", " ")
     given = {"coordinator": "http://127.0.0.1:1", "data": "digits", "state": tmp_path}
@@ -228,7 +230,7 @@ def test_an_empty_variable_is_not_a_token(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert settings.read_token() == settings.read_enrolment_token() == TOKEN
 
 
-def test_a_token_is_needed_and_must_be_private(tmp_path: Path) -> None:
+def test_a_token_is_required_and_its_file_must_be_private(tmp_path: Path) -> None:
     given = ("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", str(tmp_path / "state"))
     code, output = invoke(*given)
     assert code == 2
@@ -242,7 +244,7 @@ def test_a_token_is_needed_and_must_be_private(tmp_path: Path) -> None:
     assert "secret" not in output
 
 
-def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_are_also_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_TOKEN", TOKEN)
     monkeypatch.setenv("FEDSSL_WORKER_THREADS", "2")
     settings = Settings(coordinator="http://127.0.0.1:1", data="digits", state=tmp_path)
@@ -295,7 +297,7 @@ def test_every_option_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
-def test_every_option_is_read_as_its_variable_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_is_read_like_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Settings] = []
     monkeypatch.setattr(main, "_run", lambda settings: read.append(settings) or 0)
     given = [("--" + name.replace("_", "-"), text) for name, (text, _) in _VARIABLES.items()]
@@ -320,7 +322,7 @@ def test_secrets_are_the_only_settings_without_an_option() -> None:
         ("--log-level", "loud", "--log-level: Input should be 'debug', 'info', 'warning' or 'error'"),
     ],
 )
-def test_an_option_with_another_kind_of_value(option: str, text: str, words: str) -> None:
+def test_an_option_with_an_invalid_value_is_refused(option: str, text: str, words: str) -> None:
     code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state", option, text)
     assert code == 2
     assert words in output
@@ -334,13 +336,13 @@ def test_an_option_with_another_kind_of_value(option: str, text: str, words: str
         ("grey", "a valid integer, unable to parse string as an integer"),
     ],
 )
-def test_channels_that_no_image_has(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+def test_an_impossible_number_of_channels_is_refused(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_CHANNELS", text)
     code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state")
     assert (code, output.strip()) == (2, f"fedssl-worker: --channels: Input should be {words}")
 
 
-def test_one_state_folder_one_worker(tmp_path: Path) -> None:
+def test_a_state_folder_serves_one_worker_at_a_time(tmp_path: Path) -> None:
     with exclusive_folder(tmp_path / "state") as folder:
         assert folder.stat().st_mode & 0o077 == 0
         with pytest.raises(SettingsError, match="another worker"), exclusive_folder(tmp_path / "state"):
@@ -349,7 +351,7 @@ def test_one_state_folder_one_worker(tmp_path: Path) -> None:
         pass
 
 
-def test_help_teaches_and_does_not_import_torch() -> None:
+def test_help_explains_files_and_exit_codes_without_importing_torch() -> None:
     script = (
         "import sys; from typer.testing import CliRunner; from fedssl_worker.main import app; "
         "print(CliRunner().invoke(app, ['run', '--help']).output, 'torch' in sys.modules)"

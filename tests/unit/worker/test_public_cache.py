@@ -1,4 +1,5 @@
-"""Registered public images on a data owner's machine: fetched once, checked, bounded, and only if it is allowed."""
+"""Registered public images on a data owner's machine are fetched once, checked, limited in size, and only if
+allowed."""
 
 import os
 from pathlib import Path
@@ -50,7 +51,7 @@ def _executor(setting: Setting, max_bytes: int = ROOMY) -> Executor:
     )
 
 
-def test_they_are_fetched_once_for_all_runs_and_starts(setting: Setting) -> None:
+def test_public_images_are_fetched_once_for_all_runs_and_restarts(setting: Setting) -> None:
     content = public_bytes()
     digest = setting.coordinator.put(content)
     cache = _cache(setting)
@@ -60,7 +61,7 @@ def test_they_are_fetched_once_for_all_runs_and_starts(setting: Setting) -> None
 
 
 def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
-    """This holds even if the process has read the file before: a disk may corrupt a bit at any time."""
+    """This holds even if the process has read the file before, because a disk may corrupt a bit at any time."""
     content = public_bytes()
     config = PublicDataConfig(dataset="scans", num_images=12, digest=setting.coordinator.put(content))
     cache = _cache(setting)
@@ -75,7 +76,7 @@ def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
     assert _fetch(cache, str(config.digest)).is_file()
 
 
-def test_an_interrupted_download_is_continued_and_counts(setting: Setting) -> None:
+def test_an_interrupted_download_is_continued_and_counts_towards_the_limit(setting: Setting) -> None:
     content = public_bytes()
     digest, other = setting.coordinator.put(content), "0" * 64
     folder = setting.folder / "public"
@@ -84,12 +85,12 @@ def test_an_interrupted_download_is_continued_and_counts(setting: Setting) -> No
         (folder / f".{name}.safetensors.{name}.part").write_bytes(content[:100])
         os.utime(folder / f".{name}.safetensors.{name}.part", (1, 1))
     assert _fetch(_cache(setting), digest).read_bytes() == content
-    assert len(list(folder.iterdir())) == 2  # the other may still be asked for
+    assert len(list(folder.iterdir())) == 2  # the other one may still be requested
     _fetch(_cache(setting, len(content)), digest)
     assert _kept(setting) == {digest}
 
 
-def test_those_used_longest_ago_make_room(setting: Setting) -> None:
+def test_the_least_recently_used_images_are_removed_first(setting: Setting) -> None:
     contents = [public_bytes(seed=seed) for seed in range(4)]
     digests = [setting.coordinator.put(content) for content in contents]
     cache = _cache(setting, max_bytes=2 * len(contents[0]))
@@ -97,14 +98,14 @@ def test_those_used_longest_ago_make_room(setting: Setting) -> None:
         path = _fetch(cache, digest)
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     assert _kept(setting) == set(digests[1:3])
-    _fetch(cache, digests[1])  # used now: the other one is older
+    _fetch(cache, digests[1])  # it is used now, so the other one is older
     _fetch(cache, digests[3])
     assert _kept(setting) == {digests[1], digests[3]}
-    _fetch(_cache(setting, max_bytes=len(contents[0])), digests[3])  # a smaller bound holds at once
+    _fetch(_cache(setting, max_bytes=len(contents[0])), digests[3])  # a smaller limit applies at once
     assert _kept(setting) == {digests[3]}
 
 
-def test_room_is_made_before_the_bytes_come(setting: Setting) -> None:
+def test_space_is_freed_before_the_download(setting: Setting) -> None:
     contents = [public_bytes(seed=seed) for seed in range(2)]
     digests = [setting.coordinator.put(content) for content in contents]
     cache = _cache(setting, max_bytes=len(contents[0]) + 100)
@@ -118,7 +119,7 @@ def test_room_is_made_before_the_bytes_come(setting: Setting) -> None:
     assert _kept(setting) == {digests[1]}
 
 
-def test_more_than_the_owner_allows(setting: Setting) -> None:
+def test_public_images_larger_than_the_owner_allows_are_refused(setting: Setting) -> None:
     content = public_bytes()
     digest = setting.coordinator.put(content)
     with pytest.raises(
@@ -129,7 +130,7 @@ def test_more_than_the_owner_allows(setting: Setting) -> None:
     assert _fetch(_cache(setting, len(content)), digest).is_file()
 
 
-def test_an_owner_who_allows_none(setting: Setting) -> None:
+def test_an_owner_can_forbid_public_images(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes())
     spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
     for executor in (_executor(setting, 0), setting.executor()):
@@ -138,7 +139,7 @@ def test_an_owner_who_allows_none(setting: Setting) -> None:
     assert setting.coordinator.calls == []
 
 
-def test_what_the_coordinator_does_not_give(setting: Setting) -> None:
+def test_public_images_that_are_missing_or_have_another_digest_are_refused(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes())
     setting.coordinator.artifacts[digest] = public_bytes(seed=1)
     with pytest.raises(DigestMismatch):
@@ -148,8 +149,8 @@ def test_what_the_coordinator_does_not_give(setting: Setting) -> None:
     assert _kept(setting) == set()
 
 
-def test_a_file_that_is_not_a_public_set(setting: Setting) -> None:
-    """A coordinator that gives the digest of other data gets no representations of it."""
+def test_a_file_that_is_not_a_public_data_set_is_refused(setting: Setting) -> None:
+    """Otherwise a coordinator could send the digest of other data and receive their representations."""
     public = PublicImages(CPU, cache=_cache(setting))
     for content in (labelled_bytes(), b"\xff" * 100):
         config = PublicDataConfig(dataset="scans", num_images=4, digest=setting.coordinator.put(content))
@@ -157,14 +158,16 @@ def test_a_file_that_is_not_a_public_set(setting: Setting) -> None:
             public.load(config, DATA)
 
 
-def test_too_few_images(setting: Setting) -> None:
+def test_a_public_data_set_with_too_few_images_is_refused(setting: Setting) -> None:
     config = PublicDataConfig(dataset="scans", num_images=13, digest=setting.coordinator.put(public_bytes()))
     with pytest.raises(DataError, match="scans has 12 images here, but the run's public_data needs 13"):
         PublicImages(CPU, cache=_cache(setting)).load(config, DATA)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_same_update_as_from_images_found_by_name(setting: Setting, tmp_path: Path, split: str) -> None:
+def test_fetched_images_give_the_same_update_as_images_found_by_name(
+    setting: Setting, tmp_path: Path, split: str
+) -> None:
     digest = setting.coordinator.put(digits_file(tmp_path, split).read_bytes())
     public = {"dataset": "digits", "split": split, "num_images": 20, "seed": 5}
     by_name = setting.executor().execute(setting.item(make_spec(method=FLESD, public_data=public), 1), lambda _: None)
@@ -188,10 +191,10 @@ def test_a_download_ends_when_the_work_is_cancelled(setting: Setting) -> None:
     with pytest.raises(Cancelled):
         _executor(setting).execute(setting.item(spec, 1), on_progress)
     assert {progress.phase for progress in told} == {"downloading"}
-    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a part, which the next run may continue
+    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a partial file, which the next run may continue
 
 
-def test_the_lease_is_renewed_while_they_are_fetched(setting: Setting) -> None:
+def test_the_lease_is_renewed_while_public_images_are_fetched(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes())
     spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
 

@@ -1,4 +1,4 @@
-"""Which images a run may name as public on a data owner's machine."""
+"""Which images on a data owner's machine a run may use as public images."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "public"
 
 
-def test_what_the_owner_set_aside_is_found_by_its_name(folder: Path) -> None:
+def test_a_file_in_the_owners_public_folder_is_found_by_its_name(folder: Path) -> None:
     public = PublicImages(CPU, folder).load(_config("shared.npz"), DATA)
     assert public is not None
     assert public.images.shape == (6, 1, 8, 8)
@@ -47,7 +47,7 @@ def test_a_run_cannot_name_other_files(folder: Path, dataset: str, monkeypatch: 
         PublicImages(CPU, folder).load(_config(named), DATA)
 
 
-def test_without_a_folder_only_known_data_sets_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_data_sets_are_read_without_a_public_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     images = PublicImages(CPU)
     with pytest.raises(DataError, match=r"--public-data FOLDER"):
@@ -57,7 +57,7 @@ def test_without_a_folder_only_known_data_sets_are_read(folder: Path, monkeypatc
     assert len(digits) == 20
 
 
-def test_they_stay_loaded_until_another_run_names_others() -> None:
+def test_public_images_stay_loaded_until_a_run_names_others() -> None:
     images = PublicImages(CPU)
     first = images.load(_config("digits"), DATA)
     assert images.load(_config("digits"), DATA) is first
@@ -65,7 +65,7 @@ def test_they_stay_loaded_until_another_run_names_others() -> None:
     assert images.load(None, DATA) is None
 
 
-def test_a_worker_sends_what_is_similar_in_them(setting: Setting) -> None:
+def test_a_worker_sends_normalised_representations_of_public_images(setting: Setting) -> None:
     method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
     spec = make_spec(method=method, public_data={"dataset": "digits", "num_images": 20})
     finished = setting.executor().execute(setting.item(spec, 1), lambda progress: None)
@@ -74,7 +74,7 @@ def test_a_worker_sends_what_is_similar_in_them(setting: Setting) -> None:
     torch.testing.assert_close(representations.norm(dim=1), torch.ones(20))
 
 
-def test_a_worker_without_them_declines_with_the_reason(setting: Setting) -> None:
+def test_work_with_missing_public_images_is_refused_with_the_reason(setting: Setting) -> None:
     method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
     spec = make_spec(method=method, public_data={"dataset": "scans", "num_images": 20})
     with pytest.raises(DataError, match="scans, which this machine does not hold"):

@@ -1,4 +1,4 @@
-"""With `--rescan` a worker reads its images again before a round if their files have changed."""
+"""With `--rescan`, a worker reads its images again before a round if their files have changed."""
 
 import os
 import tempfile
@@ -61,7 +61,7 @@ def test_new_changed_and_removed_files_are_used_in_the_next_round(folder: Path) 
     assert added != before
     assert images.prepared(DataConfig(channels=1, image_size=8)).num_listed == 5
     _write(folder / "b", 5)
-    (folder / "b" / "005.png").replace(folder / "b" / "004.png")  # another image under the name of one before
+    (folder / "b" / "005.png").replace(folder / "b" / "004.png")  # another image under the same name
     rescan()
     assert (len(images), registered) == (5, [5, 5])
     assert images.fingerprint not in (before, added)
@@ -74,7 +74,7 @@ def test_new_changed_and_removed_files_are_used_in_the_next_round(folder: Path) 
     assert len(images) == 4
 
 
-def test_what_cannot_be_used_stops_the_round_and_keeps_images_and_labels(folder: Path) -> None:
+def test_unusable_files_stop_the_round_and_the_earlier_images_and_labels_are_kept(folder: Path) -> None:
     images = OwnImages(str(folder), _CPU)
     file = folder.parent / "labels.csv"
     lines = [f"{name},x" for name in ("a/000.png", "a/001.png", "b/002.png", "b/003.png")]
@@ -95,7 +95,9 @@ def test_what_cannot_be_used_stops_the_round_and_keeps_images_and_labels(folder:
     assert len(images) == 5
 
 
-def test_large_folders_are_counted_and_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_a_large_folder_are_counted_but_not_kept_in_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = OwnImages(str(folder), _CPU)
     monkeypatch.setattr(data, "_KEPT_BYTES", 1000)
     (folder / "a" / "broken.png").write_bytes(b"")
@@ -108,8 +110,9 @@ def test_large_folders_are_counted_and_not_kept(folder: Path, monkeypatch: pytes
         OwnImages(str(folder), _CPU)
 
 
-def test_a_hidden_folder_that_is_closed_stops_no_worker() -> None:
-    """Disks have `.Trash-0` and the like. They are not searched for images, and `fedssl doctor` finds nothing wrong."""
+def test_an_unreadable_hidden_folder_is_ignored() -> None:
+    """Disks have `.Trash-0` and similar folders. They are not searched for images, so `fedssl doctor` reports no
+    problem."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write(folder, 0, 1)

@@ -1,4 +1,5 @@
-"""Heartbeats report what the worker's process uses, if the coordinator reads that and the policy permits it."""
+"""Heartbeats report the resources of the worker's process if the coordinator supports that and the policy permits
+it."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +26,7 @@ WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
 def _many_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
     monkeypatch.setattr(lease, "_REPORTS_PER_LEASE", 6000)
-    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # however quickly it trains
+    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # with every step, however quickly it trains
     monkeypatch.setattr("fedssl_worker.agent.measured_resources", lambda: MEASURED)
 
 
@@ -39,19 +40,20 @@ def trained(setting: Setting, policy: Path | None = None) -> list[Heartbeat]:
     return heartbeats
 
 
-def test_heartbeats_report_what_the_process_holds(setting: Setting) -> None:
+def test_heartbeats_report_the_resources_of_the_process(setting: Setting) -> None:
     setting.coordinator.takes_resources = True
     heartbeats = trained(setting)
     assert [beat.resources for beat in heartbeats] == [MEASURED] * len(heartbeats)
 
 
-def test_an_older_coordinator_is_sent_no_resources(setting: Setting) -> None:
+def test_resources_are_not_sent_to_an_older_coordinator(setting: Setting) -> None:
     heartbeats = trained(setting)
     assert all("resources" not in beat.model_fields_set for beat in heartbeats)
 
 
-def test_an_older_process_of_the_coordinator_gets_the_heartbeat_without_them(setting: Setting) -> None:
-    """During an upgrade one process answers the claim, and another one the heartbeat."""
+def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(setting: Setting) -> None:
+    """During an upgrade, the process that answers the claim and the one that answers the heartbeat may differ in
+    version."""
     setting.coordinator.takes_resources = True
     refused: list[str] = []
 
@@ -78,7 +80,9 @@ def test_an_older_process_of_the_coordinator_gets_the_heartbeat_without_them(set
         ('["*"]', MEASURED),
     ],
 )
-def test_the_policy_decides_about_each_number(setting: Setting, allow: str, expected: Resources | None) -> None:
+def test_the_policy_permits_or_withholds_each_resource(
+    setting: Setting, allow: str, expected: Resources | None
+) -> None:
     setting.coordinator.takes_resources = True
     heartbeats = trained(setting, setting.write_policy(*WEIGHTS, "[metrics]", f"allow = {allow}"))
     assert [beat.resources for beat in heartbeats] == [expected] * len(heartbeats)
@@ -94,7 +98,7 @@ def test_the_ledger_names_every_number_that_reports_may_contain(setting: Setting
     assert enforcer.reportable(make_item(make_spec(), 1)) == ["loss", "memory_bytes"]
 
 
-def test_the_resident_memory_is_the_systems_number() -> None:
+def test_the_resident_memory_is_plausible_and_no_gpu_memory_is_reported_without_a_gpu() -> None:
     measured = resources.measured_resources()
     assert measured.memory_bytes is not None
     assert 10_000_000 < measured.memory_bytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -102,13 +106,13 @@ def test_the_resident_memory_is_the_systems_number() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "12", "12 many"])
-def test_a_system_without_this_number_reports_none(tmp_path: Path, content: str | None) -> None:
+def test_memory_is_not_reported_if_the_system_does_not_provide_it(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "statm").write_text(content)
     assert resources.measured_resources(tmp_path / "statm").memory_bytes is None
 
 
-def test_the_gpus_memory_is_reported_once_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_reported_once_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     held: Callable[[], float] = lambda: 3e9  # noqa: E731
     monkeypatch.setattr(resources, "gpu_bytes", held)
     assert resources.measured_resources().gpu_memory_bytes == 3_000_000_000
@@ -116,7 +120,7 @@ def test_the_gpus_memory_is_reported_once_it_is_used(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int | Exception]]:
-    """GPUs as torch shows them, by number: the bytes that this process holds, and NVML's percentage or its error."""
+    """GPUs as torch reports them, by number: the bytes that this process holds, and NVML's percentage or its error."""
     found: dict[int, tuple[int, int | Exception]] = {}
 
     def utilization(number: int) -> int:
@@ -132,16 +136,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int | Exceptio
     return found
 
 
-def test_the_gpus_that_a_process_uses_are_reported_as_busy(gpus: dict[int, tuple[int, int | Exception]]) -> None:
+def test_utilisation_is_averaged_over_the_gpus_in_use(gpus: dict[int, tuple[int, int | Exception]]) -> None:
     assert resources.measured_resources().gpu_utilisation is None  # no GPU was used
     gpus.update({0: (2**30, 90), 1: (0, 20), 2: (2**20, 40)})
-    assert resources.measured_resources().gpu_utilisation == pytest.approx(0.65)  # not of the second, which others use
+    assert resources.measured_resources().gpu_utilisation == pytest.approx(0.65)  # the second is only used by others
     gpus.update({0: (2**30, 0), 2: (0, 40)})
     assert resources.measured_resources().gpu_utilisation == 0.0
 
 
 @pytest.mark.parametrize("error", [NVMLError_NotSupported(), RuntimeError("cuda driver can't be loaded")])
-def test_a_gpu_that_does_not_measure_itself_reports_none(
+def test_utilisation_is_not_reported_if_a_gpu_does_not_measure_it(
     gpus: dict[int, tuple[int, int | Exception]], error: Exception
 ) -> None:
     gpus[0] = (2**30, error)
@@ -155,5 +159,5 @@ def test_an_impossible_utilisation_is_refused(share: float) -> None:
         Resources(gpu_utilisation=share)
 
 
-def test_without_a_gpu_the_report_has_no_key_that_older_coordinators_refuse() -> None:
+def test_a_report_without_utilisation_has_only_keys_that_older_coordinators_know() -> None:
     assert set(Resources(memory_bytes=5).model_dump(mode="json")) == {"memory_bytes", "gpu_memory_bytes"}

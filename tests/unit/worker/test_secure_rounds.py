@@ -1,4 +1,4 @@
-"""A worker in secure rounds of a dishonest coordinator: it refuses, records why, and sends nothing more."""
+"""A worker in secure rounds of a dishonest coordinator refuses, records the reason, and sends nothing more."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ Lie = Callable[[SecureStatus], SecureStatus]
 
 
 class Cohort:
-    """The coordinator of one round in memory, with three honest clients. `lies` change what the worker receives."""
+    """An in-memory coordinator of one round with three honest clients. `lies` change what the worker receives."""
 
     url = "http://coordinator"
     policy = POLICY
@@ -98,7 +98,7 @@ class Cohort:
         )  # fmt: skip
 
     def worker(self, policy: str = "") -> SecureRounds:
-        """Return a worker's part in secure rounds, as a process that has just started would make it."""
+        """Return a worker's part in secure rounds, as a newly started process would make it."""
         path = self.folder / "policy.toml"
         path.write_text(self.policy + policy)
         self.egress = Egress(self, Ledger(self.folder / "ledger"), PolicyEnforcer(path, self.url))  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class Cohort:
         return SecureRounds(self, self.egress, states, self.folder / "secure", self.identities[CLIENT])  # type: ignore[arg-type]
 
     def take_part(self, policy: str = "", words: Words | None = None) -> None:
-        """Go through the whole round."""
+        """Take part in the whole round."""
         part = self.worker(policy).begin(self.item, self.context)
         with part.agreeing():
             time.sleep(0.05)  # it trains
@@ -164,7 +164,7 @@ class Cohort:
         return [entry.body for entry in read_entries(self.folder / "ledger")]
 
 
-def test_an_honest_round_and_what_the_ledger_has_about_it(tmp_path: Path) -> None:
+def test_an_honest_round_is_completed_and_recorded_in_the_ledger(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     cohort.take_part("min_cohort = 3\n")
     assert cohort.kinds_sent() == ["keys", "shares", "vectors", "confirmations", "reveals"]
@@ -229,7 +229,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused_and_recorded_and_nothing_more_leaves(name: str, tmp_path: Path) -> None:
+def test_a_lie_is_refused_and_recorded_and_nothing_more_is_sent(name: str, tmp_path: Path) -> None:
     phase, lie, words = LIES[name]
     cohort = Cohort(tmp_path)
     cohort.lies[phase] = lie
@@ -239,7 +239,7 @@ def test_a_lie_is_refused_and_recorded_and_nothing_more_leaves(name: str, tmp_pa
     assert cohort.kinds_sent() == phases[: phases.index(phase)]
     assert words in cohort.ledger()[-1]["reason"]
     assert cohort.ledger()[-1]["kind"] == "refused"
-    with pytest.raises(NotPermitted, match="has taken part in round 3 already"):  # nor after a restart
+    with pytest.raises(NotPermitted, match="has taken part in round 3 already"):  # not after a restart either
         cohort.take_part()
     assert cohort.kinds_sent() == phases[: phases.index(phase)]
 
@@ -249,7 +249,7 @@ class _Killed(BaseException):
 
 
 def _killed_at(cohort: Cohort, phase: str) -> None:
-    """Take part until the coordinator reports the phase, and kill the worker then."""
+    """Take part until the coordinator reports the phase, then kill the worker."""
 
     def kill(status: SecureStatus) -> SecureStatus:
         raise _Killed
@@ -280,10 +280,10 @@ def test_a_second_roster_is_refused_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "vectors", "confirmations", "reveals"])
-def test_a_worker_that_is_killed_while_a_message_leaves_sends_the_same_bytes_again(
+def test_a_worker_killed_while_it_sends_a_message_sends_the_same_bytes_again(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The coordinator has received nothing: it asks for the message again.
+    # The coordinator has not received the message, so it asks for it again.
     cohort = Cohort(tmp_path)
 
     def kill(assignment_id: UUID, message: Any) -> None:
@@ -307,7 +307,7 @@ def test_a_worker_that_is_killed_while_a_message_leaves_sends_the_same_bytes_aga
     assert cohort.kinds_sent()[-1] == "reveals"
 
 
-def test_the_file_of_an_older_version_ends_its_round_and_the_next_one_begins(tmp_path: Path) -> None:
+def test_a_round_recorded_by_an_older_version_is_not_joined_and_the_next_one_is(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     rounds = cohort.worker()
     path = tmp_path / "secure" / f"{cohort.item.run_id}.json"
@@ -323,7 +323,7 @@ def test_the_file_of_an_older_version_ends_its_round_and_the_next_one_begins(tmp
     assert stored["seed"] not in (None, "cd" * 32)
 
 
-def test_no_second_vector_leaves_if_the_update_was_trained_again_with_other_bits(tmp_path: Path) -> None:
+def test_no_second_vector_is_sent_if_training_again_gave_other_bits(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     _killed_at(cohort, "confirmations")
     other = cohort.words + np.uint64(1)
@@ -332,8 +332,8 @@ def test_no_second_vector_leaves_if_the_update_was_trained_again_with_other_bits
     assert cohort.kinds_sent() == ["keys", "shares", "vectors"]
 
 
-def test_no_second_vector_leaves_if_the_file_of_the_run_was_deleted_or_is_an_older_one(tmp_path: Path) -> None:
-    """The difference of two sums of one round, of other survivors, could be one update. The ledger has the first."""
+def test_no_second_vector_is_sent_if_the_file_of_the_run_was_deleted(tmp_path: Path) -> None:
+    """The difference of two sums of a round with other survivors could be one update. The ledger records the first."""
     cohort = Cohort(tmp_path)
     cohort.take_part()
     shutil.rmtree(tmp_path / "secure")
@@ -344,12 +344,12 @@ def test_no_second_vector_leaves_if_the_file_of_the_run_was_deleted_or_is_an_old
     assert cohort.ledger()[-1]["kind"] == "refused"
 
 
-def test_no_other_shares_are_revealed_if_the_file_of_the_run_is_an_older_one(tmp_path: Path) -> None:
+def test_no_other_shares_are_revealed_in_a_round_after_the_first_ones(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     cohort.take_part()
     [*_, revealed] = cohort.sent
     cohort.worker()
-    cohort.egress.send_secure(cohort.item, revealed)  # the same again
+    cohort.egress.send_secure(cohort.item, revealed)  # the same message again
     lost = {name: share for name, share in revealed.self_shares.items() if name == "hospital-d"}
     survived = {name: share for name, share in revealed.self_shares.items() if name not in lost}
     with pytest.raises(NotPermitted, match="other shares were revealed in round 3 before"):
@@ -358,7 +358,7 @@ def test_no_other_shares_are_revealed_if_the_file_of_the_run_is_an_older_one(tmp
 
 
 def test_the_limit_on_all_runs_counts_the_masked_vector(tmp_path: Path) -> None:
-    """It is longer than the update, from which the first check estimates it."""
+    """The vector is longer than the update, from which the first check estimates its size."""
     cohort = Cohort(tmp_path)
     cohort.policy = f"max_bytes_total = 100\n{POLICY}"
     with pytest.raises(NotPermitted, match=r"permits 100 bytes in all runs together \(max_bytes_total\)"):
@@ -367,7 +367,7 @@ def test_the_limit_on_all_runs_counts_the_masked_vector(tmp_path: Path) -> None:
     assert cohort.ledger()[-1]["kind"] == "refused"
 
 
-def test_a_worker_that_came_too_late_leaves_the_round(tmp_path: Path) -> None:
+def test_a_worker_whose_message_was_late_leaves_the_round(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     cohort.lies["vectors"] = lambda status: status.model_copy(update={"is_member": False})
     with pytest.raises(Cancelled, match="continues without this worker: its message came too late for vectors"):
@@ -388,7 +388,7 @@ def test_cancelled_work_leaves_the_round(tmp_path: Path) -> None:
     assert cohort.kinds_sent() == ["keys", "shares", "vectors"]
 
 
-def test_rounds_are_not_answered_again_nor_with_another_model(tmp_path: Path) -> None:
+def test_a_worker_does_not_take_part_in_a_round_twice_or_with_another_broadcast(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     _killed_at(cohort, "shares")
     with pytest.raises(NotPermitted, match="another cohort, broadcast, plan or spec was shown"):
@@ -409,7 +409,7 @@ def test_a_round_without_a_sum_is_not_an_accepted_update(phase: str, tmp_path: P
     assert cohort.worker().unfinished() == []
 
 
-def test_the_secrets_of_a_round_that_was_left_are_deleted_once_the_run_has_ended(tmp_path: Path) -> None:
+def test_the_secrets_of_an_unfinished_round_are_deleted_after_the_run_has_ended(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     _killed_at(cohort, "reveals")
     secure, path = cohort.worker(), tmp_path / "secure" / f"{cohort.item.run_id}.json"

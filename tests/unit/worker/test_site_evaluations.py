@@ -1,4 +1,4 @@
-"""A worker's evaluations on its own labelled images: what leaves, what is refused, and what is recorded."""
+"""A worker's evaluations on its own labelled images: what is sent, refused and recorded."""
 
 import dataclasses
 import itertools
@@ -68,7 +68,7 @@ def _refusal(setting: Setting) -> str:
     return answer.refusal
 
 
-def test_counts_are_sent_after_their_ledger_entry(setting: Setting) -> None:
+def test_counts_are_sent_and_recorded_in_the_ledger(setting: Setting) -> None:
     item = _offer(setting)
     _evaluations(setting).answer_next()
     [answer] = setting.coordinator.site_answers
@@ -83,7 +83,7 @@ def test_counts_are_sent_after_their_ledger_entry(setting: Setting) -> None:
     assert sent["intent"] == intent["seq"]
 
 
-def test_rescan_evaluates_the_images_that_are_there_now(setting: Setting) -> None:
+def test_rescan_evaluates_the_current_images(setting: Setting) -> None:
     path = write_images(setting.folder / "own.npz")
     images, labels = OwnImages(str(path), CPU), own_labels(setting.folder)
     settings = Settings(coordinator="https://x", data=str(path), state=setting.folder / "state", labels="own")
@@ -99,7 +99,7 @@ def test_rescan_evaluates_the_images_that_are_there_now(setting: Setting) -> Non
     [answer] = setting.coordinator.site_answers
     assert answer.counts is not None, answer.refusal
     assert (answer.counts.num_train + answer.counts.num_test, registered) == (40, [40])
-    path.write_bytes(b"")  # images that cannot be used are a refusal without names of this machine
+    path.write_bytes(b"")  # unusable images lead to a refusal without names of this machine
     _offer(setting)
     evaluations.answer_next()
     assert "images have changed and cannot be used" in str(setting.coordinator.site_answers[1].refusal)
@@ -122,7 +122,7 @@ def test_a_policy_denies_evaluations_by_default(setting: Setting) -> None:
     assert refused["artifact"] == ["evaluation"]
 
 
-def test_a_policy_demands_ten_images_per_class_by_default(setting: Setting) -> None:
+def test_a_policy_requires_ten_images_per_class_by_default(setting: Setting) -> None:
     _offer(setting)
     _offer(setting)
     _evaluations(setting, setting.write_policy(*ALLOWED)).answer_next()
@@ -141,14 +141,14 @@ def test_a_policy_demands_ten_images_per_class_by_default(setting: Setting) -> N
         ("max_bytes = 10", "max_bytes allows 10"),
     ],
 )
-def test_the_limits_of_a_rule_hold_for_evaluations(setting: Setting, rule: str, words: str) -> None:
+def test_the_limits_of_a_rule_apply_to_evaluations(setting: Setting, rule: str, words: str) -> None:
     _offer(setting)
     _evaluations(setting, setting.write_policy(*ALLOWED, "min_count = 1", rule)).answer_next()
     assert words in _refusal(setting)
     assert "intent" not in setting.kinds()
 
 
-def test_the_coordinator_is_not_sent_rules_that_older_ones_do_not_know(setting: Setting) -> None:
+def test_the_policy_notice_omits_rules_that_older_coordinators_do_not_know(setting: Setting) -> None:
     rules = [("[[allow]]", f'artifact = "{name}"', 'methods = ["*"]') for name in ("weights", "statistics")]
     policy = setting.write_policy(*itertools.chain(*rules), *ALLOWED, "min_count = 3")
     notice = PolicyEnforcer(policy, setting.coordinator.url).notice
@@ -168,13 +168,13 @@ def test_the_coordinator_is_not_sent_rules_that_older_ones_do_not_know(setting: 
         (('artifact = "evaluation"', "min_count = 0"), "min_count"),
     ],
 )
-def test_rules_that_mean_nothing_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
+def test_rules_without_a_meaning_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
     policy = setting.write_policy("[[allow]]", 'methods = ["*"]', *lines)
     with pytest.raises(PolicyError, match=words):
         PolicyEnforcer(policy, setting.coordinator.url)
 
 
-def test_counts_that_a_stricter_policy_would_not_give_stay(setting: Setting) -> None:
+def test_counts_are_not_sent_if_the_policy_has_become_stricter(setting: Setting) -> None:
     item = _offer(setting)
     _evaluations(setting).answer_next()
     [answer] = setting.coordinator.site_answers
@@ -195,12 +195,12 @@ def test_evaluations_do_not_count_as_updates(setting: Setting) -> None:
 
 
 def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) -> None:
-    """Each may hold other images out, so that the differences concern single images."""
+    """Evaluations may hold out different images, so that their differences concern single images."""
     lines = (*ALLOWED, "min_count = 1", "[ledger]", "segment_entries = 3")
     policy = setting.write_policy("max_evaluations_total = 2", *lines)
     specs = [_spec(test_share=share) for share in (0.5, 0.25, 0.5, 0.75)]
-    for spec in specs:  # of one run and round; the third asks what the first has asked
-        # Nothing is fetched for what cannot leave: not even weights that do not exist are missed.
+    for spec in specs:  # of one run and round; the third repeats the first question
+        # If nothing may leave, nothing is fetched, so the missing weights are not noticed.
         _offer(setting, spec, **({"broadcast": "0" * 64} if spec is specs[-1] else {}))
         _evaluations(setting, policy).answer_next()
     answers = setting.coordinator.site_answers
@@ -209,7 +209,7 @@ def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) ->
     message = "permits 2 evaluations in all runs together (max_evaluations_total), and 2 have left: raise the limit"
     assert message in str(answers[-1].refusal)
     assert message in [body["reason"] for body in setting.ledger() if body["kind"] == "refused"][-1]
-    sorted((setting.folder / "ledger").glob("0*.jsonl"))[1].unlink()  # the totals of the next file stand for it
+    sorted((setting.folder / "ledger").glob("0*.jsonl"))[1].unlink()  # the totals of the next file replace it
     _offer(setting, specs[-1])
     _evaluations(setting, policy).answer_next()
     assert "and 2 have left" in str(setting.coordinator.site_answers[-1].refusal)
@@ -227,20 +227,20 @@ def test_another_answer_to_the_same_question_counts_as_another_evaluation(settin
     [answer] = setting.coordinator.site_answers
     assert answer.counts is not None
     egress, other = setting.egress(policy), answer.counts.model_copy(update={"num_train": answer.counts.num_train + 1})
-    egress.send_counts(_offer(setting), SiteEvaluation(answer.counts))  # the same once more
+    egress.send_counts(_offer(setting), SiteEvaluation(answer.counts))  # the same answer again
     with pytest.raises(NotPermitted, match="permits 1 evaluations in all runs together"):
         egress.send_counts(_offer(setting), SiteEvaluation(other))
 
 
-def test_evaluations_that_an_earlier_version_did_not_total_cannot_be_limited() -> None:
+def test_evaluations_are_refused_if_an_earlier_version_did_not_total_them() -> None:
     totals = Totals()
     totals.count(LedgerEntry({"seq": 9, "kind": "rotated", "rounds_total": 1, "bytes_total": 8}, "", "", ""))
     with pytest.raises(NotPermitted, match="earlier files of the ledger are missing"):
         totals.require_evaluation("0" * 64, 5, "question")
-    assert totals.is_known  # the limits on updates hold without
+    assert totals.is_known  # the limits on updates still apply
 
 
-def test_labels_that_do_not_fit_are_refused_without_the_names_of_files(setting: Setting) -> None:
+def test_an_evaluation_is_refused_without_file_names_if_the_labels_do_not_fit(setting: Setting) -> None:
     _offer(setting, _spec(classes=["cat", "dog"]))
     _evaluations(setting).answer_next()
     assert _refusal(setting) == "this site's labels do not fit the run's classes: see its worker's log"
@@ -257,7 +257,7 @@ def test_an_unexpected_error_reports_only_its_type(setting: Setting, monkeypatch
     assert _refusal(setting) == "the worker failed unexpectedly (RuntimeError): see its log"
 
 
-def test_a_missing_coordinator_leaves_the_evaluation_open(setting: Setting) -> None:
+def test_an_evaluation_is_answered_once_the_coordinator_is_reachable_again(setting: Setting) -> None:
     item = _offer(setting)
     evaluations = _evaluations(setting)
 
@@ -274,7 +274,7 @@ def test_a_missing_coordinator_leaves_the_evaluation_open(setting: Setting) -> N
     assert answer.evaluation_id == item.evaluation_id
 
 
-def test_a_lost_reply_leads_to_the_same_bytes_again(setting: Setting) -> None:
+def test_an_evaluation_is_repeated_with_the_same_counts_after_a_lost_reply(setting: Setting) -> None:
     _offer(setting)
     counted: list[SiteCounts | None] = []
     for _ in range(2):
@@ -284,13 +284,13 @@ def test_a_lost_reply_leads_to_the_same_bytes_again(setting: Setting) -> None:
     assert counted[0] == counted[1]
 
 
-def test_work_of_another_version_is_refused_with_the_reason(setting: Setting) -> None:
+def test_an_evaluation_for_another_method_version_is_refused_with_the_reason(setting: Setting) -> None:
     _offer(setting, method_version=99)
     _evaluations(setting).answer_next()
     assert "the run needs fedbyol version 99" in _refusal(setting)
 
 
-def test_an_evaluation_that_was_answered_before_is_left(setting: Setting) -> None:
+def test_an_evaluation_that_was_already_answered_is_skipped(setting: Setting) -> None:
     _offer(setting)
     evaluations = _evaluations(setting)
     setting.coordinator.before = lambda call: None
@@ -304,13 +304,13 @@ def test_an_evaluation_that_was_answered_before_is_left(setting: Setting) -> Non
     setting.coordinator.before = answered
     evaluations.answer_next()
     assert setting.coordinator.site_answers == []
-    evaluations.answer_next()  # there is nothing left
+    evaluations.answer_next()  # nothing is left
 
 
 def test_an_agent_evaluates_when_there_is_no_work(setting: Setting) -> None:
     _offer(setting)
     agent = setting.restart(evaluate=_evaluations(setting).answer_next)
-    agent.step()  # only its answer shows that the coordinator knows evaluations
+    agent.step()  # only this claim's answer shows that the coordinator supports evaluations
     assert setting.coordinator.site_answers == []
     agent.step()
     assert len(setting.coordinator.site_answers) == 1
@@ -318,7 +318,7 @@ def test_an_agent_evaluates_when_there_is_no_work(setting: Setting) -> None:
     assert setting.coordinator.calls.count("site-evaluations") == 2  # one claim, one answer
 
 
-def test_a_site_with_its_own_norms_evaluates_before_the_training_that_replaces_them(setting: Setting) -> None:
+def test_a_site_with_local_batch_norm_evaluates_before_the_training_that_replaces_it(setting: Setting) -> None:
     values = _spec().model_dump(mode="json")
     spec = RunSpec.model_validate(values | {"model": {**values["model"], "batch_norm": "local"}})
     egress = setting.egress()
@@ -350,17 +350,17 @@ def test_a_site_with_its_own_norms_evaluates_before_the_training_that_replaces_t
     assert "has not trained up to round 1" in untrained
 
 
-def test_an_older_coordinator_gets_claims_that_it_understands(setting: Setting) -> None:
+def test_a_worker_detects_from_each_claim_if_the_coordinator_has_evaluations(setting: Setting) -> None:
     _offer(setting)
     for has_evaluations in (False, True):
         assert setting.client.claim(0) is None
         assert setting.client.has_site_evaluations is has_evaluations
-    setting.coordinator.evaluations = None  # another process of it, of the version before
+    setting.coordinator.evaluations = None  # another process of the coordinator, of the previous version
     assert setting.client.claim(0) is None
     assert not setting.client.has_site_evaluations
 
 
-def test_labels_of_other_images_stop_the_worker(tmp_path: Path) -> None:
+def test_labels_of_another_number_of_images_are_refused(tmp_path: Path) -> None:
     data = str(write_images(tmp_path / "own.npz"))
     with pytest.raises(DataError, match=r"has labels of 32 images, and .* has 31: correct the labels"):
         load_own_labels(data, "own", None, 31)

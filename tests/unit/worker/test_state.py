@@ -1,4 +1,4 @@
-"""Client states: every moment at which a crash can come, and every kind of damage."""
+"""Client states: crashes at every possible moment, and every kind of damage."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ OLD_WORK, NEW_WORK = "1" * 64, "2" * 64
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Stands for the death of the process."""
 
 
 def result(value: float, state: Tensors | None = None) -> LocalResult:
@@ -36,7 +36,8 @@ def accepted(round_number: int, finished: Finished) -> AcceptedUpdate:
 
 @contextmanager
 def crashing_at(step: int) -> Iterator[Callable[[], bool]]:
-    """Raise Crash before the `step`-th change of the file system. The yielded function returns whether it did."""
+    """Raise Crash before the `step`-th change of the file system. The yielded function returns whether it was
+    raised."""
     calls = 0
     names = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
     originals = {name: getattr(os, name) for name in names}
@@ -62,7 +63,7 @@ def items() -> list[WorkItem]:
     return [make_item(make_spec(), number) for number in (1, 2)]
 
 
-def test_the_accepted_state_comes_back(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_the_accepted_state_is_restored(tmp_path: Path, items: list[WorkItem]) -> None:
     finished = ClientStates(tmp_path / "runs").keep(items[0], OLD_WORK, result(1))
     states = ClientStates(tmp_path / "runs")
     state = states.accepted(RUN, accepted(1, finished))
@@ -73,7 +74,7 @@ def test_the_accepted_state_comes_back(tmp_path: Path, items: list[WorkItem]) ->
     assert states.finished(RUN, NEW_WORK) is None
 
 
-def test_nothing_accepted_voids_what_was_kept(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_a_discard_without_an_accepted_update_removes_what_was_kept(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path / "runs")
     states.keep(items[0], OLD_WORK, result(1))
     assert states.accepted(RUN, None) is None
@@ -81,7 +82,7 @@ def test_nothing_accepted_voids_what_was_kept(tmp_path: Path, items: list[WorkIt
     assert states.finished(RUN, OLD_WORK) is None
 
 
-def test_a_state_of_another_update_is_not_the_clients(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_the_state_of_another_update_is_reported_as_missing(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1))
     for other in (accepted(2, finished), AcceptedUpdate(round_number=1, update="0" * 64)):
@@ -90,7 +91,7 @@ def test_a_state_of_another_update_is_not_the_clients(tmp_path: Path, items: lis
         assert caught.value.lost == StateLost(round_number=other.round_number, reason="missing")
 
 
-def test_a_record_of_another_round_is_not_the_clients(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_the_record_of_another_round_is_refused(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path)
     first, second = (states.keep(item, OLD_WORK, result(value)) for item, value in zip(items, (1.0, 2.0), strict=False))
     shutil.rmtree(first.update.parent)
@@ -99,12 +100,12 @@ def test_a_record_of_another_round_is_not_the_clients(tmp_path: Path, items: lis
         states.accepted(RUN, accepted(1, first))
 
 
-def test_a_state_that_is_still_to_be_evaluated_stays(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_a_discard_can_keep_a_state_that_is_still_to_be_evaluated(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path)
     first = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
     states.discard(RUN, first)
     second = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
-    states.keep(items[1], "3" * 64, result(3))  # it is not accepted
+    states.keep(items[1], "3" * 64, result(3))  # this update is not accepted
     states.discard(RUN, second, keeps_accepted=True)
     assert states.finished(RUN, "3" * 64) is None
     kept = states.accepted(RUN, first)
@@ -115,14 +116,14 @@ def test_a_state_that_is_still_to_be_evaluated_stays(tmp_path: Path, items: list
         states.accepted(RUN, first)
 
 
-def test_an_empty_state_is_a_state(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_an_empty_state_is_restored(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1, state={}))
     assert states.accepted(RUN, accepted(1, finished)) == {}
 
 
 @pytest.mark.parametrize("step", range(1, 40))
-def test_a_crash_while_keeping_loses_neither_the_old_state_nor_truth(
+def test_a_crash_while_storing_a_state_keeps_the_old_or_the_whole_new_one(
     tmp_path: Path, items: list[WorkItem], step: int
 ) -> None:
     states = ClientStates(tmp_path / "runs")
@@ -142,7 +143,7 @@ def test_a_crash_while_keeping_loses_neither_the_old_state_nor_truth(
     assert state is not None
     assert are_equal(state, result(1).state)
     finished = restarted.finished(RUN, NEW_WORK)
-    if finished is not None:  # the crash came after the rename: then all of it is there
+    if finished is not None:  # the crash came after the rename, so all of it is there
         assert are_equal(load_tensors(finished.update), result(2).update)
         state = restarted.accepted(RUN, accepted(2, finished))
         assert state is not None
@@ -151,7 +152,7 @@ def test_a_crash_while_keeping_loses_neither_the_old_state_nor_truth(
 
 
 @pytest.mark.parametrize("step", range(1, 20))
-def test_a_crash_while_discarding_keeps_what_was_accepted(tmp_path: Path, items: list[WorkItem], step: int) -> None:
+def test_a_crash_while_discarding_keeps_the_accepted_state(tmp_path: Path, items: list[WorkItem], step: int) -> None:
     states = ClientStates(tmp_path / "runs")
     states.keep(items[0], OLD_WORK, result(1))
     new = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
@@ -169,8 +170,8 @@ def test_a_crash_while_discarding_keeps_what_was_accepted(tmp_path: Path, items:
     assert len(list((tmp_path / "runs" / str(RUN)).iterdir())) == 1
 
 
-def test_crash_points_are_enough(tmp_path: Path, items: list[WorkItem]) -> None:
-    """The ranges above reach past the last change of the file system."""
+def test_the_tested_crash_points_cover_every_change_of_the_file_system(tmp_path: Path, items: list[WorkItem]) -> None:
+    """The ranges above extend beyond the last change of the file system."""
     states = ClientStates(tmp_path / "runs")
     with crashing_at(40) as happened:
         states.keep(items[0], OLD_WORK, result(1))
@@ -188,7 +189,7 @@ def test_the_unaccepted_update_of_this_work_survives_a_discard(tmp_path: Path, i
     states.discard(RUN, old, work=NEW_WORK)
     assert states.finished(RUN, NEW_WORK) is not None
     assert states.accepted(RUN, old) is not None
-    assert states.finished(RUN, OLD_WORK) is None  # its update is not needed any more
+    assert states.finished(RUN, OLD_WORK) is None  # its update is no longer needed
 
 
 def test_an_accepted_update_stays_until_the_next_claim(tmp_path: Path, items: list[WorkItem]) -> None:
@@ -198,7 +199,7 @@ def test_an_accepted_update_stays_until_the_next_claim(tmp_path: Path, items: li
     states.discard(RUN, old, resent=accepted(2, finished))
     assert states.finished(RUN, NEW_WORK) == finished
     assert states.finished(RUN, OLD_WORK) is None
-    states.discard(RUN, old, work=NEW_WORK)  # asked for it again
+    states.discard(RUN, old, work=NEW_WORK)  # it was requested again
     assert states.finished(RUN, NEW_WORK) == finished
     states.discard(RUN, accepted(2, finished), work="3" * 64)  # the next round
     assert states.finished(RUN, NEW_WORK) is None
@@ -220,7 +221,7 @@ def damage(folder: Path, name: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "gone"])
 @pytest.mark.parametrize("name", ["note.json", "state.safetensors"])
-def test_a_damaged_state_is_lost(tmp_path: Path, items: list[WorkItem], name: str, how: str) -> None:
+def test_a_damaged_state_is_reported_as_lost(tmp_path: Path, items: list[WorkItem], name: str, how: str) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1))
     damage(finished.update.parent, name, how)
@@ -230,8 +231,8 @@ def test_a_damaged_state_is_lost(tmp_path: Path, items: list[WorkItem], name: st
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_every_flipped_bit_of_a_state_and_of_its_record_is_noticed(tmp_path: Path, items: list[WorkItem]) -> None:
-    """Also in the number of examples, the weight of the update in the mean, which would still be valid JSON."""
+def test_every_flipped_bit_of_a_state_and_of_its_record_is_detected(tmp_path: Path, items: list[WorkItem]) -> None:
+    """This includes the number of examples, the update's weight in the mean, which would still be valid JSON."""
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1))
     for name in ("note.json", "state.safetensors"):
@@ -246,7 +247,7 @@ def test_every_flipped_bit_of_a_state_and_of_its_record_is_noticed(tmp_path: Pat
     assert states.accepted(RUN, accepted(1, finished)) is not None
 
 
-def test_a_record_of_an_older_worker_has_no_checksum(tmp_path: Path, items: list[WorkItem]) -> None:
+def test_a_record_of_an_older_worker_without_a_checksum_is_accepted(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1))
     (finished.update.parent / "note.sha256").unlink()

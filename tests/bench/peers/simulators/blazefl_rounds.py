@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 
 class Users:
-    """The users' images, which each process maps from the file. Batches are cut whole, not image by image."""
+    """The users' images, which each process maps from the file. Batches are sliced whole, not image by image."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -36,7 +36,7 @@ class Networks:
         torch.set_num_threads(1)
         return (
             task.load(self.folder).network().to(memory_format=torch.contiguous_format)
-        )  # it cannot send other layouts
+        )  # BlazeFL cannot send other layouts
 
 
 class Trainer(FedAvgProcessPoolClientTrainer):

@@ -15,7 +15,7 @@ from fedssl.simulation import simulate
 
 
 def spec_of(widths: tuple[int, ...], rounds: int) -> RunSpec:
-    """Return the run: what `task.train` does, by a spec."""
+    """Return the run: a spec for what `task.train` does."""
     return RunSpec.model_validate(
         {
             "num_rounds": rounds,
@@ -44,7 +44,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def first_weights(widths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Return the weights from which fedssl starts, which the other simulators get."""
+    """Return fedssl's first weights, which the other simulators also get."""
     spec = spec_of(widths, 1)
     return start_run(METHODS["supervised"], Context(spec=spec, round_number=0)).model
 

@@ -43,11 +43,11 @@ def main(grid: Grid, context: Context) -> None:
     )
     arrays = ArrayRecord(it.weights)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=it.rounds, evaluate_fn=note)
-    task.report(it, times[1:], result.arrays.to_torch_state_dict())  # the first is before the first round
+    task.report(it, times[1:], result.arrays.to_torch_state_dict())  # the first time is before the first round
 
 
 if __name__ == "__main__":
-    import flower_rounds  # by its name the actors import it, in place of getting its code with each message
+    import flower_rounds  # the actors import it by its name, so that its code is not sent with each message
 
     it = task.from_command_line()
     os.environ |= {FOLDER: str(it.folder), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}

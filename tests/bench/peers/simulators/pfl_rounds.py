@@ -34,7 +34,7 @@ class Times(TrainingProcessCallback):
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         self.times.append(task.now())
-        return False, Metrics()  # whether to stop, and what it measured
+        return False, Metrics()  # whether to stop, and its measurements
 
 
 def main():

@@ -95,7 +95,7 @@ def cohort(number: int) -> list[int]:
 
 
 def train(network: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Train one user's epoch, in an order of its own."""
+    """Train one epoch on a user's images, in a random order."""
     optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
     for chosen in torch.randperm(len(images)).split(BATCH):
         optimizer.zero_grad()
@@ -127,5 +127,5 @@ def report(task: Task, times: list[tuple[float, float]], weights: Mapping[str, T
 
 
 def now() -> tuple[float, float]:
-    """Return the clock, and the processor time of this process and of those it has waited for, both in seconds."""
+    """Return the time, and the processor time of this process and of those it has waited for, both in seconds."""
     return time.perf_counter(), sum(os.times()[:4])

@@ -48,7 +48,7 @@ def context(number: int) -> Context:
 
 
 def first_weights() -> dict[str, torch.Tensor]:
-    """Return the weights from which fedssl starts, which the other libraries get."""
+    """Return fedssl's first weights, which the other libraries also get."""
     return start_run(METHOD, Context(spec=SPEC, round_number=0)).model
 
 
@@ -60,7 +60,8 @@ class Client:
         given = torch.load(folder / "weights.pt", weights_only=True)
         assert all(torch.equal(given[name], tensor) for name, tensor in self.weights.items())
         self.rounds, self.first = itertools.count(1), 0
-        # A permutation, and of it as many images per round as the round has: every image once per epoch, as the peers.
+        # A permutation. Each round takes the next images of it, so that each image is used once per epoch, as in the
+        # peers.
         self.order = torch.randperm(len(self.images))
         with borrow_trainer(METHOD, context(1)) as trainer:
             self.algorithm = trainer.algorithm

@@ -5,7 +5,8 @@ L = La + w * (Lu(z1) + Lu(z2)) / 2, with w `uniformity_weight` and t `uniformity
 
 Deviation: SSD prints Eq. 4 with a minus sign; as in its code, Lu is minimised as +log E exp(-t d^2). The projector
 comes from the run's model config; SSD's own is 512-2048(BN, ReLU)-512. How the two views pass the
-network is not in the paper: `views` "joint", the default, is one pass, as in FedX, and faster; "separate" is what SSD's code does.
+network is not in the paper: `views` "joint", the default, is one pass, as in FedX, and faster; "separate" is what SSD's
+code does.
 """
 
 from dataclasses import dataclass

@@ -11,8 +11,8 @@ from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 Trait = Literal["views", "projector", "symmetric", "dimensions", "predictor", "target", "prototypes", "labels"]
 """The properties of an objective that a part may need: two views of an image; a projector; a loss that compares the
-online network's embeddings only with one another; a loss that needs every dimension to vary over the batch; a predictor; a
-target network that stays with the client; prototypes that are trained and sent; labels."""
+online network's embeddings only with one another; a loss that needs every dimension to vary over the batch; a
+predictor; a target network that stays with the client; prototypes that are trained and sent; labels."""
 
 
 class Host(Protocol):
