@@ -7,17 +7,11 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from typing import NamedTuple
 
-USERS, INTERNAL = "users", "internal"
 MIN_WORDS = 3
 """A string literal with fewer words is a name, not a message."""
 
 SKIPPED = ("*/vendor/*", "*docs/log.md", "*docs/contributing/log.md", "openapi.json", ".ci/plain_english/*")
 """Not ours, the experiments' log, generated from the sources, or this program's own examples."""
-PUBLISHED_FUNCTIONS = ("*fedssl/cli/*", "*endpoints*.py", "*fedssl_worker/main.py", "*fedssl_*/commands*.py")
-"""typer and FastAPI publish the docstrings of the public functions in these modules."""
-PUBLISHED_CLASSES = ("*fedssl/protocol/*", "*fedssl/cli/*")
-"""The OpenAPI document publishes these classes' docstrings."""
-PUBLISHED_COMMENTS = ("examples/*", "helm/*/values.yaml", "*compose*.yml", "deploy/join/*", "*.md")
 
 _STRING = (
     r"""[rRbBuUfF]{0,2}(?:\"{3}(?:[^\\]|\\.)*?\"{3}|'{3}(?:[^\\]|\\.)*?'{3}|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
@@ -36,7 +30,6 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 class Span(NamedTuple):
     start: int
     end: int
-    audience: str
 
 
 class Prose(NamedTuple):
@@ -48,10 +41,10 @@ class Prose(NamedTuple):
     spans: list[Span]
     """Where each piece is in the file. A piece is as long as its span."""
 
-    def locate(self, position: int) -> tuple[int, str]:
-        """Return the position in the file, and the audience, of a position in `text`."""
+    def locate(self, position: int) -> int:
+        """Return the position in the file of a position in `text`."""
         index = bisect_right(self.starts, position) - 1
-        return self.spans[index].start + position - self.starts[index], self.spans[index].audience
+        return self.spans[index].start + position - self.starts[index]
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
@@ -84,7 +77,6 @@ def _clean(text: str) -> str:
 
 
 def _spans(path: str, source: str) -> Iterator[Span] | None:
-    comments = USERS if matches(path, PUBLISHED_COMMENTS) else INTERNAL
     if path.endswith(".py"):
         return _python(path, source)
     if path.endswith(".md"):
@@ -92,13 +84,13 @@ def _spans(path: str, source: str) -> Iterator[Span] | None:
     if path.endswith((".html", ".tpl", "NOTES.txt")):
         return _template(source)
     if path.endswith((".js", ".mjs", ".css")):
-        return _scan(_SCRIPT, source, comments)
+        return _scan(_SCRIPT, source)
     if path.endswith((".yaml", ".yml")):
-        return _scan(_YAML, source, comments)
+        return _scan(_YAML, source)
     if path.endswith((".json", ".ipynb", ".toml", ".sh", "Dockerfile", "Caddyfile")):
-        return _scan(_HASH, source, comments)
+        return _scan(_HASH, source)
     if path.endswith("Makefile"):
-        return (Span(m.start(), m.end(), USERS if m[0][:2] == "##" else INTERNAL) for m in _HASH.finditer(source))
+        return (Span(m.start(), m.end()) for m in _HASH.finditer(source))
     return None
 
 
@@ -106,74 +98,64 @@ def _is_message(literal: str) -> bool:
     return len(_WORD.findall(_HIDDEN.sub("_", literal))) >= MIN_WORDS and " " in literal
 
 
-def _scan(pattern: re.Pattern[str], source: str, comments: str) -> Iterator[Span]:
+def _scan(pattern: re.Pattern[str], source: str) -> Iterator[Span]:
     for match in pattern.finditer(source):
         if match[0][0] in "#/":
-            yield Span(match.start(), match.end(), comments)
+            yield Span(match.start(), match.end())
         elif match[0][0] in "\"'`" and _is_message(match[0][1:-1]):
-            yield Span(match.start() + 1, match.end() - 1, USERS)
+            yield Span(match.start() + 1, match.end() - 1)
         elif _is_message(match[0]):
-            yield Span(match.start(), match.end(), USERS)
+            yield Span(match.start(), match.end())
 
 
 def _markdown(source: str) -> Iterator[Span]:
     end = 0
     for fence in _FENCE.finditer(source):
-        yield Span(end, fence.start(), USERS)
+        yield Span(end, fence.start())
         for comment in re.finditer(r"(?:(?<=\s\s)|^)# [^\n]*", fence[0], re.MULTILINE):
-            yield Span(fence.start() + comment.start(), fence.start() + comment.end(), USERS)
+            yield Span(fence.start() + comment.start(), fence.start() + comment.end())
         end = fence.end()
-    yield Span(end, len(source), USERS)
+    yield Span(end, len(source))
 
 
 def _template(source: str) -> Iterator[Span]:
     for match in _TEMPLATE.finditer(source):
         if match[0].startswith(("{#", "{{/*", "{{- /*")):
-            yield Span(match.start() + 2, match.end() - 2, INTERNAL)
+            yield Span(match.start() + 2, match.end() - 2)
         elif match[0][0] in "<{":
             for quoted in re.finditer(_QUOTED, match[0]):
                 if _is_message(quoted[0]) and "{" not in quoted[0]:
-                    yield Span(match.start() + quoted.start() + 1, match.start() + quoted.end() - 1, USERS)
+                    yield Span(match.start() + quoted.start() + 1, match.start() + quoted.end() - 1)
         else:
-            yield Span(match.start(), match.end(), USERS)
+            yield Span(match.start(), match.end())
 
 
 def _python(path: str, source: str) -> Iterator[Span]:
     is_test = path.startswith("tests/")
-    docstrings, names = _declarations(path, source)
+    docstrings, names = _declarations(source)
     starts = [0, *(match.end() for match in re.finditer("\n", source))]
     for line, name in names:
         start = source.index(name, starts[line - 1])
-        yield Span(start, start + len(name), INTERNAL)
+        yield Span(start, start + len(name))
     for match in _PYTHON.finditer(source):
         line = bisect_right(starts, match.start())
-        if match[0][0] == "#":
-            yield Span(match.start(), match.end(), INTERNAL)
-        elif line in docstrings and not source[starts[line - 1] : match.start()].strip():
-            yield Span(match.start(), match.end(), docstrings[line])
+        if match[0][0] == "#" or (line in docstrings and not source[starts[line - 1] : match.start()].strip()):
+            yield Span(match.start(), match.end())
         elif not is_test and _is_message(match[0]):
-            yield Span(match.start() + 1, match.end() - 1, USERS)
+            yield Span(match.start() + 1, match.end() - 1)
 
 
-def _declarations(path: str, source: str) -> tuple[dict[int, str], list[tuple[int, str]]]:
-    """Return the audience of each docstring by its line, and the line and name of each test function."""
-    docstrings, names = {}, []
+def _declarations(source: str) -> tuple[set[int], list[tuple[int, str]]]:
+    """Return the lines of the docstrings, and the line and name of each test function."""
+    docstrings, names = set(), []
     blocks: list[ast.AST] = [ast.parse(source)]
     while blocks:
         block = blocks.pop()
         for statement in getattr(block, "body", []):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                docstrings[statement.lineno] = USERS if _is_published(path, block) else INTERNAL
+                docstrings.add(statement.lineno)
             elif hasattr(statement, "body"):
                 blocks.append(statement)
         if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) and block.name.startswith("test_"):
             names.append((block.lineno, block.name))
     return docstrings, names
-
-
-def _is_published(path: str, node: ast.AST) -> bool:
-    if isinstance(node, ast.ClassDef):
-        return matches(path, PUBLISHED_CLASSES) and not node.name.startswith("_")
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return matches(path, PUBLISHED_FUNCTIONS) and not node.name.startswith("_")
-    return False
