@@ -186,7 +186,9 @@ def test_old_files_without_a_row_are_removed(coordinator: Coordinator, tables: T
     assert [is_stored(coordinator, each) for each in names] == [False, True]
     assert not (coordinator.store / "incoming" / "half").exists()
     assert tables.one("SELECT count(*) FROM artifacts") == 0
-    kinds = tables.query("SELECT data ->> 'kind', data -> 'count' FROM events WHERE kind = 'artifact.collected'")
+    kinds = tables.query(
+        "SELECT data ->> 'kind', data -> 'count' FROM events WHERE kind = 'artifact.collected' ORDER BY id"
+    )
     assert kinds == [("unreferenced", 1), ("abandoned", 1)]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedssl.client import Retry
 from fedssl.embeddings.index_file import Content, read_index, write_index
 from support.commands import done, fedssl, refused
 from support.federation import tiny_spec
@@ -109,7 +110,8 @@ def test_impossible_requests_are_refused_with_advice(arguments: tuple[str, ...],
     assert words in refused(*arguments)
 
 
-def test_a_run_at_an_unreachable_coordinator_is_an_error(here: Path) -> None:
+def test_a_run_at_an_unreachable_coordinator_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedssl.client.Retry", lambda seconds: Retry(seconds=0))  # not for half a minute
     Path("token").write_text("secret")
     where = ("--url", "http://127.0.0.1:1", "--token-file", "token")
     result = fedssl("embed", "photos", "--model", "1a2b3c4d", "--out", "a.npz", *where)
