@@ -6,8 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of processes, which must not each compile every library, whatever the environment sets.
 export PYTHONDONTWRITEBYTECODE :=
-# Number of test processes; each has its own servers.
-JOBS ?= 2
+# Number of test processes; each has its own servers, and waits for them about a third of the time.
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml services/local/pyproject.toml
