@@ -34,13 +34,14 @@ class ComparedValue:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison with one column per run, and the means of those that differ only in their seed."""
+    """A comparison with one column per run, the means of those that differ only in their seed, and what is drawn."""
 
     rows: list[overview.Row]
     results: list[tuple[str, list[ComparedValue]]]
     settings: list[tuple[str, list[ComparedValue]]]
     num_equal: int
     means: list["SeedMeans"]
+    curves: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,10 @@ MEANS = {
 """The columns of the means over seeds: each one's measure, and whether it is that of the best round."""
 
 
-def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
-    """Return the comparison of the runs. Raises ProblemError if one of them does not exist."""
+def compare(session: Session, run_ids: Sequence[UUID], curve: str) -> Comparison:
+    """Return the comparison of the runs, with one of `CURVES`. Raises ProblemError if one of them does not exist."""
     runs = [run_view.get(session, run_id) for run_id in run_ids]
-    scores = overview_queries.scores(session, run_ids, most=None)
+    scores = overview_queries.scores(session, run_ids)
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
     are_alike = len({its[-1].judge for its in scores.values()}) < 2
     results = [
@@ -133,8 +134,9 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     settings = _settings(runs)
     differing = [(key, cells) for key, cells in settings if any(cell.differs for cell in cells)]
     return Comparison(
-        overview.rows(session, runs), results, settings, len(settings) - len(differing), _means(runs, scores)
-    )
+        overview.rows(session, runs), results, settings, len(settings) - len(differing), _means(runs, scores),
+        _curves(session, runs, scores, curve),
+    )  # fmt: skip
 
 
 def _means(runs: Sequence[Run], scores: Mapping[UUID, Sequence[overview_queries.Score]]) -> list[SeedMeans]:
@@ -235,25 +237,25 @@ CURVES = {
 """The measures that the chart can draw. The loss is the mean of the clients; the others come from evaluations."""
 
 
-def curves(session: Session, run_ids: Sequence[UUID], measure: str) -> list[dict[str, Any]]:
+def _curves(
+    session: Session, runs: Sequence[Run], scores: Mapping[UUID, list[overview_queries.Score]], measure: str
+) -> list[dict[str, Any]]:
     """Return each run's values of a measure, and for each the bytes sent and the seconds passed until then."""
     found = []
-    scores = overview_queries.scores(session, run_ids)
-    for run_id in run_ids:
-        run = run_view.get(session, run_id)
-        sent, closed = run_queries.bytes_by_round(session, run_id), run_queries.closing_times(session, run_id)
+    for run in runs:
+        sent, closed = run_queries.bytes_by_round(session, run.id), run_queries.closing_times(session, run.id)
         total, until = 0, {0: 0}
         for number in sorted(sent):
             total += sent[number]
             until[number] = total
-        its, start = scores.get(run_id, []), run.started_at
+        its, start = overview_queries.drawn(scores.get(run.id, [])), run.started_at
         if measure == "loss":
-            values = dict(run_queries.of_rounds(session, run_id, measure, numbers(run.rounds_closed)))
+            values = dict(run_queries.of_rounds(session, run.id, measure, numbers(run.rounds_closed)))
         else:
             values = {score.round_number: score.results.get(measure) for score in its}
         found.append(
             {
-                "id": str(run_id),
+                "id": str(run.id),
                 "name": run.name,
                 "rounds": list(values),
                 "bytes": [until.get(number) for number in values],
@@ -272,7 +274,7 @@ def curves(session: Session, run_ids: Sequence[UUID], measure: str) -> list[dict
 
 
 def numbers_of(found: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[int, list[str]]]:
-    """Return the values of `curves` as rows: a round, and each run's value with when it was reached, in words."""
+    """Return the values of a comparison's curves as rows: a round, and each run's value and when it was reached."""
     write = _EVALUATED[measure].write if measure in _EVALUATED else formats.short
     columns = [
         {

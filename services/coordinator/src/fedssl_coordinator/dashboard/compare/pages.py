@@ -50,12 +50,11 @@ def compare(
 ) -> Response:
     """Compare the runs with the first one, the baseline."""
     ids = _ids(runs)
-    compared = comparison.compare(session, ids)
-    found = comparison.curves(session, ids, y)
+    compared = comparison.compare(session, ids, y)
     others = [row for row in overview.overview(session, None, "all", "").rows if row.run.id not in ids]
     return render(
         "compare.html", visitor, compared=compared, others=others, ids=[str(one) for one in ids],
         view={"x": x, "y": y, "scale": scale, "smooth": smooth, "show": show}, curves=comparison.CURVES,
-        means=tuple(f"#{name}" for name in comparison.MEANS), drawn=found,
-        tables=(comparison.numbers_of(found, y), comparison.path_of(found)),
+        means=tuple(f"#{name}" for name in comparison.MEANS),
+        tables=(comparison.numbers_of(compared.curves, y), comparison.path_of(compared.curves)),
     )  # fmt: skip

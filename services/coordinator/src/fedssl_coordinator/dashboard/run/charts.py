@@ -32,7 +32,7 @@ def numbers(num_closed: int, most: int = MOST_POINTS) -> list[int]:
 def curves(session: Session, run_id: UUID) -> dict[str, Any]:
     """Return the results of evaluations by round, and every round's verdict as one letter."""
     run_view.get(session, run_id)
-    scores = overview_queries.scores(session, [run_id]).get(run_id, [])
+    scores = overview_queries.drawn(overview_queries.scores(session, [run_id]).get(run_id, []))
     names = sorted({name for score in scores for name in score.results})
     letters = [(number, _letter(verdict)) for number, verdict in run_queries.verdicts(session, run_id)]
     chance = scores[-1].chance if scores else None

@@ -111,7 +111,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
     absent, num_eligible = queries.missing(session, unclosed), queries.num_eligible(session)
     made = []
     for run in runs:
-        its, found = rounds.get(run.id, []), scores.get(run.id, [])
+        its, found = rounds.get(run.id, []), queries.drawn(scores.get(run.id, []))
         newest = its[-1].id if its else None
         status = run_status(
             run, its, tallies.get(newest, {}) if newest else {}, absent.get(newest, []) if newest else [],

@@ -152,8 +152,8 @@ def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> di
     return found
 
 
-def scores(session: Session, run_ids: Sequence[UUID], most: int | None = _CURVE) -> dict[UUID, list[Score]]:
-    """Return the results of evaluations by round, for one data set and one setting: those of about `most` rounds.
+def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]:
+    """Return the results of evaluations by round, for one data set and one setting.
 
     The setting is the spec's own if an evaluation used it, else the newest evaluation's. Measures of one round are
     combined; if two have the same name, the first counts.
@@ -171,8 +171,7 @@ def scores(session: Session, run_ids: Sequence[UUID], most: int | None = _CURVE)
         found[run_id].append(Score(number, results or {}, dataset, judge, known))
     asked = select(Run.id, Run.spec["evaluation"]).where(Run.id.in_(found))
     own = {run_id: _setting(config or {}) for run_id, config in session.execute(asked)}
-    judged = {run_id: _of_one_judge(rows, own[run_id]) for run_id, rows in found.items()}
-    return judged if most is None else {run_id: thinned(rows, most) for run_id, rows in judged.items()}
+    return {run_id: _of_one_judge(rows, own[run_id]) for run_id, rows in found.items()}
 
 
 def _setting(config: Mapping[str, Any]) -> str:
@@ -189,6 +188,11 @@ def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
         before = merged.get(row.round_number)
         merged[row.round_number] = row._replace(results={**row.results, **(before.results if before else {})})
     return [merged[number] for number in sorted(merged)]
+
+
+def drawn(scores: list[Score]) -> list[Score]:
+    """Return the scores that a chart draws."""
+    return thinned(scores, _CURVE)
 
 
 def thinned(rows: list[T], most: int) -> list[T]:
