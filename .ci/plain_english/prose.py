@@ -47,13 +47,9 @@ class Prose(NamedTuple):
         return self.spans[index].start + position - self.starts[index]
 
 
-def matches(path: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(path, pattern) for pattern in patterns)
-
-
 def read_prose(path: str, source: str) -> Prose | None:
     """Return the prose of the file at `path` (relative to the repository), or None if this kind of file has none."""
-    spans = None if matches(path, SKIPPED) else _spans(path, source)
+    spans = None if any(fnmatch(path, pattern) for pattern in SKIPPED) else _spans(path, source)
     if spans is None:
         return None
     pieces: list[str] = []
@@ -100,11 +96,9 @@ def _is_message(literal: str) -> bool:
 
 def _scan(pattern: re.Pattern[str], source: str) -> Iterator[Span]:
     for match in pattern.finditer(source):
-        if match[0][0] in "#/":
-            yield Span(match.start(), match.end())
-        elif match[0][0] in "\"'`" and _is_message(match[0][1:-1]):
+        if match[0][0] in "\"'`" and _is_message(match[0][1:-1]):
             yield Span(match.start() + 1, match.end() - 1)
-        elif _is_message(match[0]):
+        elif match[0][0] in "#/" or _is_message(match[0]):
             yield Span(match.start(), match.end())
 
 
