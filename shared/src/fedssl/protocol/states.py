@@ -38,6 +38,10 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
 
+WITHOUT_WEIGHTS = (Verdict.SKIPPED, Verdict.FAILED)
+"""The verdicts of rounds that put no update into the weights, so that no client's state advances in them."""
+
+
 class AssignmentState(StrEnum):
     """offered -> leased -> submitted -> accepted | rejected | expired | declined; accepted -> expired if it is lost."""
 

@@ -227,7 +227,6 @@ class Resources(StrictModel):
         default=None,
         ge=0,
         le=1,
-        allow_inf_nan=False,
         exclude_if=lambda it: it is None,
         description="Share of the last second in which these GPUs computed, for any process; their mean.",
     )

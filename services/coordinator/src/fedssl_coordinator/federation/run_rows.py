@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.projects import DEFAULT_PROJECT
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
+from fedssl.protocol.states import WITHOUT_WEIGHTS, AssignmentState, RoundState, RunState
 from fedssl.protocol.work import AcceptedUpdate
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
@@ -241,8 +241,7 @@ def newest_accepted(session: Session, run: Run, client_id: str, last_round: int 
             Assignment.client_id == client_id,
             Assignment.state == AssignmentState.ACCEPTED,
             Assignment.round_number > (run.restart_round or 0),
-            Round.verdict.is_distinct_from(Verdict.SKIPPED),
-            Round.verdict.is_distinct_from(Verdict.FAILED),
+            *(Round.verdict.is_distinct_from(each) for each in WITHOUT_WEIGHTS),
         )
         .order_by(Assignment.round_number.desc())
         .limit(1)

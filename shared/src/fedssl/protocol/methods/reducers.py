@@ -141,7 +141,6 @@ class GeometricMedianConfig(RobustReducerConfig):
         default=1e-6,
         gt=0,
         le=1e6,
-        allow_inf_nan=False,
         description="nu: nearer updates than this count as equally near.",
     )
 

@@ -8,7 +8,7 @@ from sqlalchemy import Uuid, bindparam, func, literal, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
-from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
+from fedssl.protocol.states import WITHOUT_WEIGHTS, AssignmentState, Cause, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among, from_now
 from fedssl_coordinator.core.models import (
     Assignment,
@@ -121,10 +121,9 @@ def gave_weights(session: Session, run_id: UUID, number: int) -> bool:
 
 def num_without_weights(session: Session, run_id: UUID) -> dict[Verdict, int]:
     """Return the number of the run's rounds that closed without new weights, by verdict."""
-    verdicts = (Verdict.SKIPPED, Verdict.FAILED)
-    statement = select(Round.verdict, func.count()).where(Round.run_id == run_id, Round.verdict.in_(verdicts))
+    statement = select(Round.verdict, func.count()).where(Round.run_id == run_id, Round.verdict.in_(WITHOUT_WEIGHTS))
     found = {row.verdict: row[1] for row in session.execute(statement.group_by(Round.verdict))}
-    return {verdict: found[verdict] for verdict in verdicts if verdict in found}
+    return {verdict: found[verdict] for verdict in WITHOUT_WEIGHTS if verdict in found}
 
 
 def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:

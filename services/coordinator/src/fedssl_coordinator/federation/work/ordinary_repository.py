@@ -29,7 +29,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import LedgerAnchor
-from fedssl.protocol.states import AssignmentState, RoundState, Verdict
+from fedssl.protocol.states import WITHOUT_WEIGHTS, AssignmentState, RoundState
 from fedssl.protocol.work import Progress, Resources, Submit
 from fedssl_coordinator.core.audit import appended
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Metric, Round, Run, Token, Upload, table_of
@@ -207,8 +207,7 @@ def _lease() -> Any:
             earlier.c.client_id == seen.c.client_id,
             earlier.c.state == AssignmentState.ACCEPTED,
             earlier.c.round_number > found.c.restart_round,
-            of.c.verdict.is_distinct_from(Verdict.SKIPPED),
-            of.c.verdict.is_distinct_from(Verdict.FAILED),
+            *(of.c.verdict.is_distinct_from(each) for each in WITHOUT_WEIGHTS),
         )
         .order_by(earlier.c.round_number.desc())
         .limit(1)
