@@ -190,15 +190,12 @@ class Executor:
         num_clients, method = len(item.secure_cohort or ()), self._method_of(item)
         try:
             words = client_words(method, broadcast, update, num_clients, context_of(item))
-        except UnusableUpdate:
+        except (UnusableUpdate, ValueOutOfRange) as error:
             message = "the update cannot be used: it is not finite, or lies beyond every possible training"
+            if isinstance(error.__cause__, OutOfRange):
+                message = f"{OUT_OF_RANGE}{error.__cause__.tensor}: a value does not fit into its word: "
+                message += "lower training.optimizer.learning_rate"
             raise CannotTrain(message, Cause.SPEC) from None
-        except ValueOutOfRange as error:
-            tensor = error.__cause__.tensor if isinstance(error.__cause__, OutOfRange) else "a tensor"
-            raise CannotTrain(
-                f"{OUT_OF_RANGE}{tensor}: a value does not fit into its word: lower training.optimizer.learning_rate",
-                Cause.SPEC,
-            ) from None
         return words.numpy().view(np.uint64)
 
     def _labelled(self, item: WorkItem, images: PreparedImages) -> PreparedImages:

@@ -74,7 +74,8 @@ def run_secure_round(
         ctx: of the coordinator in this round.
         lost: in which phase clients are lost. They have answered the phases before.
 
-    Raises NoSecureSum if there is no sum, and ValueOutOfRange if a value of an update does not fit into its word.
+    Raises NoSecureSum if there is no sum, and ValueOutOfRange if a value does not fit in a round that has words of 32
+    bits.
     """
     cohort = {update.client_id: update for update in updates}
     if unknown := sorted((lost or {}).keys() - cohort.keys()):

@@ -30,7 +30,8 @@ from fedssl.protocol.work import WorkItem
 
 
 class UnusableUpdate(MethodError):
-    """A client's update is not finite, or lies beyond every possible training: it stays with the client."""
+    """A client's update is not finite, lies beyond every possible training, or does not fit into words of 64 bits: it
+    stays with the client."""
 
 
 class NoSecureSum(MethodError):
@@ -47,7 +48,7 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
 
     An update beyond a norm of the spec's `robustness` is clipped first. `num_clients`: of the round's cohort.
 
-    Raises UnusableUpdate, and ValueOutOfRange if a value does not fit into its word.
+    Raises UnusableUpdate, and ValueOutOfRange if a value does not fit in a round that has words of 32 bits.
     """
     bound = method.bind(ctx.spec)
     kept, norms = screened(
@@ -59,6 +60,8 @@ def client_words(method: Method, broadcast: Tensors, update: Update, num_clients
     try:
         bound.server.aggregate_sums(in_name_order(broadcast), kept, dataclasses.replace(ctx, fixed_mean=words))
     except OutOfRange as error:
+        if ctx.total_bits is None:
+            raise UnusableUpdate(f"the update of {update.client_id} cannot be used: {error}") from error
         raise ValueOutOfRange(f"out of range: {error}", NO_NORMS) from error
     except AggregationError as error:
         raise MethodError(f"the update of {update.client_id} cannot be added up: {error}") from error

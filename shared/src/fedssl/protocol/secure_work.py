@@ -63,7 +63,8 @@ def vector_tensors(num_words: int, apart: tuple[TensorSpec, ...]) -> tuple[Tenso
 
 
 OUT_OF_RANGE = "out of range: "
-"""The beginning of a client's reason to decline a secure round because a value does not fit into its word."""
+"""The beginning of a client's reason to decline a secure round because a value does not fit into its word. A round that
+has words of 32 bits is then skipped; the client is left out of one in which all words have 64 bits."""
 
 SecurePhase = Literal["keys", "shares", "vectors", "confirmations", "reveals", "done", "failed"]
 

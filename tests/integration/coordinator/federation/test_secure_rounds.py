@@ -17,7 +17,7 @@ from fedssl.client import Conflict, Gone, NotFound, Rejected
 from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SecureConfirmation, SecureVector
-from fedssl.protocol.states import Outcome
+from fedssl.protocol.states import Outcome, RoundState
 from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
 from fedssl.simulation import Result, simulate
@@ -389,7 +389,18 @@ def test_only_one_of_several_clients_that_announce_one_key_at_once_is_accepted(c
 
 
 @pytest.mark.changes_states
-def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_client(
+def test_a_secure_round_that_an_earlier_version_opened_continues(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    workers = SecureWorkers(coordinator, tmp_path, _spec(1))
+    coordinator.advance(workers.id)
+    tables.execute("UPDATE secure_rounds SET facts = facts::jsonb #- '{context,num_words}'")
+    workers.train()
+    _assert_simulated(workers, simulate(_spec(1, secure=False), shards(workers.spec)))
+
+
+@pytest.mark.changes_states
+def test_a_value_out_of_range_ends_only_a_secure_round_with_words_of_32_bits(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     workers = SecureWorkers(coordinator, tmp_path, _spec(2))
@@ -397,6 +408,10 @@ def test_a_secure_round_with_a_value_out_of_range_is_skipped_and_names_the_clien
     item = workers.clients[VICTIM].claim(0)
     assert item is not None
     workers.clients[VICTIM].decline(item.assignment_id, "out of range: encoder.x: a value does not fit into its word")
+    coordinator.advance(workers.id)
+    [current] = coordinator.client.rounds(workers.id)
+    assert current.state == RoundState.OPEN, "the first round has words of 64 bits, and continues without the client"
+    tables.execute("UPDATE secure_rounds SET facts = jsonb_set(facts::jsonb, '{context,total_bits}', '[11, 3]')")
     coordinator.advance(workers.id)
     closed = next(iter(coordinator.client.rounds(workers.id)))
     assert closed.verdict == "skipped"

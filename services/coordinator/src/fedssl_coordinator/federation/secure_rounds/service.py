@@ -66,7 +66,8 @@ class Advanced:
 
 def begin(session: Session, current: Round, context: RoundContext, seconds: float) -> None:
     """Begin the protocol of a round that was just opened. Each of the two first phases lasts at most `seconds`."""
-    facts = {"context": asdict(context), "protocol": SECURE_PROTOCOL}
+    earlier_names = {"num_words64": context.num_words, "num_words32": 0}  # of earlier versions, during an upgrade
+    facts = {"context": asdict(context) | earlier_names, "protocol": SECURE_PROTOCOL}
     clients = [member.client for member in context.cohort]
     repository.add(session, current, context.num_words, facts, clients, seconds)
 
@@ -365,7 +366,8 @@ def _is_foreign(row: SecureRound) -> bool:
 
 
 def _context_of(row: SecureRound) -> RoundContext:
-    return _CONTEXT.validate_python(row.facts["context"])
+    facts = row.facts["context"]
+    return _CONTEXT.validate_python({"num_words": facts["num_words64"], **facts})  # an earlier version has only this
 
 
 def _restored(row: SecureRound, rows: Sequence[Messages]) -> SecureServer:
