@@ -18,6 +18,7 @@ from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
+from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import Register
 from support.commands import Fedssl, document
@@ -179,6 +180,9 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     rounds = list(coordinator.client.rounds(run_id))[:2]
     skipped = [rounds[0], rounds[1].model_copy(update={"verdict": "skipped"})]
     assert "| hospital-a | 10 |" in model_card.card(view, skipped, [], lineage)
+    digits = spec.model_copy(update={"partition": PartitionConfig(dataset="digits")})
+    partitioned = model_card.card(view.model_copy(update={"spec": digits}), skipped, [], lineage)
+    assert "The spec describes them as a partition of `digits`, which the coordinator cannot check." in partitioned
     entries = model_card.lineage_of(view, skipped, "m", "e")["rounds"]
     assert [(entry["verdict"], len(entry["updates"])) for entry in entries] == [(rounds[0].verdict, 2), ("skipped", 0)]
 

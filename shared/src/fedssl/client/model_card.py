@@ -185,8 +185,8 @@ def _data(run: RunView, rounds: Sequence[RoundView]) -> str:
     through = f" through the window {window}" if window else ""
     total = f"{sum(examples.values()):,} in total"
     text = f"Images of {shape}, values 0..1{through}, {normalised}; each client's own, {total}."
-    if run.spec.partition is not None:
-        text += f" They are a partition of `{run.spec.partition.dataset}`."
+    if (partition := run.spec.partition) is not None:
+        text += f" The spec describes them as a partition of `{partition.dataset}`, which the coordinator cannot check."
     rows = [(name, f"{count:,}") for name, count in sorted(examples.items())]
     return f"{text}\n\n{_table(('client', 'images'), rows)}" if rows else text
 
