@@ -29,12 +29,12 @@ from PIL import Image
 from fedssl.artifacts.tensors import serialised
 from fedssl.errors import DataError
 from fedssl_worker.data import OwnImages
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes
 from support.dicom_files import write_compressed, write_dicom
 from support.federation import tensors_for
 from support.fuzzing import examples
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Onlooker, Tables
 from support.tus import Tus
@@ -181,8 +181,8 @@ def stage(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         Coordinator(url, servers.redis_url, folder / "store", FEDSSL_CLAIM_WAIT_SECONDS="0") as running,
         Tables(url) as tables,
     ):
-        cast = Cast(running, tables, folder, "a")
-        item = cast.claim("a")
+        scenario = Scenario(running, tables, folder, "a")
+        item = scenario.claim("a")
         secrets = {
             "worker": running.worker_token("a"),
             "public": running.admin_token,

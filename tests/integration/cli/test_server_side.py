@@ -6,12 +6,12 @@ import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState, RunState
-from support.cast import Cast
 from support.commands import Fedssl, document
 from support.coordinator import Coordinator
-from support.distilling import DistillingCast
+from support.distillation_scenario import DistillationScenario
 from support.federation import tiny_spec
 from support.methods import method_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 pytestmark = pytest.mark.integration
@@ -43,8 +43,8 @@ def test_the_dimensions_of_each_client_are_listed(coordinator: Coordinator, feds
 def test_distillations_are_listed_watched_and_cancelled(
     coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = DistillingCast(coordinator, tables, tmp_path)
-    run = str(cast.id)[:8]
+    scenario = DistillationScenario(coordinator, tables, tmp_path)
+    run = str(scenario.id)[:8]
     [job] = document(fedssl("run", "distillations", run, "--format", "json"))
     assert (job["state"], job["epoch"], job["num_epochs"], job["eta_seconds"]) == ("queued", 0, 6, None)
     tables.execute(
@@ -58,16 +58,16 @@ def test_distillations_are_listed_watched_and_cancelled(
     assert cancelled.exit_code == 0, cancelled.output
     assert "cancelled" in cancelled.stdout
     assert f"run {run} is paused; `fedssl run resume` restarts the training from scratch" in cancelled.stderr
-    assert (cast.run.state, cast.job.state) == (RunState.PAUSED, JobState.CANCELLED)
+    assert (scenario.run.state, scenario.job.state) == (RunState.PAUSED, JobState.CANCELLED)
     assert "resume the run to start it again" in fedssl("run", "show", run).stdout
     again = fedssl("run", "cancel-distillation", run)
     assert (again.exit_code, again.stdout) == (5, "")
     assert "has no distillation in progress" in again.stderr
 
     assert fedssl("run", "resume", run).exit_code == 0
-    coordinator.advance(cast.id)
-    cast.distil()
-    coordinator.advance(cast.id)
+    coordinator.advance(scenario.id)
+    scenario.distil()
+    coordinator.advance(scenario.id)
     states = [job["state"] for job in document(fedssl("run", "distillations", run, "--format", "json"))]
     assert states == ["cancelled", "completed"]
     assert fedssl("run", "watch", run).exit_code == 0
@@ -103,11 +103,11 @@ def test_a_group_with_a_single_tensor_shows_its_shape(coordinator: Coordinator, 
 
 
 def test_a_completed_run_is_continued(coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path) -> None:
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    refused = fedssl("run", "continue", cast.id, "--rounds", "2")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    refused = fedssl("run", "continue", scenario.id, "--rounds", "2")
     assert refused.exit_code == 5, refused.output
     assert "it is running, and has closed 0 of 1 round: wait until it ends" in refused.stderr
-    cast.work("a", "b")
-    cast.advance()
-    continued = document(fedssl("run", "continue", str(cast.id)[:8], "--rounds", "2", "--format", "json"))
+    scenario.work("a", "b")
+    scenario.advance()
+    continued = document(fedssl("run", "continue", str(scenario.id)[:8], "--rounds", "2", "--format", "json"))
     assert (continued["state"], continued["rounds_closed"], continued["num_rounds"]) == ("running", 1, 3)

@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from support import traces
-from support.cast import Cast, MakeCast
 from support.coordinator import Coordinator
+from support.scenario import MakeScenario, Scenario
 from support.servers import Servers
 from support.tables import Onlooker, Tables
 
@@ -51,10 +51,10 @@ def coordinator(coordinator: Coordinator, tables: Tables, request: pytest.Fixtur
 
 
 @pytest.fixture
-def make_cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeCast:
+def make_scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeScenario:
     """Return a function that starts a run with clients whose names are letters."""
 
-    def make(names: str = "ab", **changes: object) -> Cast:
-        return Cast(coordinator, tables, tmp_path, names, **changes)
+    def make(names: str = "ab", **changes: object) -> Scenario:
+        return Scenario(coordinator, tables, tmp_path, names, **changes)
 
     return make

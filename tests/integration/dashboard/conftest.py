@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.pages import Browser
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 
@@ -45,12 +45,12 @@ def admin(standing: Coordinator) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def cast(standing: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Cast:
+def scenario(standing: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     """Return a run of three rounds in which two clients delivered the first, which is closed, and claimed the
     second."""
-    cast = Cast(standing, tables, tmp_path_factory.mktemp("cast"), "ab", name="small", num_rounds=3)
-    cast.work("a", "b")
-    cast.advance()
-    cast.claim("a")
-    cast.claim("b")
-    return cast
+    scenario = Scenario(standing, tables, tmp_path_factory.mktemp("scenario"), "ab", name="small", num_rounds=3)
+    scenario.work("a", "b")
+    scenario.advance()
+    scenario.claim("a")
+    scenario.claim("b")
+    return scenario

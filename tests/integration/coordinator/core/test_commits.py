@@ -11,9 +11,9 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from fedssl.client import ApiError, ServerError, Unavailable
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Onlooker, Tables
 
 pytestmark = pytest.mark.full
@@ -161,19 +161,19 @@ def test_the_number_of_queries_does_not_grow_with_the_length_of_a_list(
 
     event.listen(engine(), "before_cursor_execute", note)
     counts = []
-    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=5)
     for _ in range(2):
         for _ in range(2):
-            cast.work("a", "b", "c")
-            cast.advance()
+            scenario.work("a", "b", "c")
+            scenario.advance()
             coordinator.client.create_run(tiny_spec(), start=False)
         statements.clear()
-        assert len(cast.rounds) > 2
+        assert len(scenario.rounds) > 2
         assert len(list(coordinator.client.runs())) > 2
         assert len(list(coordinator.client.clients())) == 3
         assert len(list(coordinator.client.tokens())) == 5
-        assert list(coordinator.client.metrics(cast.id))
-        assert cast.run.current_round is not None
+        assert list(coordinator.client.metrics(scenario.id))
+        assert scenario.run.current_round is not None
         counts.append(len(statements))
     assert counts[0] == counts[1]
     assert counts[0] <= 4 * 6 + 6  # four for the reasons why runs wait, two for the clients of rounds by state

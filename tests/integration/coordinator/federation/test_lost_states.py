@@ -16,9 +16,9 @@ from fedssl.protocol.work import StateLost
 from fedssl.simulation import simulate
 from fedssl_worker import executor
 from support.agents import LOST, Workers
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -155,9 +155,9 @@ def test_a_run_that_is_resumed_without_the_state_accepts_the_loss(
 def test_losing_a_state_that_a_client_never_had_changes_nothing(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]})
-    item = cast.claim("a")
-    reply = cast.workers["a"].heartbeat(item.assignment_id, state_lost=StateLost(round_number=1, reason="missing"))
+    scenario = Scenario(coordinator, tables, tmp_path, method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]})
+    item = scenario.claim("a")
+    reply = scenario.workers["a"].heartbeat(item.assignment_id, state_lost=StateLost(round_number=1, reason="missing"))
     assert reply.carry_on
-    assert cast.events("client.state_lost") == []
+    assert scenario.events("client.state_lost") == []
     assert tables.query("SELECT DISTINCT lost_round FROM assignments") == [(None,)]

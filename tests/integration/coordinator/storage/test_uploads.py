@@ -25,11 +25,11 @@ from fedssl.errors import StoreUnavailable
 from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.storage.artifacts import streaming
 from fedssl_coordinator.storage.uploads import streaming as uploads
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
 from support.federation import tensors_for
 from support.proxy import BreakingProxy
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Onlooker, Tables
 from support.tus import Tus
@@ -276,8 +276,8 @@ def test_only_the_worker_of_an_assignment_can_upload_its_update(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     wide = {"encoder": {"widths": [64, 256]}, "projector": {"hidden_dims": [512], "out_dim": 256}}
-    cast = Cast(coordinator, tables, tmp_path, "ab", model=wide)
-    item, other = cast.claim("a"), cast.claim("b")
+    scenario = Scenario(coordinator, tables, tmp_path, "ab", model=wide)
+    item, other = scenario.claim("a"), scenario.claim("b")
     data = file_of(tensors_for(item.plan.update, 1.0))
     assert len(data) > WHOLE_BYTES
     name, tokens = digest(data), {who: coordinator.worker_token(who) for who in "ab"}
@@ -301,17 +301,17 @@ def test_only_the_worker_of_an_assignment_can_upload_its_update(
         answer = own.send(second, spoilt, 0)
         assert (answer.status_code, "NaN or infinity" in answer.json()["detail"]) == (422, True)
     assert _partials(coordinator) == []
-    cast.deliver("a")  # as the client itself sends it
-    assert [a.state.value for a in cast.round.assignments if a.client_id == "a"] == ["accepted"]
+    scenario.deliver("a")  # as the client itself sends it
+    assert [a.state.value for a in scenario.round.assignments if a.client_id == "a"] == ["accepted"]
 
 
 def test_an_upload_ends_with_its_lease(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "a")
-    item = cast.claim("a")
+    scenario = Scenario(coordinator, tables, tmp_path, "a")
+    item = scenario.claim("a")
     data = serialised(tensors_for(item.plan.update, 1.0))
     with Tus(coordinator, coordinator.worker_token("a")) as own:
         location = own.begun(len(data), digest(data), item.assignment_id)
-        coordinator.client.stop(cast.id)
+        coordinator.client.stop(scenario.id)
         answer = own.send(location, data, 0)
     assert answer.status_code in (409, 410), answer.text
     assert _partials(coordinator) == []
