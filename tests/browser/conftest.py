@@ -15,7 +15,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl_local.federation import Dealing, Federation, Machine, running_federation
 from fedssl_local.folder import Folder
 from support.browsing import SIZES, SPEC, Open, Watched, launch_options, sign_in
-from support.judged import register_digits
+from support.evaluated_runs import register_digits
 from support.large_run import add_large_run
 from support.tables import Tables
 

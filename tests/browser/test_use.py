@@ -10,7 +10,7 @@ from playwright.sync_api import Route, expect
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
-from support.judged import DATASET
+from support.evaluated_runs import DATASET
 from support.tables import Tables
 
 WORKERS = ["client-0", "client-1", "client-2"]

@@ -17,9 +17,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from support.coordinator import Coordinator
-from support.data_sets import public_bytes, written
+from support.data_sets import public_bytes, write_file
+from support.evaluated_runs import add_embedding_map
 from support.fuzzing import examples
-from support.judged import add_embedding_map
 from support.openapi import api_document, operations
 from support.scenario import Scenario
 from support.servers import Servers
@@ -46,7 +46,7 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         scenario.work("a", "b")
         scenario.advance()
         running.client.stop(scenario.id)  # otherwise its event stream would never end
-        running.client.add_public_dataset("scans", written(folder, public_bytes()))
+        running.client.add_public_dataset("scans", write_file(folder, public_bytes()))
         evaluation_id = uuid4()
         add_embedding_map(tables, scenario.id, evaluation_id)
         ids = {"run_id": str(scenario.id), "client_id": "b", "digest": str(scenario.run.model), "name": "scans",

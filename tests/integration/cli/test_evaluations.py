@@ -8,10 +8,10 @@ import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState
-from support.commands import Fedssl, document
+from support.commands import Fedssl, json_of
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario
-from support.judged import judged_spec, register_digits
+from support.evaluated_runs import evaluated_spec, register_digits
 from support.methods import method_spec
 from support.tables import Tables
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillationScenario:
     """Return a run with two of its three rounds closed, and with an evaluation after each of them."""
     register_digits(coordinator.client, tmp_path)
-    return DistillationScenario(coordinator, tables, tmp_path, judged_spec(num_rounds=3), train=True)
+    return DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(num_rounds=3), train=True)
 
 
 def _evaluate(scenario: DistillationScenario) -> None:
@@ -35,7 +35,7 @@ def test_the_table_marks_the_last_and_the_best_evaluation(scenario: Distillation
     scenario.train()
     _evaluate(scenario)
     run = str(scenario.id)[:8]
-    rows = document(fedssl("run", "evaluations", run, "--format", "json"))
+    rows = json_of(fedssl("run", "evaluations", run, "--format", "json"))
     assert [(row["round_number"], row["state"]) for row in rows] == [(n, "completed") for n in (0, 1, 2)]
     # These numbers leave no doubt which round is the best.
     for number, probe in ((0, 0.25), (1, 0.75), (2, 0.5)):
@@ -56,11 +56,11 @@ def test_the_table_marks_the_last_and_the_best_evaluation(scenario: Distillation
 
 
 def test_a_runs_scores_are_shown_next_to_their_baselines(scenario: DistillationScenario, fedssl: Fedssl) -> None:
-    assert document(fedssl("run", "show", scenario.id, "--format", "json"))["scores"] == []
+    assert json_of(fedssl("run", "show", scenario.id, "--format", "json"))["scores"] == []
     scenario.train()
     _evaluate(scenario)
     shown = fedssl("run", "show", scenario.id)
-    [scores] = document(fedssl("run", "show", scenario.id, "--format", "json"))["scores"]
+    [scores] = json_of(fedssl("run", "show", scenario.id, "--format", "json"))["scores"]
     by_round = {row.round_number: row.results for row in scenario.coordinator.client.evaluations(scenario.id)}
 
     assert (scores["dataset"], scores["last"]["round"]) == ("digits", 2)
@@ -80,7 +80,7 @@ def test_a_runs_scores_are_shown_next_to_their_baselines(scenario: DistillationS
 
 def test_only_evaluations_with_the_same_settings_are_compared(scenario: DistillationScenario, fedssl: Fedssl) -> None:
     _evaluate(scenario)
-    document(fedssl("run", "evaluate", scenario.id, "--round", 1, "--num-test", 50, "--format", "json"))
+    json_of(fedssl("run", "evaluate", scenario.id, "--round", 1, "--num-test", 50, "--format", "json"))
     _evaluate(scenario)
     shown = fedssl("run", "evaluations", scenario.id)
     assert shown.exit_code == 0
@@ -91,11 +91,11 @@ def test_only_evaluations_with_the_same_settings_are_compared(scenario: Distilla
 def test_a_request_combines_the_specs_evaluation_with_the_options(
     scenario: DistillationScenario, fedssl: Fedssl
 ) -> None:
-    own = document(fedssl("run", "evaluate", scenario.id, "--format", "json"))
+    own = json_of(fedssl("run", "evaluate", scenario.id, "--format", "json"))
     assert own["id"] in {
         str(row.id) for row in scenario.coordinator.client.evaluations(scenario.id)
     }  # it is due without this request
-    asked = document(
+    asked = json_of(
         fedssl(
             "run", "evaluate", scenario.id, "--round", 0, "--measures", "knn", "--num-labels", 0, "--num-test", 9,
             "--format", "json",
@@ -108,7 +108,7 @@ def test_a_request_combines_the_specs_evaluation_with_the_options(
     scenario.coordinator.advance(plain)
     missing = fedssl("run", "evaluate", plain)
     assert (missing.exit_code, "give --data NAME" in missing.stderr) == (2, True)
-    given = document(fedssl("run", "evaluate", plain, "--data", "digits", "--format", "json"))
+    given = json_of(fedssl("run", "evaluate", plain, "--data", "digits", "--format", "json"))
     assert (given["config"]["measures"], given["config"]["max_train"]) == (["probe", "knn", "geometry"], 10_000)
     assert fedssl("run", "evaluate", plain, "--data", "elsewhere").exit_code == 2
     wrong = fedssl("run", "evaluate", plain, "--data", "digits", "--measures", "luck")
@@ -144,7 +144,7 @@ def test_watching_shows_alarms_and_evaluated_rounds(
     coordinator: Coordinator, tables: Tables, fedssl: Fedssl, tmp_path: Path
 ) -> None:
     register_digits(coordinator.client, tmp_path)
-    spec = judged_spec(num_rounds=1, watch={"min_effective_rank": 1e6, "first_round": 1})
+    spec = evaluated_spec(num_rounds=1, watch={"min_effective_rank": 1e6, "first_round": 1})
     scenario = DistillationScenario(coordinator, tables, tmp_path, spec, train=False)
     said: list[Result] = []
     watching = threading.Thread(target=lambda: said.append(fedssl("run", "watch", scenario.id)))
@@ -163,7 +163,7 @@ def test_a_map_is_requested_and_drawn(scenario: DistillationScenario, fedssl: Fe
     none = fedssl("run", "embedding", scenario.id)
     assert (none.exit_code, "fedssl run evaluate" in none.stderr) == (2, True)
     asked = ("run", "evaluate", scenario.id, "--measures", "knn", "--map", "pca")
-    assert document(fedssl(*asked, "--format", "json"))["config"]["embedding_map"] == "pca"
+    assert json_of(fedssl(*asked, "--format", "json"))["config"]["embedding_map"] == "pca"
     early = fedssl("run", "embedding", scenario.id)
     assert (early.exit_code, "its evaluation is queued" in early.stderr) == (2, True)
     _evaluate(scenario)
@@ -172,7 +172,7 @@ def test_a_map_is_requested_and_drawn(scenario: DistillationScenario, fedssl: Fe
     assert drawn.exit_code == 0, drawn.output
     assert "100 test images of digits" in drawn.stderr
     assert out.read_bytes().startswith(b"\x89PNG")
-    found = document(fedssl("run", "embedding", scenario.id, "--format", "json"))
+    found = json_of(fedssl("run", "embedding", scenario.id, "--format", "json"))
     assert len(found["points"]) == len(found["labels"]) == 100
     other = fedssl("run", "embedding", scenario.id, "--round", 0)
     assert (other.exit_code, "--round 0" in other.stderr) == (2, True)

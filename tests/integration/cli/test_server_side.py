@@ -6,7 +6,7 @@ import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState, RunState
-from support.commands import Fedssl, document
+from support.commands import Fedssl, json_of
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario
 from support.federation import tiny_spec
@@ -29,7 +29,7 @@ def test_the_dimensions_of_each_client_are_listed(coordinator: Coordinator, feds
     run = coordinator.client.create_run(method_spec("ssd", cohort={"min_clients": 2})).id
     assert "assigns no dimensions" in fedssl("run", "dimensions", run).stderr
     coordinator.advance(run)
-    owned = document(fedssl("run", "dimensions", run, "--format", "json"))
+    owned = json_of(fedssl("run", "dimensions", run, "--format", "json"))
     assert [(view["client_id"], len(view["dimensions"])) for view in owned] == [("a", 8), ("b", 8)]
     shown = _table(fedssl("run", "dimensions", str(run)[:8]))
     assert shown[0].split() == ["client", "dimensions", "which"]
@@ -45,7 +45,7 @@ def test_distillations_are_listed_watched_and_cancelled(
 ) -> None:
     scenario = DistillationScenario(coordinator, tables, tmp_path)
     run = str(scenario.id)[:8]
-    [job] = document(fedssl("run", "distillations", run, "--format", "json"))
+    [job] = json_of(fedssl("run", "distillations", run, "--format", "json"))
     assert (job["state"], job["epoch"], job["num_epochs"], job["eta_seconds"]) == ("queued", 0, 6, None)
     tables.execute(
         "UPDATE distillation_jobs SET state = 'running', started_at = now(), epoch = 4, loss = 1.25, "
@@ -68,14 +68,14 @@ def test_distillations_are_listed_watched_and_cancelled(
     coordinator.advance(scenario.id)
     scenario.distil()
     coordinator.advance(scenario.id)
-    states = [job["state"] for job in document(fedssl("run", "distillations", run, "--format", "json"))]
+    states = [job["state"] for job in json_of(fedssl("run", "distillations", run, "--format", "json"))]
     assert states == ["cancelled", "completed"]
     assert fedssl("run", "watch", run).exit_code == 0
 
 
 def test_a_run_without_distillations_has_an_empty_list(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
-    assert document(fedssl("run", "distillations", run, "--format", "json")) == []
+    assert json_of(fedssl("run", "distillations", run, "--format", "json")) == []
     assert fedssl("run", "distillations", run).exit_code == 0
 
 
@@ -87,7 +87,7 @@ def test_the_tensors_of_a_runs_server_state_are_listed(coordinator: Coordinator,
     lines = [line.split() for line in _table(fedssl("run", "state", run))]
     assert [line[0] for line in lines[2:5]] == ["control", "encoder", "projector"]
     assert lines[-1][-2:] == ["artifact", coordinator.client.run(run).server_state]
-    found = document(fedssl("run", "state", run, "--format", "json"))
+    found = json_of(fedssl("run", "state", run, "--format", "json"))
     assert found["artifact"] == coordinator.client.run(run).server_state
     stored = coordinator.tensors(found["artifact"])
     assert {t["name"]: tuple(t["shape"]) for t in found["tensors"]} == {n: tuple(t.shape) for n, t in stored.items()}
@@ -109,5 +109,5 @@ def test_a_completed_run_is_continued(coordinator: Coordinator, fedssl: Fedssl, 
     assert "it is running, and has closed 0 of 1 round: wait until it ends" in refused.stderr
     scenario.work("a", "b")
     scenario.advance()
-    continued = document(fedssl("run", "continue", str(scenario.id)[:8], "--rounds", "2", "--format", "json"))
+    continued = json_of(fedssl("run", "continue", str(scenario.id)[:8], "--rounds", "2", "--format", "json"))
     assert (continued["state"], continued["rounds_closed"], continued["num_rounds"]) == ("running", 1, 3)

@@ -10,7 +10,7 @@ from support import traces
 from support.coordinator import Coordinator
 from support.scenario import MakeScenario, Scenario
 from support.servers import Servers
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 
 _RUNS_ARE_DRIVEN = ("aggregator", "federation")
 
@@ -30,9 +30,9 @@ def database(servers: Servers) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def onlooker(standing: Coordinator, tables: Tables) -> Onlooker:
-    """Return an onlooker, which checks whether a request to the coordinator changed anything."""
-    return Onlooker(tables, standing.store)
+def change_watcher(standing: Coordinator, tables: Tables) -> ChangeWatcher:
+    """Return a watcher that checks whether a request to the coordinator changed anything."""
+    return ChangeWatcher(tables, standing.store)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def coordinator(coordinator: Coordinator, tables: Tables, request: pytest.Fixtur
     if request.path.parent.name in _RUNS_ARE_DRIVEN and request.node.get_closest_marker("changes_states") is None:
         try:
             traces.check_all(tables)
-        except traces.NotAPath as error:
+        except traces.ImpossibleTrace as error:
             pytest.fail(f"{error}\nIf the test itself writes states into the tables, mark it changes_states.")
 
 

@@ -27,7 +27,7 @@ from fedssl_coordinator.storage.artifacts import streaming
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec, upload
 from support.scenario import Scenario
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.tus import Tus
 from support.waiting import wait_until
 
@@ -160,7 +160,7 @@ def test_only_one_update_of_two_workers_with_one_token_is_accepted_with_its_own_
 
 
 def test_a_replayed_submission_changes_nothing(
-    scenario: Scenario, coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, change_watcher: ChangeWatcher, tmp_path: Path
 ) -> None:
     """This holds while the run is paused, once it is resumed, after the round closed, and after the run was stopped."""
     item = scenario.claim("a")
@@ -169,11 +169,11 @@ def test_a_replayed_submission_changes_nothing(
     scenario.workers["a"].submit(submission)
 
     def replay() -> None:
-        with onlooker.nothing_changes():
+        with change_watcher.nothing_changes():
             scenario.workers["a"].submit(submission)
-        with onlooker.nothing_changes(), pytest.raises(ApiError):
+        with change_watcher.nothing_changes(), pytest.raises(ApiError):
             scenario.workers["a"].submit(submission.model_copy(update={"update": "0" * 64}))
-        with onlooker.nothing_changes(), pytest.raises(NotFound):
+        with change_watcher.nothing_changes(), pytest.raises(NotFound):
             scenario.workers["b"].submit(submission)
 
     replay()
@@ -193,7 +193,9 @@ def test_a_replayed_submission_changes_nothing(
 # What belongs to another client
 
 
-def test_no_other_token_can_access_an_upload(scenario: Scenario, coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_no_other_token_can_access_an_upload(
+    scenario: Scenario, coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
     item = scenario.claim("a")
     content, digest = _update(item)
     half = len(content) // 2
@@ -202,12 +204,12 @@ def test_no_other_token_can_access_an_upload(scenario: Scenario, coordinator: Co
         assert own.send(place, content[:half], 0).status_code == 204
         others = (coordinator.worker_token("b"), coordinator.admin_token, coordinator.operator_token)
         for secret in others:
-            with Tus(coordinator, secret) as other, onlooker.nothing_changes():
+            with Tus(coordinator, secret) as other, change_watcher.nothing_changes():
                 assert other.request("HEAD", place).status_code == 404
                 assert other.send(place, content[half:], half).status_code == 404
                 assert other.request("POST", f"{place}/parts").status_code == 404
                 assert other.request("DELETE", place).status_code == 404
-        with Tus(coordinator, others[0]) as other, onlooker.nothing_changes():
+        with Tus(coordinator, others[0]) as other, change_watcher.nothing_changes():
             assert other.announce(len(content), digest, item.assignment_id).status_code == 404
         assert own.offset(place) == half
         assert own.send(place, content[half:], half).status_code == 204
@@ -231,7 +233,7 @@ def test_the_digest_of_another_clients_update_is_answered_like_an_unknown_digest
         assert [status for status, _ in answers(digest)] == [409, 404]
     content, _ = _update(a)
     with Tus(coordinator, coordinator.worker_token("b")) as tus:
-        assert tus.offset(tus.begun(len(content), digest, b.assignment_id)) == 0
+        assert tus.offset(tus.begin(len(content), digest, b.assignment_id)) == 0
     assert tables.query("SELECT assignment_id FROM uploads") == [(a.assignment_id,)]
 
 

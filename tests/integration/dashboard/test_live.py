@@ -15,7 +15,7 @@ from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.runs import run_status
 from support.coordinator import Coordinator
-from support.judged import add_embedding_map
+from support.evaluated_runs import add_embedding_map
 from support.large_run import add_large_run
 from support.pages import Browser, shape_of
 from support.scenario import Scenario

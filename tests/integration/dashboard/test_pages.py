@@ -8,7 +8,7 @@ import pytest
 
 import fedssl_coordinator.dashboard
 from support.coordinator import Coordinator
-from support.judged import POINTS, add_embedding_map
+from support.evaluated_runs import POINTS, add_embedding_map
 from support.large_run import add_large_run
 from support.pages import Browser, page_routes
 from support.scenario import Scenario

@@ -161,7 +161,7 @@ _SECURE: dict[str, Any] = {"aggregation": {"arithmetic": "fixed"}, "secure_aggre
 
 
 @pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
-@pytest.mark.parametrize("changes", [{}, _NONE], ids=["as it is", "with none of some"])
+@pytest.mark.parametrize("changes", [{}, _NONE], ids=["unchanged", "without optional settings"])
 def test_a_form_filled_from_a_run_gives_the_same_spec(
     standing: Coordinator, operator: Browser, tables: Tables, method: str, changes: dict[str, Any]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fedssl_coordinator.storage.datasets import repository as datasets
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, written
+from support.data_sets import labelled_bytes, write_file
 from support.pages import Browser, fields_with_a_mistake
 from support.scenario import Scenario
 
@@ -65,7 +65,7 @@ def test_an_evaluation_is_requested_from_the_page(
     refused = operator.send(path, dataset="labelled", probe="on")
     assert refused.status_code == 422
     assert "no evaluation data set labelled is registered" in refused.text
-    standing.client.add_evaluation_dataset("labelled", written(tmp_path_factory.mktemp("set"), labelled_bytes()))
+    standing.client.add_evaluation_dataset("labelled", write_file(tmp_path_factory.mktemp("set"), labelled_bytes()))
     assert "<option>labelled</option>" in operator.get(path).text
     assert fields_with_a_mistake(operator.send(path, dataset="labelled").text) == ["probe", "knn", "geometry"]
     for number in ("abc", "-1", "99"):

@@ -101,7 +101,7 @@ def test_the_coordinator_receives_the_declared_encoder(setting: Setting, encoder
         (OWN, {CLIENT: {"name": "convnet", "widths": [4, 6, 8], "stem": "imagenet"}}),
         (EncoderConfig(name="convnet", widths=(4, 8)), {}),
     ],
-    ids=["nothing declared", "nothing declared, an own one given", "as declared", "in all that counts", "the run's"],
+    ids=["nothing declared", "only given", "as declared", "same architecture", "the run's"],
 )
 def test_work_that_fits_the_declared_encoder_is_done(
     setting: Setting, declared: EncoderConfig | None, client_encoders: Any

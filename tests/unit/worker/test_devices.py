@@ -13,7 +13,7 @@ from fedssl_worker.agent import Agent
 from fedssl_worker.devices import choose_devices, describe_devices, describe_environment, image_device
 from fedssl_worker.executor import Executor
 from fedssl_worker.settings import SettingsError, read_settings
-from support.forked_clients import forking
+from support.forked_clients import forked_processes
 
 from .conftest import CLIENT, CPU, Setting, make_spec
 
@@ -79,7 +79,7 @@ def test_a_killed_process_declines_the_work_and_the_worker_continues(
         if progress.phase == "training":
             os.kill(processes[1].pid, signal.SIGKILL)
 
-    with forking() as processes:
+    with forked_processes() as processes:
         setting.offer(long, 1)
         with monkeypatch.context() as patch:
             patch.setattr(lease_module.Lease, "report", kill_one)

@@ -19,7 +19,7 @@ from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import PublicImages
 from fedssl_worker.disclosure.egress import check_update
 from fedssl_worker.state import Finished
-from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, behind
+from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, append_payload
 
 from .conftest import CPU, Setting, make_spec
 
@@ -96,7 +96,7 @@ def test_a_valid_file_is_accepted_and_refused_if_bytes_follow_the_tensors(method
     path, tensors = tmp_path / "update", update_of(SPECS[method])
     save_tensors(tensors, path)
     check_update(path, plan_of(SPECS[method]))
-    path.write_bytes(behind(tensors))
+    path.write_bytes(append_payload(tensors))
     with pytest.raises(ArtifactError, match="longer or shorter than its tensors"):
         check_update(path, plan_of(SPECS[method]))
 

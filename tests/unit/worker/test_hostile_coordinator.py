@@ -54,9 +54,9 @@ def test_every_malformed_answer_raises_a_client_error_quickly(coordinator: FakeC
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("name", hostile.slow(0))
+@pytest.mark.parametrize("name", hostile.slow_answers(0))
 def test_an_answer_that_arrives_byte_by_byte_ends_at_the_deadline(coordinator: FakeCoordinator, name: str) -> None:
-    coordinator.raw = always(hostile.slow(0.05)[name])
+    coordinator.raw = always(hostile.slow_answers(0.05)[name])
     with WorkerClient(coordinator.url, TOKEN, timeout=0.5, retry=ONCE) as client:
         for call in ("claim", "heartbeat"):
             began = time.monotonic()
@@ -85,7 +85,7 @@ def test_a_slow_answer_that_makes_progress_is_not_interrupted(coordinator: FakeC
 @pytest.mark.parametrize("case", hostile.WORK)
 def test_invalid_work_is_declined(setting: Setting, case: str) -> None:
     work = setting.item(make_spec(), 1)
-    hostile_work = hostile.changed(work.model_dump_json().encode(), **hostile.WORK[case])
+    hostile_work = hostile.changed_item(work.model_dump_json().encode(), **hostile.WORK[case])
     setting.coordinator.raw = lambda call: hostile.answer(hostile_work)() if call == "claim" else None
     with pytest.raises(UnknownWork):
         setting.client.claim(0)
@@ -122,7 +122,7 @@ def test_a_round_survives_malformed_answers_to_each_call(setting: Setting, call:
     ]
     if call in ("GET artifact", "PUT artifact"):  # an artifact with other bytes is declined
         del answers[:3]
-    answers.append(hostile.raw())
+    answers.append(hostile.raw_response())
     setting.coordinator.raw = lambda made: answers.pop()() if answers and made == call else None
     setting.offer(make_spec(), 1, lease_seconds=0.2)
     with running(setting):

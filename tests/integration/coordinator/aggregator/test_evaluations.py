@@ -20,8 +20,8 @@ from fedssl.protocol.views import EvaluationView
 from fedssl.simulation import simulate
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario, distillation_spec
+from support.evaluated_runs import DATASET, FEW, evaluated_spec, register_digits, small_evaluation
 from support.federation import tiny_spec
-from support.judged import DATASET, FEW, few, judged_spec, register_digits
 from support.methods import method_spec, shards
 from support.scenario import Scenario
 from support.servers import Servers
@@ -47,7 +47,7 @@ def one_thread() -> Any:
 def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillationScenario:
     """Return a run whose first round is open, and whose weights are evaluated after every round."""
     register_digits(coordinator.client, tmp_path)
-    return DistillationScenario(coordinator, tables, tmp_path, judged_spec(), train=False)
+    return DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(), train=False)
 
 
 def _listed(scenario: DistillationScenario) -> list[EvaluationView]:
@@ -99,7 +99,7 @@ def test_registered_images_go_through_the_runs_window_as_in_its_simulation(
 ) -> None:
     register_digits(coordinator.client, tmp_path)
     data = {"channels": 1, "image_size": 8, "window": {"percentiles": [5, 95]}}
-    scenario = DistillationScenario(coordinator, tables, tmp_path, judged_spec(every=0, data=data))
+    scenario = DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(every=0, data=data))
     scenario.train()
     _evaluate(scenario)
     _assert_simulated(scenario)
@@ -114,7 +114,7 @@ def test_an_evaluation_is_refused_if_the_images_have_too_few_bits_for_the_runs_w
     scenario.work("a")
     scenario.advance()
     with pytest.raises(Rejected, match=r"of digits have 8 bits per value: the window .* use `fedssl evaluate` where"):
-        coordinator.client.request_evaluation(scenario.id, few())
+        coordinator.client.request_evaluation(scenario.id, small_evaluation())
     assert list(coordinator.client.evaluations(scenario.id)) == []
 
 
@@ -137,7 +137,7 @@ def test_the_results_are_metrics_of_their_round(scenario: DistillationScenario) 
 
 def test_only_due_rounds_are_evaluated(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     register_digits(coordinator.client, tmp_path)
-    scenario = DistillationScenario(coordinator, tables, tmp_path, judged_spec(every=0))
+    scenario = DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(every=0))
     assert _listed(scenario) == []
     scenario.train()
     assert [row.round_number for row in _listed(scenario)] == [2]
@@ -174,7 +174,7 @@ def test_any_closed_round_can_be_evaluated_on_request(scenario: DistillationScen
     scenario.train()
     _evaluate(scenario)
     with scenario.coordinator.http() as http:
-        body = {"config": few(measures=["geometry", "knn"]).model_dump(mode="json")}
+        body = {"config": small_evaluation(measures=["geometry", "knn"]).model_dump(mode="json")}
         answers = [http.post(f"/v1/runs/{scenario.id}/evaluations", json=body) for _ in range(2)]
         body["config"]["measures"] = ["knn", "geometry"]  # the same measures in another order
         answers.append(http.post(f"/v1/runs/{scenario.id}/evaluations", json=body))
@@ -182,10 +182,12 @@ def test_any_closed_round_can_be_evaluated_on_request(scenario: DistillationScen
     assert len({answer.json()["id"] for answer in answers}) == 1
     newest = client.evaluation(UUID(answers[0].json()["id"]))
     assert (newest.round_number, newest.model) == (1, scenario.run.model)
-    first = client.request_evaluation(scenario.id, few(measures=["knn"]), 0)
+    first = client.request_evaluation(scenario.id, small_evaluation(measures=["knn"]), 0)
     assert (first.round_number, first.model) == (0, scenario.run.initial_model)
     _evaluate(scenario)
-    own = {row.round_number: row.results for row in _listed(scenario) if row.config.measures == few().measures}
+    own = {
+        row.round_number: row.results for row in _listed(scenario) if row.config.measures == small_evaluation().measures
+    }
     for asked in (newest, first):
         found = client.evaluation(asked.id).results
         assert found is not None
@@ -196,7 +198,9 @@ def test_a_round_has_one_metric_per_name(scenario: DistillationScenario) -> None
     """It comes from the run's own evaluation, even if that is not the first one, or else from the first request."""
     client = scenario.coordinator.client
     [own] = _listed(scenario)
-    others = [client.request_evaluation(scenario.id, few(measures=["knn"], max_test=n), 0) for n in (20, 30)]
+    others = [
+        client.request_evaluation(scenario.id, small_evaluation(measures=["knn"], max_test=n), 0) for n in (20, 30)
+    ]
     for row in (others[0], own, others[1]):
         scenario.coordinator.evaluate(row.id)
     results = {row.id: row.results or {} for row in _listed(scenario)}
@@ -204,7 +208,7 @@ def test_a_round_has_one_metric_per_name(scenario: DistillationScenario) -> None
     assert metric.value == results[own.id]["knn"]
     scenario.tables.execute("DELETE FROM metrics")
     scenario.tables.execute("UPDATE runs SET spec = spec - 'evaluation'")
-    rows = [client.request_evaluation(scenario.id, few(measures=["knn"], max_test=n), 0) for n in (5, 7)]
+    rows = [client.request_evaluation(scenario.id, small_evaluation(measures=["knn"], max_test=n), 0) for n in (5, 7)]
     for row in rows:
         scenario.coordinator.evaluate(row.id)
     [metric] = client.metrics(scenario.id, "evaluation/knn")
@@ -214,16 +218,16 @@ def test_a_round_has_one_metric_per_name(scenario: DistillationScenario) -> None
 def test_an_evaluation_that_is_impossible_is_refused(scenario: DistillationScenario) -> None:
     client = scenario.coordinator.client
     with pytest.raises(Conflict, match=r"round 1 of run .* is not closed yet"):
-        client.request_evaluation(scenario.id, few(), 1)
+        client.request_evaluation(scenario.id, small_evaluation(), 1)
     with pytest.raises(Rejected, match="no evaluation data set elsewhere is registered"):
-        client.request_evaluation(scenario.id, few(dataset="elsewhere"))
+        client.request_evaluation(scenario.id, small_evaluation(dataset="elsewhere"))
     with pytest.raises(NotFound, match="no run"):
-        client.request_evaluation(uuid4(), few())
+        client.request_evaluation(uuid4(), small_evaluation())
     created = client.create_run(method_spec("fedsimclr"), start=False)
     with pytest.raises(Conflict, match="is not closed yet"):
-        client.request_evaluation(created.id, few())
+        client.request_evaluation(created.id, small_evaluation())
     with scenario.coordinator.http() as http:
-        body = {"config": {**few().model_dump(mode="json"), "every": 3}}
+        body = {"config": {**small_evaluation().model_dump(mode="json"), "every": 3}}
         assert http.post(f"/v1/runs/{scenario.id}/evaluations", json=body).status_code == 422  # `every` is refused
     for call in (client.evaluation, client.cancel_evaluation):
         with pytest.raises(NotFound, match="no evaluation"):
@@ -235,14 +239,14 @@ def test_a_run_that_sends_nothing_cannot_be_evaluated(scenario: DistillationScen
     """Its broadcast is the untrained network, and each client's own weights stay with the client."""
     client = scenario.coordinator.client
     method = {"name": "fedsimclr", "merge": {"name": "local"}, "reducer": {"name": "none"}}
-    run = client.create_run(judged_spec(method=method))
+    run = client.create_run(evaluated_spec(method=method))
     scenario.coordinator.advance(run.id)
     assert client.run(run.id).model is not None
     assert list(client.evaluations(run.id)) == []
     [event] = [event for event in client.event_log(run.id) if event.kind == "evaluation.impossible"]
     assert "sends nothing to the coordinator" in event.message
     with pytest.raises(Conflict, match="sends nothing to the coordinator"):
-        client.request_evaluation(run.id, few())
+        client.request_evaluation(run.id, small_evaluation())
 
 
 def test_only_operators_request_evaluations_and_viewers_see_them(scenario: DistillationScenario) -> None:
@@ -262,7 +266,7 @@ def test_only_operators_request_evaluations_and_viewers_see_them(scenario: Disti
 def test_evaluations_are_listed_by_round_at_any_page_size(scenario: DistillationScenario) -> None:
     scenario.train()
     for number, size in ((1, 5), (0, 5), (1, 7), (0, 7)):
-        scenario.coordinator.client.request_evaluation(scenario.id, few(max_test=size), number)
+        scenario.coordinator.client.request_evaluation(scenario.id, small_evaluation(max_test=size), number)
     for limit in (1, 2, 4, 100):
         found: list[dict[str, Any]] = []
         query: dict[str, Any] = {"limit": limit}
@@ -287,7 +291,7 @@ def test_every_map_is_aligned_with_the_map_before(
     """Maps show the same images, do not change the other results, and are deleted with the run."""
     monkeypatch.setattr(f"{COMPUTE}.MAP_POINTS", 60)
     register_digits(coordinator.client, tmp_path)
-    spec = judged_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
+    spec = evaluated_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
     scenario = DistillationScenario(coordinator, tables, tmp_path, spec, train=False)
     [row] = _listed(scenario)
     with pytest.raises(NotFound, match="is queued: the map is available when it is completed"):
@@ -634,10 +638,10 @@ def test_a_request_for_an_evaluation_conflicts_with_deleting_its_run(
 
     monkeypatch.setattr(service.datasets, "of_project", delete_first)
     with pytest.raises(Conflict, match="deleted at the same moment"):
-        client.request_evaluation(scenario.id, few(measures=["knn"]), 0)
+        client.request_evaluation(scenario.id, small_evaluation(measures=["knn"]), 0)
     monkeypatch.undo()
     with pytest.raises(NotFound):
-        client.request_evaluation(scenario.id, few(measures=["knn"]), 0)
+        client.request_evaluation(scenario.id, small_evaluation(measures=["knn"]), 0)
 
 
 def test_a_queued_evaluation_does_not_delay_the_run(scenario: DistillationScenario) -> None:

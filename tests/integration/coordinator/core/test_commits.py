@@ -14,7 +14,7 @@ from fedssl.client import ApiError, ServerError, Unavailable
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.scenario import Scenario
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 
 pytestmark = pytest.mark.full
 
@@ -73,9 +73,9 @@ def failing_commits(coordinator: Coordinator, tables: Tables, request: pytest.Fi
     ("failing_commits", "kind"), [("40001", Unavailable), ("P0001", ServerError)], indirect=["failing_commits"]
 )
 def test_a_failed_commit_is_answered_with_an_error(
-    coordinator: Coordinator, onlooker: Onlooker, failing_commits: None, kind: type[ServerError]
+    coordinator: Coordinator, change_watcher: ChangeWatcher, failing_commits: None, kind: type[ServerError]
 ) -> None:
-    with onlooker.nothing_changes() as events, pytest.raises(kind) as caught:
+    with change_watcher.nothing_changes() as events, pytest.raises(kind) as caught:
         coordinator.client.create_run(tiny_spec())
     assert events == []
     if kind is Unavailable:

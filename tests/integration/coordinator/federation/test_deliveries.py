@@ -21,7 +21,7 @@ from fedssl.protocol.work import DELIVERY_BYTES, DELIVERY_HEADER, OFFER_HEADER, 
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes
 from support.federation import tensors_for, tiny_spec
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.uploads import digest, raw_request
 
 COHORT = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
@@ -81,8 +81,8 @@ def lane(coordinator: Coordinator) -> Lane:
 
 
 @pytest.fixture
-def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
-    return Onlooker(tables, coordinator.store)
+def watching(coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
+    return ChangeWatcher(tables, coordinator.store)
 
 
 def _at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
@@ -90,7 +90,7 @@ def _at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def test_an_update_is_accepted_and_repeating_it_gets_the_same_answer(lane: Lane, watching: Onlooker) -> None:
+def test_an_update_is_accepted_and_repeating_it_gets_the_same_answer(lane: Lane, watching: ChangeWatcher) -> None:
     update = lane.update()
     first = lane.deliver(update)
     assert first.json() == {"assignment_id": str(lane.item.assignment_id), "state": "accepted", "receipt": None}
@@ -177,7 +177,9 @@ REFUSED: dict[str, tuple[Callable[[Lane], httpx.Response], int, str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_delivery_adds_one_event_and_changes_nothing_else(lane: Lane, watching: Onlooker, case: str) -> None:
+def test_a_refused_delivery_adds_one_event_and_changes_nothing_else(
+    lane: Lane, watching: ChangeWatcher, case: str
+) -> None:
     send, status, slug, words = REFUSED[case]
     with watching.nothing_changes() as events:
         answer = send(lane)
@@ -187,7 +189,7 @@ def test_a_refused_delivery_adds_one_event_and_changes_nothing_else(lane: Lane, 
     assert lane.deliver(lane.update()).json()["state"] == "accepted"
 
 
-def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(lane: Lane, watching: Onlooker) -> None:
+def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(lane: Lane, watching: ChangeWatcher) -> None:
     stranger = Lane(lane.coordinator, "stranger")
     update = lane.update()
     with watching.nothing_changes() as events:
@@ -196,7 +198,7 @@ def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(lane: 
     assert [(event.kind, event.client_id) for event in events] == [("assignment.foreign", "stranger")]
 
 
-def test_the_submission_header_is_required_exactly_once_and_as_json(lane: Lane, watching: Onlooker) -> None:
+def test_the_submission_header_is_required_exactly_once_and_as_json(lane: Lane, watching: ChangeWatcher) -> None:
     update = lane.update()
     about = json.dumps(lane.submission(update))
     for headers in ([], [about, about], ["{"], ["[" * 4000], ["null"]):
@@ -213,7 +215,7 @@ def test_the_submission_header_is_required_exactly_once_and_as_json(lane: Lane, 
     ids=["none", "chunked", "two", "negative", "not a number"],
 )
 def test_a_delivery_without_exactly_one_valid_length_is_refused(
-    lane: Lane, watching: Onlooker, lengths: list[str], status: int
+    lane: Lane, watching: ChangeWatcher, lengths: list[str], status: int
 ) -> None:
     lines = [f"Content-Length: {each}" if each != "chunked" else "Transfer-Encoding: chunked" for each in lengths]
     about = json.dumps(lane.submission(lane.update()))
@@ -225,7 +227,9 @@ def test_a_delivery_without_exactly_one_valid_length_is_refused(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_connection_that_breaks_within_the_body_changes_nothing(lane: Lane, watching: Onlooker, share: float) -> None:
+def test_a_connection_that_breaks_within_the_body_changes_nothing(
+    lane: Lane, watching: ChangeWatcher, share: float
+) -> None:
     update = lane.update()
     about = json.dumps(lane.submission(update))
     head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
@@ -249,7 +253,7 @@ def test_a_delivery_counts_once_if_its_connection_breaks_after_the_body(lane: La
     assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
 
 
-def test_a_delivery_is_refused_after_its_lease_was_lost(lane: Lane, watching: Onlooker) -> None:
+def test_a_delivery_is_refused_after_its_lease_was_lost(lane: Lane, watching: ChangeWatcher) -> None:
     _lapse(lane, None)
     lane.coordinator.advance(lane.run)
     with watching.nothing_changes() as events:
@@ -261,7 +265,7 @@ def test_a_delivery_is_refused_after_its_lease_was_lost(lane: Lane, watching: On
 
 
 def test_a_delivery_to_a_full_disk_changes_nothing_and_can_be_repeated(
-    lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch
+    lane: Lane, watching: ChangeWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

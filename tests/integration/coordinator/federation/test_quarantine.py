@@ -9,7 +9,7 @@ from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.states import JobState, Outcome, RunState
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario
-from support.judged import register_digits
+from support.evaluated_runs import register_digits
 from support.scenario import Scenario
 from support.tables import Tables
 

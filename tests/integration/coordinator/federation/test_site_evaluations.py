@@ -17,14 +17,14 @@ from fedssl.protocol.work import AcceptedUpdate
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.site_counts import CROSS_SITE, counts, counts_json, cross_counts, site_head, sites_spec
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 
 SUBMIT = "/v1/work/site-evaluations/submit"
 
 
 @pytest.fixture
-def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
-    return Onlooker(tables, coordinator.store)
+def watching(coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
+    return ChangeWatcher(tables, coordinator.store)
 
 
 def _prepared(coordinator: Coordinator, **changes: Any) -> tuple[UUID, dict[str, WorkerClient]]:
@@ -144,7 +144,7 @@ def test_an_offline_site_and_a_refusal_do_not_delay_the_run(coordinator: Coordin
 
 
 def test_the_first_answer_stays_and_repeating_it_gets_the_same_reply(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, watching: ChangeWatcher
 ) -> None:
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
@@ -162,7 +162,7 @@ def test_the_first_answer_stays_and_repeating_it_gets_the_same_reply(
 
 
 def test_the_evaluation_of_another_client_is_answered_like_an_unknown_one(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, watching: ChangeWatcher
 ) -> None:
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_impossible_counts_are_refused(coordinator: Coordinator, watching: Onlooker, name: str) -> None:
+def test_impossible_counts_are_refused(coordinator: Coordinator, watching: ChangeWatcher, name: str) -> None:
     changes, words = WRONG[name]
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
@@ -194,7 +194,7 @@ def test_impossible_counts_are_refused(coordinator: Coordinator, watching: Onloo
 
 
 def test_a_client_that_keeps_its_number_of_images_may_not_send_counts(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, watching: ChangeWatcher
 ) -> None:
     """Its counts once had no limit, so 10^12 images could determine the pooled results."""
     _, workers = _prepared(coordinator)
@@ -209,7 +209,7 @@ def test_a_client_that_keeps_its_number_of_images_may_not_send_counts(
     assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
 
 
-def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watching: ChangeWatcher) -> None:
     _, workers = _prepared(coordinator)
     answer = _answer(_claimed(workers["a"])).model_copy(update={"round_number": 1})
     with (
@@ -232,7 +232,7 @@ def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watc
     ],
 )
 def test_counts_that_are_not_whole_numbers_are_refused(
-    coordinator: Coordinator, watching: Onlooker, measures: str
+    coordinator: Coordinator, watching: ChangeWatcher, measures: str
 ) -> None:
     _, _ = _prepared(coordinator)
     token = coordinator.worker_token("a")
@@ -402,7 +402,7 @@ def test_a_request_reaches_a_client_that_has_registered_since(coordinator: Coord
 
 
 def test_an_impossible_request_changes_nothing(
-    coordinator: Coordinator, watching: Onlooker, tables: Tables, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tables: Tables, tmp_path: Path
 ) -> None:
     run_id, workers = _prepared(coordinator, num_rounds=1)
     plain = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2})).id
@@ -495,7 +495,7 @@ def test_each_sites_classifier_is_sent_to_the_other_sites_that_have_counts(
     ],
 )
 def test_an_impossible_classifier_is_refused(
-    coordinator: Coordinator, watching: Onlooker, head: dict[str, Any], words: str
+    coordinator: Coordinator, watching: ChangeWatcher, head: dict[str, Any], words: str
 ) -> None:
     worker = coordinator.worker("a")
     coordinator.worker("b")

@@ -18,7 +18,7 @@ from fedssl_coordinator.storage.retention import collection
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.scenario import Scenario
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.tensors import are_equal
 from support.weights import TINY_ENCODER, encoder_file, encoder_tensors
 
@@ -148,13 +148,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_invalid_start_is_refused_with_the_key_and_the_reason(
-    coordinator: Coordinator, finished: Scenario, onlooker: Onlooker, tmp_path: Path, case: str
+    coordinator: Coordinator, finished: Scenario, change_watcher: ChangeWatcher, tmp_path: Path, case: str
 ) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     runs = {"finished": str(finished.id), "unfinished": str(coordinator.client.create_run(tiny_spec()).id)}
     initial, key, reason = REFUSED[case]
     initial = {name: runs.get(str(value), value) for name, value in initial.items()}
-    with onlooker.nothing_changes() as events, coordinator.http() as http:
+    with change_watcher.nothing_changes() as events, coordinator.http() as http:
         answer = http.post("/v1/runs", json={"spec": starting(**initial).model_dump(mode="json")})
     assert answer.status_code == 422, answer.text
     [error] = answer.json()["errors"]

@@ -162,7 +162,7 @@ def test_an_upload_is_continued_over_another_mutual_tls_connection(
         tls = Tls(ca_file=authority.file, client_cert=own.certificate, client_key=own.key)
         secret = running.worker_token("a")
         with Tus(running, secret, verify=tls.context(httpx.URL(running.url))) as tus:
-            location = tus.begun(len(data), digest, item.assignment_id)
+            location = tus.begin(len(data), digest, item.assignment_id)
             assert tus.send(location, data[:700_000], 0).headers["upload-offset"] == "700000"
         with WorkerClient(running.url, secret, tls=tls) as worker:
             assert worker.upload(digest, path, item.assignment_id) == len(data) - 700_000

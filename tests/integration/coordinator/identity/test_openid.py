@@ -10,7 +10,7 @@ import pytest
 from fedssl.client import Client, Retry
 from fedssl_coordinator.dashboard import session as sessions
 from fedssl_coordinator.dashboard.provider_login import ATTEMPT_COOKIE, ID_TOKEN_COOKIE
-from support.openid import SignInPlace, Visit, query_of, sign_in_place
+from support.openid import ProviderSession, SignInSetup, query_of, sign_in_setup
 from support.pages import Browser
 from support.servers import Servers
 
@@ -21,20 +21,20 @@ _CALLBACK = "/sign-in/oidc/callback"
 
 
 @pytest.fixture(scope="module")
-def place(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignInPlace]:
-    with sign_in_place(servers, tmp_path_factory.mktemp("openid")) as place:
+def place(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignInSetup]:
+    with sign_in_setup(servers, tmp_path_factory.mktemp("openid")) as place:
         yield place
 
 
 @pytest.fixture
-def browser(place: SignInPlace) -> Iterator[Browser]:
+def browser(place: SignInSetup) -> Iterator[Browser]:
     with Browser(place.coordinator, None) as browser:
         yield browser
 
 
 @pytest.fixture
-def visit() -> Iterator[Visit]:
-    with Visit() as visit:
+def visit() -> Iterator[ProviderSession]:
+    with ProviderSession() as visit:
         yield visit
 
 
@@ -45,7 +45,7 @@ def begin(browser: Browser, wanted: str = "/clients") -> str:
     return answer.headers["location"]
 
 
-def sign_in(browser: Browser, visit: Visit, name: str, wanted: str = "/clients") -> httpx.Response:
+def sign_in(browser: Browser, visit: ProviderSession, name: str, wanted: str = "/clients") -> httpx.Response:
     """Sign a person in, from the first page to the last."""
     return browser.http.get(visit.sign_in(begin(browser, wanted), name))
 
@@ -57,7 +57,9 @@ def reason(page: httpx.Response) -> str:
     return unescape(found[1])
 
 
-def test_a_person_signs_in_with_the_role_of_their_groups(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_a_person_signs_in_with_the_role_of_their_groups(
+    place: SignInSetup, browser: Browser, visit: ProviderSession
+) -> None:
     form = browser.get("/sign-in?next=/clients").text
     assert '<a class="btn pri" href="/sign-in/oidc?next=/clients">' in form
     assert 'name="token"' in form
@@ -82,7 +84,7 @@ def test_the_request_to_the_provider_has_pkce_and_no_secret(browser: Browser) ->
     assert not {"client_secret", "code_verifier"} & set(query)
 
 
-def test_cookies_are_protected_from_scripts_and_other_sites(browser: Browser, visit: Visit) -> None:
+def test_cookies_are_protected_from_scripts_and_other_sites(browser: Browser, visit: ProviderSession) -> None:
     begun = browser.http.get("/sign-in/oidc")
     answer = browser.http.get(visit.sign_in(begun.headers["location"], "grace"))
     cookies = {line.split("=", 1)[0]: line for line in answer.headers.get_list("set-cookie")}
@@ -94,7 +96,9 @@ def test_cookies_are_protected_from_scripts_and_other_sites(browser: Browser, vi
     )
 
 
-def test_a_viewer_cannot_create_runs_and_a_form_needs_the_secret_of_its_session(browser: Browser, visit: Visit) -> None:
+def test_a_viewer_cannot_create_runs_and_a_form_needs_the_secret_of_its_session(
+    browser: Browser, visit: ProviderSession
+) -> None:
     sign_in(browser, visit, "grace")
     assert browser.send("/runs/new").status_code == 403
     assert browser.http.post("/sign-out").status_code == 403
@@ -102,7 +106,7 @@ def test_a_viewer_cannot_create_runs_and_a_form_needs_the_secret_of_its_session(
 
 
 def test_a_person_without_a_role_gets_a_page_with_the_reason(
-    place: SignInPlace, browser: Browser, visit: Visit
+    place: SignInSetup, browser: Browser, visit: ProviderSession
 ) -> None:
     for name, groups in (("mallory", "cooks"), ("eve", "nothing")):
         answer = sign_in(browser, visit, name)
@@ -117,11 +121,13 @@ def test_a_person_without_a_role_gets_a_page_with_the_reason(
 @pytest.mark.parametrize(
     ("name", "wanted"), [("ada", "https://evil.example/"), ("linus", "//evil.example"), ("grace", "/\\evil.example")]
 )
-def test_the_next_page_is_always_on_this_site(browser: Browser, visit: Visit, name: str, wanted: str) -> None:
+def test_the_next_page_is_always_on_this_site(browser: Browser, visit: ProviderSession, name: str, wanted: str) -> None:
     assert sign_in(browser, visit, name, wanted).headers["location"] == "/runs"
 
 
-def test_an_answer_of_the_provider_can_be_used_only_once(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_an_answer_of_the_provider_can_be_used_only_once(
+    place: SignInSetup, browser: Browser, visit: ProviderSession
+) -> None:
     begun = browser.http.get("/sign-in/oidc")
     kept = browser.http.cookies[ATTEMPT_COOKIE]
     back = visit.sign_in(begun.headers["location"], "ada")
@@ -136,7 +142,7 @@ def test_an_answer_of_the_provider_can_be_used_only_once(place: SignInPlace, bro
     assert "refused the code (invalid_grant)" in reason(answer)
 
 
-def test_the_answer_to_another_browser_is_refused(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_the_answer_to_another_browser_is_refused(place: SignInSetup, browser: Browser, visit: ProviderSession) -> None:
     back = visit.sign_in(begin(browser), "ada")
     with Browser(place.coordinator, None) as other:
         assert other.http.get(back).status_code == 401
@@ -145,7 +151,9 @@ def test_the_answer_to_another_browser_is_refused(place: SignInPlace, browser: B
         assert other.get("/runs").status_code == 303
 
 
-def test_a_stolen_code_is_useless_in_another_session(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_a_stolen_code_is_useless_in_another_session(
+    place: SignInSetup, browser: Browser, visit: ProviderSession
+) -> None:
     """Code injection: Mallory has Ada's unused code, and uses it in an answer to a request of her own."""
     code = query_of(visit.sign_in(begin(browser), "ada"))["code"]
     with Browser(place.coordinator, None) as mallory:
@@ -156,14 +164,14 @@ def test_a_stolen_code_is_useless_in_another_session(place: SignInPlace, browser
         assert mallory.get("/runs").status_code == 303
 
 
-def test_a_person_who_refuses_at_the_provider_is_not_signed_in(browser: Browser, visit: Visit) -> None:
+def test_a_person_who_refuses_at_the_provider_is_not_signed_in(browser: Browser, visit: ProviderSession) -> None:
     answer = browser.http.get(visit.sign_in(begin(browser), "root", answer="deny"))
     assert answer.status_code == 401
     assert "access_denied" in reason(answer)
 
 
 def test_signing_out_ends_the_session_here_and_at_the_provider(
-    place: SignInPlace, browser: Browser, visit: Visit
+    place: SignInSetup, browser: Browser, visit: ProviderSession
 ) -> None:
     sign_in(browser, visit, "root")
     cookie = browser.http.cookies[sessions.COOKIE]
@@ -178,7 +186,9 @@ def test_signing_out_ends_the_session_here_and_at_the_provider(
     assert visit.http.get(begin(browser)).headers["location"].endswith("/login"), "it asks for the password again"
 
 
-def test_revoking_the_token_of_a_sign_in_ends_the_session(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_revoking_the_token_of_a_sign_in_ends_the_session(
+    place: SignInSetup, browser: Browser, visit: ProviderSession
+) -> None:
     sign_in(browser, visit, "root")
     admin = place.coordinator.client
     [token] = [token for token in admin.tokens() if token.label == "root" and token.revoked_at is None]
@@ -187,7 +197,9 @@ def test_revoking_the_token_of_a_sign_in_ends_the_session(place: SignInPlace, br
     assert browser.get("/runs").status_code == 303
 
 
-def test_tokens_still_work_when_a_provider_is_configured(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_tokens_still_work_when_a_provider_is_configured(
+    place: SignInSetup, browser: Browser, visit: ProviderSession
+) -> None:
     worker = place.coordinator.worker("hospital")
     sign_in(browser, visit, "grace")
     with worker, Client(place.coordinator.url, place.coordinator.operator_token, retry=Retry(seconds=0)) as client:
@@ -200,7 +212,7 @@ def test_tokens_still_work_when_a_provider_is_configured(place: SignInPlace, bro
     assert refused.status_code == 401, "the id of a sign-in is no secret"
 
 
-def test_every_sign_in_is_an_event(place: SignInPlace, browser: Browser, visit: Visit) -> None:
+def test_every_sign_in_is_an_event(place: SignInSetup, browser: Browser, visit: ProviderSession) -> None:
     sign_in(browser, visit, "ada")
     kind, message, data = place.tables.query(
         "SELECT kind, message, data FROM events WHERE kind LIKE 'person.%%' ORDER BY id DESC LIMIT 1"

@@ -10,7 +10,7 @@ from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, NotFou
 from fedssl_coordinator.identity.authentication import hash_secret, new_secret
 from support.coordinator import Coordinator
 from support.openapi import OPEN, WORKERS_ONLY, Operation, api_document, operations
-from support.tables import Onlooker
+from support.tables import ChangeWatcher
 
 DOCUMENT = api_document()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
@@ -69,8 +69,8 @@ def test_every_operation_requires_a_valid_token(standing: Coordinator, headers: 
         assert answer.headers["www-authenticate"] == "Bearer", operation
 
 
-def test_requests_without_a_token_leave_no_trace(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
+def test_requests_without_a_token_leave_no_trace(standing: Coordinator, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes() as events:
         for operation in GUARDED:
             assert _call(standing, operation, {}).status_code == 401
     assert events == []  # a caller without a token cannot fill the audit log
@@ -82,17 +82,19 @@ def test_a_token_in_the_query_is_not_accepted(standing: Coordinator) -> None:
             assert http.get("/v1/runs", params={name: standing.operator_token}).status_code == 401
 
 
-def test_workers_and_operators_are_refused_each_others_operations(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_workers_and_operators_are_refused_each_others_operations(
+    standing: Coordinator, change_watcher: ChangeWatcher
+) -> None:
     worker = {"Authorization": f"Bearer {standing.worker_token('a')}"}
     operator = {"Authorization": f"Bearer {standing.operator_token}"}
-    with onlooker.nothing_changes():
+    with change_watcher.nothing_changes():
         for operation in OPERATORS:
             _assert_problem(_call(standing, operation, worker), 403, "forbidden", "yours is a worker's")
         for operation in WORKERS:
             _assert_problem(_call(standing, operation, operator), 403, "forbidden", "yours is an operator's")
 
 
-def test_a_revoked_token_is_refused_everywhere(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_a_revoked_token_is_refused_everywhere(standing: Coordinator, change_watcher: ChangeWatcher) -> None:
     for role, client_id, its in (("admin", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
         token = standing.client.create_token(role, client_id)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {token.secret}"}
@@ -100,20 +102,22 @@ def test_a_revoked_token_is_refused_everywhere(standing: Coordinator, onlooker: 
         assert _call(standing, permitted, headers).status_code not in (401, 403)
         standing.client.revoke_token(token.id)
         standing.client.revoke_token(token.id)  # a repeated revocation is not an error
-        with onlooker.nothing_changes() as events:
+        with change_watcher.nothing_changes() as events:
             for operation in GUARDED:
                 _assert_problem(_call(standing, operation, headers), 401, "unauthenticated", "expired or revoked")
         assert events == []
 
 
-def test_all_tokens_of_a_revoked_client_are_refused_everywhere(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_all_tokens_of_a_revoked_client_are_refused_everywhere(
+    standing: Coordinator, change_watcher: ChangeWatcher
+) -> None:
     headers = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
     other = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
-    last = onlooker.tables.last_event()
+    last = change_watcher.tables.last_event()
     assert standing.client.revoke_client("leaver").revoked_at is not None
     first = standing.client.client("leaver").revoked_at
     assert standing.client.revoke_client("leaver").revoked_at == first  # a repeated revocation changes nothing
-    assert [event.kind for event in onlooker.tables.events_after(last)] == ["client.revoked"]
+    assert [event.kind for event in change_watcher.tables.events_after(last)] == ["client.revoked"]
     for mine in (headers, other):
         for operation in GUARDED:
             _assert_problem(_call(standing, operation, mine), 401, "unauthenticated", "expired or revoked")
@@ -121,11 +125,11 @@ def test_all_tokens_of_a_revoked_client_are_refused_everywhere(standing: Coordin
         standing.worker_token("leaver")
 
 
-def test_secrets_are_shown_once_and_are_not_stored(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_secrets_are_shown_once_and_are_not_stored(standing: Coordinator, change_watcher: ChangeWatcher) -> None:
     token = standing.client.create_token("worker", "a", "for the test")
     assert token.secret.startswith("fedssl_")
     assert len(token.secret) >= 40
-    everything = str(onlooker.tables.dump())
+    everything = str(change_watcher.tables.dump())
     assert token.secret not in everything
     assert str(token.id) in everything
     with standing.http() as http:
@@ -137,7 +141,10 @@ def test_secrets_are_shown_once_and_are_not_stored(standing: Coordinator, onlook
 
 
 def test_no_secret_is_logged_repeated_or_stored(
-    standing: Coordinator, onlooker: Onlooker, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    standing: Coordinator,
+    change_watcher: ChangeWatcher,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The output of all actions with tokens is searched, including refusals and errors."""
     caplog.set_level(logging.DEBUG)
@@ -166,7 +173,7 @@ def test_no_secret_is_logged_repeated_or_stored(
         standing.client.revoke_token(token.id)
         expect(NotAuthenticated, worker(token.secret).heartbeat)
     output = capfd.readouterr()
-    everything = "".join([*said, caplog.text, output.out, output.err, str(onlooker.tables.dump())])
+    everything = "".join([*said, caplog.text, output.out, output.err, str(change_watcher.tables.dump())])
     assert "enrolment.refused" in everything
     assert not [secret for secret in secrets if secret.removeprefix("fedssl_") in everything]
 
@@ -191,15 +198,15 @@ def test_no_secret_is_logged_repeated_or_stored(
     ],
 )
 def test_an_invalid_request_for_a_token_is_refused_with_the_field(
-    standing: Coordinator, onlooker: Onlooker, body: dict[str, object], where: str
+    standing: Coordinator, change_watcher: ChangeWatcher, body: dict[str, object], where: str
 ) -> None:
-    with onlooker.nothing_changes(), standing.http() as http:
+    with change_watcher.nothing_changes(), standing.http() as http:
         answer = http.post("/v1/tokens", json=body)
     _assert_problem(answer, 422, "invalid-request", where)
 
 
-def test_unknown_tokens_and_clients_are_not_found(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
+def test_unknown_tokens_and_clients_are_not_found(standing: Coordinator, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes() as events:
         with standing.http() as http:
             _assert_problem(http.delete(f"/v1/tokens/{'0' * 32}"), 404, "not-found", "no token")
         with pytest.raises(NotFound, match="no client nobody"):
@@ -209,10 +216,10 @@ def test_unknown_tokens_and_clients_are_not_found(standing: Coordinator, onlooke
     assert events == []
 
 
-def test_addresses_that_need_no_token_show_no_secret(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_addresses_that_need_no_token_show_no_secret(standing: Coordinator, change_watcher: ChangeWatcher) -> None:
     standing.worker("hospital-a").close()
     secrets = [standing.operator_token, standing.database_url, "hospital-a", str(standing.store)]
-    secrets += [hashed for (hashed,) in onlooker.tables.query("SELECT secret_hash FROM tokens")]
+    secrets += [hashed for (hashed,) in change_watcher.tables.query("SELECT secret_hash FROM tokens")]
     with standing.bare_http() as http:
         for path in (*sorted(OPEN), "/openapi.json", "/sign-in"):
             answer = http.get(path)

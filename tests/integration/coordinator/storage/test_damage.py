@@ -15,9 +15,9 @@ from fedssl.client.errors import ClientError
 from fedssl.errors import FedSSLError
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from support.coordinator import Coordinator
-from support.data_sets import public_bytes, written
+from support.data_sets import public_bytes, write_file
 from support.distillation_scenario import DistillationScenario, distillation_spec
-from support.judged import judged_spec, register_digits
+from support.evaluated_runs import evaluated_spec, register_digits
 from support.scenario import Scenario
 from support.tables import Tables
 
@@ -312,7 +312,7 @@ def test_a_distillation_waits_for_its_server_state(
 
 
 def test_a_distillation_waits_for_its_public_images(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    registered = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes(200)))
+    registered = coordinator.client.add_public_dataset("scans", write_file(tmp_path, public_bytes(200)))
     spec = distillation_spec(public_data={"dataset": "scans", "num_images": 64})
     scenario = DistillationScenario(coordinator, tables, tmp_path, spec, train=False)
     path = _path(coordinator, registered.digest)
@@ -372,7 +372,7 @@ def test_an_evaluation_waits_for_a_damaged_file(
 ) -> None:
     register_digits(coordinator.client, tmp_path)
     threads = torch.get_num_threads()
-    scenario = DistillationScenario(coordinator, tables, tmp_path, judged_spec(), train=False)
+    scenario = DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(), train=False)
     [row] = coordinator.client.evaluations(scenario.id)
     digest = getattr(row, what) if what == "dataset_digest" else scenario.run.model
     path = _path(coordinator, digest)
@@ -416,7 +416,7 @@ def test_a_download_that_broke_off_because_of_damage_starts_from_scratch(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """Most of a large file was sent before the damage was found. The rest of the restored one must not follow it."""
-    registered = coordinator.client.add_public_dataset("large", written(tmp_path, public_bytes(1000, size=64)))
+    registered = coordinator.client.add_public_dataset("large", write_file(tmp_path, public_bytes(1000, size=64)))
     path = _path(coordinator, registered.digest)
     backup = _damage(path, "flipped in the header")
 
@@ -437,7 +437,7 @@ def test_a_download_that_broke_off_because_of_damage_starts_from_scratch(
 def test_a_data_set_that_was_damaged_before_its_registration_is_sent_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, how: str
 ) -> None:
-    source = written(tmp_path, public_bytes())
+    source = write_file(tmp_path, public_bytes())
     digest = coordinator.client.add_public_dataset("scans", source).digest
     _damage(_path(coordinator, digest), how)
     with coordinator.http() as http:
@@ -449,7 +449,7 @@ def test_a_data_set_that_was_damaged_before_its_registration_is_sent_again(
 def test_damage_to_a_file_that_no_run_needs_is_also_an_event(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    registered = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
+    registered = coordinator.client.add_public_dataset("scans", write_file(tmp_path, public_bytes()))
     _damage(_path(coordinator, registered.digest), "cut")
     with pytest.raises(ClientError):
         coordinator.client.download_artifact(registered.digest, tmp_path / "fetched")

@@ -19,8 +19,8 @@ from fedssl.protocol.views import EventView
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec
-from support.smuggling import PAYLOAD, SEVERAL, SMUGGLING, behind
-from support.tables import Onlooker
+from support.smuggling import PAYLOAD, SEVERAL, SMUGGLING, append_payload
+from support.tables import ChangeWatcher
 from support.uploads import digest
 
 PUBLIC = {"dataset": "digits", "num_images": 40}
@@ -89,18 +89,18 @@ CASES = [(method, case) for method in RUNS for case in SMUGGLING] + [
 
 @pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{method}: {case}" for method, case in CASES])
 def test_a_file_that_contains_more_than_the_plan_is_not_stored(
-    stage: Stage, onlooker: Onlooker, method: str, case: str
+    stage: Stage, change_watcher: ChangeWatcher, method: str, case: str
 ) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         answer = stage.put(method, smuggle(stage.tensors(method)))
     _assert_refused(stage, method, answer, events, words)
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_bytes_after_the_right_file_are_refused(stage: Stage, onlooker: Onlooker, method: str) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(method, behind(stage.tensors(method)))
+def test_bytes_after_the_right_file_are_refused(stage: Stage, change_watcher: ChangeWatcher, method: str) -> None:
+    with change_watcher.nothing_changes() as events:
+        answer = stage.put(method, append_payload(stage.tensors(method)))
     _assert_refused(stage, method, answer, events, "were announced")
 
 
@@ -117,10 +117,10 @@ def test_bytes_after_the_right_file_are_refused(stage: Stage, onlooker: Onlooker
     ],
 )
 def test_tensors_of_another_method_are_refused(
-    stage: Stage, onlooker: Onlooker, method: str, others: tuple[str, ...], what: str
+    stage: Stage, change_watcher: ChangeWatcher, method: str, others: tuple[str, ...], what: str
 ) -> None:
     tensors = {name: tensor for other in others for name, tensor in stage.tensors(other).items()}
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         answer = stage.put(method, serialised(tensors))
     _assert_refused(stage, method, answer, events, what)
 
@@ -138,36 +138,38 @@ def test_tensors_of_another_method_are_refused(
     ids=["a wider client's", "more images", "turned", "another precision", "the embeddings", "the pairs"],
 )
 def test_similarities_of_another_shape_or_packing_are_refused(
-    stage: Stage, onlooker: Onlooker, tensors: Tensors, what: str
+    stage: Stage, change_watcher: ChangeWatcher, tensors: Tensors, what: str
 ) -> None:
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         answer = stage.put("flesd", serialised(tensors))
     _assert_refused(stage, "flesd", answer, events, what)
 
 
-def test_a_megabyte_for_a_plan_of_640_bytes_is_refused(stage: Stage, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
+def test_a_megabyte_for_a_plan_of_640_bytes_is_refused(stage: Stage, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes() as events:
         answer = stage.put("flesd", serialised({"factor": torch.rand(40, 8000)}))
     assert answer.status_code == 413
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-def test_an_upload_for_another_clients_assignment_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+def test_an_upload_for_another_clients_assignment_is_refused(stage: Stage, change_watcher: ChangeWatcher) -> None:
     """Even with the right tensors, the assignment of another client is treated like one that does not exist."""
     stranger = stage.coordinator.worker_token("stranger")
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         answer = stage.put("flesd", serialised(stage.tensors("flesd")), token=stranger)
     assert answer.status_code == 404
     assert [event.kind for event in events] == ["assignment.foreign"]
 
 
-def test_after_all_refusals_the_right_similarities_are_accepted_once(stage: Stage, onlooker: Onlooker) -> None:
+def test_after_all_refusals_the_right_similarities_are_accepted_once(
+    stage: Stage, change_watcher: ChangeWatcher
+) -> None:
     item = stage.items["flesd"]
     first, other = (serialised(stage.tensors("flesd", value)) for value in (0.5, 0.25))
     assert stage.put("flesd", first).status_code == 201
     submit = Submit(assignment_id=item.assignment_id, update=digest(first), num_examples=10)
     stage.worker.submit(submit)
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         answer = stage.put("flesd", other)
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:fedssl:problem:duplicate-update"
@@ -205,7 +207,7 @@ CHANNELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CHANNELS)
-def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_requests_with_additional_content_are_refused(stage: Stage, change_watcher: ChangeWatcher, case: str) -> None:
     verb, changes = CHANNELS[case]
     assignment = {"assignment_id": str(stage.items["fedsimclr"].assignment_id)}
     complete: dict[str, Any] = {
@@ -216,7 +218,7 @@ def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: On
             "worker_version": "1", "methods": {}, "device": "cpu", "num_images": 1, "channels": 1, "image_size": 8
         },
     }[verb]  # fmt: skip
-    with onlooker.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
+    with change_watcher.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
         content = json.dumps({**complete, **changes})
         answer = http.post(f"/v1/work/{verb}", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
@@ -227,7 +229,7 @@ def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: On
     assert event.data == {}
 
 
-def test_undeclared_headers_and_parameters_are_not_stored(stage: Stage, onlooker: Onlooker) -> None:
+def test_undeclared_headers_and_parameters_are_not_stored(stage: Stage, change_watcher: ChangeWatcher) -> None:
     """Data in headers and parameters that the API does not declare is ignored."""
     content = serialised(stage.tensors("fedsimclr"))
     params = {"assignment": str(stage.items["fedsimclr"].assignment_id), "note": PAYLOAD.decode()}
@@ -235,7 +237,7 @@ def test_undeclared_headers_and_parameters_are_not_stored(stage: Stage, onlooker
     with stage.coordinator.http(stage.token) as http:
         answer = http.put(f"/v1/artifacts/{digest(content)}", params=params, content=content, headers=headers)
     assert answer.status_code == 201
-    assert "Jane Doe" not in json.dumps(onlooker.tables.dump())
+    assert "Jane Doe" not in json.dumps(change_watcher.tables.dump())
 
 
 def test_the_plan_of_each_method_declares_the_kinds_of_its_tensors(stage: Stage) -> None:

@@ -24,7 +24,7 @@ from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.retention import repository as retention
 from fedssl_coordinator.storage.retention.service import retention_periods
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, public_bytes, written
+from support.data_sets import labelled_bytes, public_bytes, write_file
 from support.federation import tensors_for, upload
 from support.scenario import Scenario
 from support.tables import Tables
@@ -137,7 +137,7 @@ def test_a_run_keeps_its_first_newest_and_best_weights(
 def judge(coordinator: Coordinator, tables: Tables, scenario: Scenario, best: str, folder: Path) -> None:
     """Write a completed evaluation of every round, in which the weights `best` have the highest score."""
     content = labelled_bytes()
-    coordinator.client.add_evaluation_dataset("held-out", written(folder, content))
+    coordinator.client.add_evaluation_dataset("held-out", write_file(folder, content))
     for number, each in enumerate(scenario.rounds):
         result = '{"probe": 0.9}' if each.broadcast == best else '{"knn": 0.5}'
         tables.execute(
@@ -152,7 +152,7 @@ def test_a_data_set_that_is_never_registered_is_removed_after_a_day(
 ) -> None:
     contents = [public_bytes(seed=seed) for seed in range(3)]
     kept, sent_again, forgotten = map(digest, contents)
-    coordinator.client.add_public_dataset("scans", written(tmp_path, contents[0]))
+    coordinator.client.add_public_dataset("scans", write_file(tmp_path, contents[0]))
     with coordinator.http() as http:
         assert http.put(f"/v1/artifacts/{sent_again}", content=contents[1]).status_code == 201
         assert http.put(f"/v1/artifacts/{forgotten}", content=contents[2]).status_code == 201

@@ -15,9 +15,9 @@ from PIL import Image
 from fedssl.classification.head_file import read_head
 from fedssl.models import load_encoder
 from fedssl.models.classifier import Classifier
-from support.commands import done, fedssl, refused
+from support.commands import error_of, fedssl, output_of
+from support.encoder_folders import write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import pulled
 
 DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "classify-images.md"
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
     Path("run").mkdir()
-    pulled(Path("run"), tiny_spec(data=DATA))
+    write_encoder_folder(Path("run"), tiny_spec(data=DATA))
     rng = np.random.default_rng(0)
     for number in range(24):
         name, colour = (("a, b", (200, 60, 60)), ("path", (60, 60, 200)))[number % 2]
@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_is_classified_by_its_own_labels(here: Path) -> None:
-    found = done(*FIT, "--out", "new/predictions.csv")
+    found = output_of(*FIT, "--out", "new/predictions.csv")
     lines = lines_of("new/predictions.csv")
     assert list(lines[0]) == ["path", "predicted", "p_a, b", "p_path"]
     assert [line["path"] for line in lines] == [
@@ -71,7 +71,7 @@ def test_a_saved_classifier_gives_the_same_bytes(here: Path) -> None:
     assert "left out path/broken.png" in result.stderr
     assert "100.00 % of the held-out images are right (chance: 50.00 %, 1 of 2 classes)" in result.stderr
     assert "24 of 25 images" in " ".join(result.stdout.split())
-    done("classify", "scans", "--model", "run", "--head", "head.safetensors", "--out", "again.csv")
+    output_of("classify", "scans", "--model", "run", "--head", "head.safetensors", "--out", "again.csv")
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
 
 
@@ -82,7 +82,7 @@ def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
         cells[number][2] = "0"
     with Path("labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["path", "red", "odd"], *cells])
-    found = done("classify", "scans", "--model", "run", "--labels", "labels.csv")
+    found = output_of("classify", "scans", "--model", "run", "--labels", "labels.csv")
     fit = found["classifier"]
     assert fit["multi_label"]
     num, with_each = fit["num_held_out"], [each["num_held_out"] for each in fit["per_class"]]
@@ -96,8 +96,8 @@ def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
 
 
 def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(here: Path) -> None:
-    done(*FIT, "--save-head", "head.safetensors")
-    shown = done("export", "run", "--to", "onnx", "--head", "head.safetensors")
+    output_of(*FIT, "--save-head", "head.safetensors")
+    shown = output_of("export", "run", "--to", "onnx", "--head", "head.safetensors")
     assert (shown["file"], shown["classes"]) == ("run/classifier.onnx", ["a, b", "path"])
     assert [path.name for path in Path("run").glob("*.onnx*")] == ["classifier.onnx"]
     session = InferenceSession("run/classifier.onnx", providers=["CPUExecutionProvider"])
@@ -129,8 +129,8 @@ def test_the_script_in_the_documentation_gives_the_same_probabilities(
     pixels = np.random.default_rng(1).integers(0, 256, (20, 31)).astype(np.uint8)
     Image.fromarray(pixels).save("images/a/0.tif", exif=turned)
     Path("run").rename("own")
-    done("classify", "images", "--model", "own", "--labels", "scans", "--save-head", "head.safetensors")
-    done("export", "own", "--to", "onnx", "--head", "head.safetensors")
+    output_of("classify", "images", "--model", "own", "--labels", "scans", "--save-head", "head.safetensors")
+    output_of("export", "own", "--to", "onnx", "--head", "head.safetensors")
     capsys.readouterr()
     exec(script[1].replace("0.png", "0.tif"), {})
     printed = ast.literal_eval(capsys.readouterr().out)
@@ -157,24 +157,24 @@ def test_the_script_in_the_documentation_gives_the_same_probabilities(
 def test_impossible_requests_are_refused_with_advice(here: Path, arguments: tuple[str, ...], words: str) -> None:
     Path("labels.csv").write_text("path,label\nelsewhere.png,a\n")
     np.savez("set.npz", images=np.zeros((4, 12, 12, 3), np.uint8))
-    assert words in refused(*arguments)
+    assert words in error_of(*arguments)
     assert not Path("predictions.csv").exists()
 
 
 def test_a_classifier_of_another_encoder_is_refused(here: Path) -> None:
-    done(*FIT, "--save-head", "head.safetensors")
+    output_of(*FIT, "--save-head", "head.safetensors")
     Path("predictions.csv").unlink()
-    pulled(Path("run"), tiny_spec(data=DATA))
+    write_encoder_folder(Path("run"), tiny_spec(data=DATA))
     for arguments in (("classify", "scans", "--model", "run"), ("export", "run", "--to", "onnx")):
-        assert "fitted to another encoder" in refused(*arguments, "--head", "head.safetensors")
+        assert "fitted to another encoder" in error_of(*arguments, "--head", "head.safetensors")
     assert not Path("predictions.csv").exists()
 
 
 def test_an_earlier_file_stays_if_no_image_can_be_classified(here: Path) -> None:
-    done(*FIT, "--save-head", "head.safetensors")
+    output_of(*FIT, "--save-head", "head.safetensors")
     before = Path("predictions.csv").read_bytes()
     Path("broken").mkdir()
     Path("broken/broken.png").write_bytes(b"no image")
-    assert "no image of" in refused("classify", "broken", "--model", "run", "--head", "head.safetensors")
+    assert "no image of" in error_of("classify", "broken", "--model", "run", "--head", "head.safetensors")
     assert Path("predictions.csv").read_bytes() == before
     assert not list(Path().glob(".*incoming"))
