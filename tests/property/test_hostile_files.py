@@ -108,7 +108,7 @@ def _payload(dtype: str, patterns: list[int]) -> Change:
 HEADERS: dict[str, Change] = {
     "a flipped bit": _flipped,
     "a length that lies": lambda h, b, d: build_file(h, b, length=d.choice([0, 7, 2**20, 2**40, 2**63, 2**64 - 1])),
-    "tensors over one another": _moved(-4),
+    "overlapping tensors": _moved(-4),
     "a gap": _moved(8),
     "negative places": _moved(-(2**40)),
     "places beyond the end": _moved(2**40),
@@ -140,7 +140,7 @@ UPDATES: dict[str, Change] = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class Uploader:
     """A worker's lease, an admin and an operator, each with the file to upload."""
 
     coordinator: Coordinator
@@ -174,7 +174,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def uploader(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uploader]:
     folder = tmp_path_factory.mktemp("hostile")
     with (
         servers.database() as url,
@@ -190,19 +190,19 @@ def stage(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         }
         update = serialised(tensors_for(item.plan.update, 0.5))
         files = {"worker": update, "public": public_bytes(), "labelled": labelled_bytes()}
-        yield Stage(running, ChangeWatcher(tables, running.store), str(item.assignment_id), secrets, files)
+        yield Uploader(running, ChangeWatcher(tables, running.store), str(item.assignment_id), secrets, files)
 
 
 CASES = [(who, case) for who in ("worker", "public", "labelled") for case in (UPDATES if who == "worker" else HEADERS)]
 
 
 @pytest.mark.parametrize(("who", "case"), CASES, ids=[f"{who}: {case}" for who, case in CASES])
-def test_hostile_files_are_refused_by_both_kinds_of_upload(stage: Stage, who: str, case: str) -> None:
-    with stage.change_watcher.nothing_changes():
+def test_hostile_files_are_refused_by_both_kinds_of_upload(uploader: Uploader, who: str, case: str) -> None:
+    with uploader.change_watcher.nothing_changes():
         for seed in DRAWN:
             drawn = random.Random(seed)
-            content = UPDATES[case](*split_file(stage.files[who]), drawn)
-            answers = stage.put(who, content), stage.resumed(who, content, drawn)
+            content = UPDATES[case](*split_file(uploader.files[who]), drawn)
+            answers = uploader.put(who, content), uploader.resumed(who, content, drawn)
             for answer in answers:
                 assert answer.status_code in (413, 422), (seed, answer.status_code, answer.text)
                 assert answer.headers["content-type"] == "application/problem+json"
@@ -211,11 +211,11 @@ def test_hostile_files_are_refused_by_both_kinds_of_upload(stage: Stage, who: st
                 assert answers[0].json()["type"] == answers[1].json()["type"], (seed, [a.text for a in answers])
 
 
-def test_correct_files_are_accepted_by_both_kinds_of_upload_afterwards(stage: Stage) -> None:
-    for who, content in stage.files.items():
-        assert stage.resumed(who, content, random.Random(0)).status_code == 204
-        assert stage.put(who, content).status_code == 200
-    assert stage.coordinator.client.ready().status == "ok"
+def test_correct_files_are_accepted_by_both_kinds_of_upload_afterwards(uploader: Uploader) -> None:
+    for who, content in uploader.files.items():
+        assert uploader.resumed(who, content, random.Random(0)).status_code == 204
+        assert uploader.put(who, content).status_code == 200
+    assert uploader.coordinator.client.ready().status == "ok"
 
 
 # --- Images ---------------------------------------------------------------------------------------------------------

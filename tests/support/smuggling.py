@@ -72,17 +72,17 @@ METADATA = "carries __metadata__, which may not travel"
 PLACES = "leave a gap or overlap another's"
 
 SMUGGLING: dict[str, tuple[Smuggle, str]] = {
-    "one tensor more": (_tensors(lambda t, name: {**t, "images": torch.zeros(4)}), NOT_DECLARED),
+    "one extra tensor": (_tensors(lambda t, name: {**t, "images": torch.zeros(4)}), NOT_DECLARED),
     "an empty tensor with a telling name": (_tensors(lambda t, name: {**t, "jane.doe": torch.zeros(0)}), NOT_DECLARED),
-    "a tensor renamed": (_tensors(_renamed), NOT_DECLARED),
-    "none at all": (_tensors(lambda t, name: {}), NOT_DECLARED),
+    "a renamed tensor": (_tensors(_renamed), NOT_DECLARED),
+    "no tensors": (_tensors(lambda t, name: {}), NOT_DECLARED),
     "double precision": (_tensors(lambda t, name: {**t, name: t[name].double()}), NOT_DECLARED),
     "half precision": (_tensors(lambda t, name: {**t, name: t[name].half()}), NOT_DECLARED),
-    "floats as whole numbers": (_tensors(lambda t, name: {**t, name: t[name].view(torch.int32)}), NOT_DECLARED),
-    "one row more": (_tensors(lambda t, name: {**t, name: torch.cat([t[name], t[name][:1]])}), NOT_DECLARED),
-    "a tensor laid out flat": (_tensors(lambda t, name: {**t, name: t[name].flatten()[None]}), NOT_DECLARED),
-    "a number that is none, with bits in it": (_with_bits(0x7FC0BEEF), NOT_FINITE),
-    "a negative one that signals": (_with_bits(0xFF80DEAD), NOT_FINITE),
+    "floats as integers": (_tensors(lambda t, name: {**t, name: t[name].view(torch.int32)}), NOT_DECLARED),
+    "one extra row": (_tensors(lambda t, name: {**t, name: torch.cat([t[name], t[name][:1]])}), NOT_DECLARED),
+    "a flattened tensor": (_tensors(lambda t, name: {**t, name: t[name].flatten()[None]}), NOT_DECLARED),
+    "NaN with payload bits": (_with_bits(0x7FC0BEEF), NOT_FINITE),
+    "a negative signalling NaN": (_with_bits(0xFF80DEAD), NOT_FINITE),
     "infinity": (_with_bits(0x7F800000), NOT_FINITE),
     "metadata": (_header(lambda h, b: build_file({**h, "__metadata__": {"jane": "doe"}}, b)), METADATA),
     "empty metadata": (_header(lambda h, b: build_file({**h, "__metadata__": {}}, b)), METADATA),
@@ -90,10 +90,10 @@ SMUGGLING: dict[str, tuple[Smuggle, str]] = {
         _header(lambda h, b: build_file(_moved(h, 24), PAYLOAD + bytes(4) + b)),
         PLACES,
     ),
-    "spaces behind the header": (_text(lambda text: text + " " * 64), OTHER_FORM),
-    "tabs for spaces": (_text(lambda text: text + "\t" * (-len(text) % 8 or 8)), OTHER_FORM),
+    "spaces after the header": (_text(lambda text: text + " " * 64), OTHER_FORM),
+    "tabs instead of spaces": (_text(lambda text: text + "\t" * (-len(text) % 8 or 8)), OTHER_FORM),
     "spaces in the header": (_text(lambda text: text.replace(":", ": ").replace(",", ",\n")), OTHER_FORM),
-    "letters spelt as numbers": (_text(lambda text: text.replace('"dtype"', '"\\u0064type"')), OTHER_FORM),
+    "letters as escape sequences": (_text(lambda text: text.replace('"dtype"', '"\\u0064type"')), OTHER_FORM),
     "keys in another order": (
         _header(lambda h, b: build_file({name: dict(reversed(entry.items())) for name, entry in h.items()}, b)),
         OTHER_FORM,
@@ -108,11 +108,11 @@ SEVERAL: dict[str, tuple[Smuggle, str]] = {
         _header(lambda h, b: build_file({**h, **_moved({_last(h): h[_last(h)]}, 8)}, b + bytes(8))),
         PLACES,
     ),
-    "tensors over one another": (
+    "overlapping tensors": (
         _header(lambda h, b: build_file({**h, **_moved({_last(h): h[_last(h)]}, -4)}, b)),
         PLACES,
     ),
-    "one tensor less": (_tensors(lambda t, name: {key: v for key, v in t.items() if key != name}), NOT_DECLARED),
+    "one missing tensor": (_tensors(lambda t, name: {key: v for key, v in t.items() if key != name}), NOT_DECLARED),
 }
 """Ways that need at least two tensors."""
 

@@ -30,9 +30,9 @@ def database(servers: Servers) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def change_watcher(standing: Coordinator, tables: Tables) -> ChangeWatcher:
+def change_watcher(shared_coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
     """Return a watcher that checks whether a request to the coordinator changed anything."""
-    return ChangeWatcher(tables, standing.store)
+    return ChangeWatcher(tables, shared_coordinator.store)
 
 
 @pytest.fixture

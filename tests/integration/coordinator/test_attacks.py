@@ -347,10 +347,10 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_spelling_of_a_path_bypasses_authorisation(path: str, standing: Coordinator) -> None:
+def test_no_spelling_of_a_path_bypasses_authorisation(path: str, shared_coordinator: Coordinator) -> None:
     """Requests without a token or with a worker's are refused, and no response repeats the caller's Host header."""
-    address = httpx.URL(standing.url)
-    worker = standing.client.create_token("worker", f"w-{uuid4().hex[:8]}").secret
+    address = httpx.URL(shared_coordinator.url)
+    worker = shared_coordinator.client.create_token("worker", f"w-{uuid4().hex[:8]}").secret
     for token in ("", f"Authorization: Bearer {worker}\r\n"):
         for method in ("GET", "POST", "DELETE", "PROPFIND", "TRACE"):
             headers = f"Host: attacker.example\r\n{token}Content-Length: 0\r\nConnection: close\r\n\r\n"

@@ -35,14 +35,14 @@ def _members(text: str, piece: str) -> list[str]:
 
 
 @pytest.fixture
-def fresh(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Scenario]:
+def fresh(shared_coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Scenario]:
     """Yield a run of two clients that waits for its first update.
 
     The run is stopped at the end, so that these clients do not claim its work in a later test.
     """
-    scenario = Scenario(standing, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
+    scenario = Scenario(shared_coordinator, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
     yield scenario
-    standing.client.stop(scenario.id)
+    shared_coordinator.client.stop(scenario.id)
 
 
 def test_an_update_brings_the_panels_that_a_page_does_not_have_yet(
@@ -100,10 +100,10 @@ def test_an_update_brings_the_current_questions_and_downloads(
 
 
 def test_an_update_adds_the_row_reason_and_colour_of_a_client_that_joins_late(
-    viewer: Browser, fresh: Scenario, tables: Tables, standing: Coordinator
+    viewer: Browser, fresh: Scenario, tables: Tables, shared_coordinator: Coordinator
 ) -> None:
     page = viewer.get(f"/runs/{fresh.id}").text
-    standing.worker("late")
+    shared_coordinator.worker("late")
     joins = (
         "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state) "
         "SELECT gen_random_uuid(), run_id, round_id, round_number, 'late', 1, 'offered' FROM assignments "
@@ -117,7 +117,7 @@ def test_an_update_adds_the_row_reason_and_colour_of_a_client_that_joins_late(
 
 
 def test_speed_memory_and_newest_events_of_each_client_are_shown(
-    viewer: Browser, fresh: Scenario, standing: Coordinator, tables: Tables
+    viewer: Browser, fresh: Scenario, shared_coordinator: Coordinator, tables: Tables
 ) -> None:
     def row(client: str) -> str:
         text = viewer.get(f"/runs/{fresh.id}/clients").text
@@ -143,7 +143,7 @@ def test_speed_memory_and_newest_events_of_each_client_are_shown(
     assert "2.00 GB" in row("x"), "the newest report counts"
     assert "3.04 GB" not in row("x")
     assert "87%" not in row("x")
-    events = [event.message for event in standing.client.event_log(fresh.id) if event.client_id == "x"]
+    events = [event.message for event in shared_coordinator.client.event_log(fresh.id) if event.client_id == "x"]
     assert len(events) > 3
     shown = re.findall(r'<div>.*?<span title="([^"]+)"', row("x"), re.DOTALL)
     assert [unescape(message) for message in shown] == events[:-4:-1]
@@ -161,14 +161,14 @@ def test_rows_and_reasons_have_the_same_clients_in_the_same_order(viewer: Browse
 
 
 def test_a_finished_run_is_live_until_its_last_evaluation_has_ended(
-    viewer: Browser, fresh: Scenario, tables: Tables, standing: Coordinator
+    viewer: Browser, fresh: Scenario, tables: Tables, shared_coordinator: Coordinator
 ) -> None:
     def is_live() -> bool:
         text = viewer.get(f"/runs/{fresh.id}").text
         assert shape_of(text) == shape_of(viewer.get(f"/runs/{fresh.id}/live").text)
         return 'data-live="1"' in text
 
-    standing.client.stop(fresh.id)
+    shared_coordinator.client.stop(fresh.id)
     assert not is_live()
     evaluation = uuid4()
     add_embedding_map(tables, fresh.id, evaluation)

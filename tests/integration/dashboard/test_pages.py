@@ -73,8 +73,8 @@ def test_a_viewer_may_open_every_page_except_the_forms(viewer: Browser, scenario
         assert "unsafe" not in answer.headers["content-security-policy"], path
 
 
-def test_no_page_answers_without_a_session(standing: Coordinator, scenario: Scenario) -> None:
-    with Browser(standing, None) as nobody:
+def test_no_page_answers_without_a_session(shared_coordinator: Coordinator, scenario: Scenario) -> None:
+    with Browser(shared_coordinator, None) as nobody:
         for path in [*_paths(scenario), f"/runs/{scenario.id}/stream"]:
             assert nobody.get(path).status_code == 303, path
 
@@ -115,7 +115,9 @@ def test_invalid_parameters_do_not_cause_a_server_error(viewer: Browser, path: s
     assert viewer.get(path).status_code < 500
 
 
-def test_a_refusal_before_a_route_is_reached_is_shown_as_a_page(standing: Coordinator, operator: Browser) -> None:
+def test_a_refusal_before_a_route_is_reached_is_shown_as_a_page(
+    shared_coordinator: Coordinator, operator: Browser
+) -> None:
     html = {"Accept": "text/html", "Content-Type": "application/x-www-form-urlencoded"}
     large = operator.http.post("/runs/new", content=b"x" * (2 << 20), headers=html)
     assert (large.status_code, large.headers["content-type"]) == (413, "text/html; charset=utf-8")
@@ -127,7 +129,7 @@ def test_a_refusal_before_a_route_is_reached_is_shown_as_a_page(standing: Coordi
     assert "<h1>Method not allowed</h1>" in by_address.text
 
 
-def test_events_are_shown_as_sentences(standing: Coordinator, viewer: Browser, scenario: Scenario) -> None:
+def test_events_are_shown_as_sentences(shared_coordinator: Coordinator, viewer: Browser, scenario: Scenario) -> None:
     text = page = viewer.get("/events").text
     while older := re.search(r'href="(\?before=\d+)"', page):  # other tests have left events too
         page = viewer.get(f"/events{older[1]}").text
@@ -146,13 +148,15 @@ def test_states_and_causes_of_a_round_are_shown_in_words(viewer: Browser, scenar
     tables.execute(change, None, scenario.id)
 
 
-def test_hostile_names_are_shown_as_text(standing: Coordinator, tables: Tables, scenario: Scenario) -> None:
+def test_hostile_names_are_shown_as_text(shared_coordinator: Coordinator, tables: Tables, scenario: Scenario) -> None:
     tables.execute("UPDATE runs SET name = %s, reason = %s WHERE id = %s", EVIL, EVIL, scenario.id)
     tables.execute("UPDATE clients SET device = %s WHERE id = 'a'", EVIL)
     tables.execute("UPDATE rounds SET reason = %s WHERE run_id = %s", EVIL, scenario.id)
     tables.execute("UPDATE assignments SET reason = %s WHERE run_id = %s", EVIL, scenario.id)
     tables.execute("UPDATE events SET message = %s WHERE run_id = %s", EVIL, scenario.id)
-    with Browser(standing, standing.client.create_token("admin", label=EVIL[:100]).secret) as browser:
+    with Browser(
+        shared_coordinator, shared_coordinator.client.create_token("admin", label=EVIL[:100]).secret
+    ) as browser:
         for path in _paths(scenario):
             if not any(part in path for part in (".json", ".csv", "encoder", "/files/")):
                 text = browser.get(path).text
@@ -269,13 +273,13 @@ def test_the_stream_of_a_run_sends_new_events(viewer: Browser, scenario: Scenari
         assert next(line for line in lines if line.startswith("id:")) == f"id: {log[-1].id}"
 
 
-def test_a_page_that_is_not_found_keeps_the_navigation(standing: Coordinator, viewer: Browser) -> None:
+def test_a_page_that_is_not_found_keeps_the_navigation(shared_coordinator: Coordinator, viewer: Browser) -> None:
     for path in (f"/runs/{UUID(int=7)}", "/runs/x", "/clients/unknown", "/nowhere"):
         answer = viewer.get(path, Accept="text/html")
         assert answer.status_code == 404, path
         assert '<nav aria-label="Main">' in answer.text, path
         assert "script-src 'self'" in answer.headers["content-security-policy"], path
-    with Browser(standing, None) as stranger:
+    with Browser(shared_coordinator, None) as stranger:
         answer = stranger.get("/nowhere", Accept="text/html")
         assert answer.status_code == 404
         assert "<nav" not in answer.text

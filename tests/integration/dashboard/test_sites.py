@@ -19,11 +19,13 @@ EVALUATION = {"at": "sites", "every": 1, "measures": ["knn"], "sites": {**SITES,
 
 
 @pytest.fixture
-def judged(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Scenario]:
+def judged(shared_coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Scenario]:
     """Yield a run of three sites that are asked to evaluate its first weights."""
-    scenario = Scenario(standing, tables, tmp_path, "pqr", name=f"judged-{uuid4().hex[:6]}", evaluation=EVALUATION)
+    scenario = Scenario(
+        shared_coordinator, tables, tmp_path, "pqr", name=f"judged-{uuid4().hex[:6]}", evaluation=EVALUATION
+    )
     yield scenario
-    standing.client.stop(scenario.id)
+    shared_coordinator.client.stop(scenario.id)
     tables.execute(
         "DELETE FROM site_evaluations WHERE run_id = %s", scenario.id
     )  # otherwise a later test would claim them
@@ -139,9 +141,9 @@ def test_an_open_page_gets_the_updated_panel_after_an_answer(viewer: Browser, ju
 
 
 def test_a_finished_run_stays_live_while_its_sites_evaluate(
-    viewer: Browser, judged: Scenario, tables: Tables, standing: Coordinator
+    viewer: Browser, judged: Scenario, tables: Tables, shared_coordinator: Coordinator
 ) -> None:
-    standing.client.stop(judged.id)
+    shared_coordinator.client.stop(judged.id)
     assert 'data-live="1"' in viewer.get(f"/runs/{judged.id}").text
     for name in "pqr":
         _answer(judged, name)
@@ -212,9 +214,11 @@ def test_a_run_without_evaluations_at_its_sites_has_no_form_for_them(operator: B
 
 
 def test_the_sites_classifiers_are_shown_as_a_table_of_sites_by_sites(
-    viewer: Browser, standing: Coordinator, tables: Tables, tmp_path: Path
+    viewer: Browser, shared_coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    scenario = Scenario(standing, tables, tmp_path, "pqr", name=f"crossed-{uuid4().hex[:6]}", evaluation=CROSS_SITE)
+    scenario = Scenario(
+        shared_coordinator, tables, tmp_path, "pqr", name=f"crossed-{uuid4().hex[:6]}", evaluation=CROSS_SITE
+    )
     for name, right in (("p", 3), ("q", 1), ("q", 2)):
         item = scenario.workers[name].claim_site_evaluation()
         assert item is not None
@@ -224,5 +228,5 @@ def test_the_sites_classifiers_are_shown_as_a_table_of_sites_by_sites(
     assert "Before training: each site's own classifier on the images of every site" in _words(_panel(text))
     assert _rows(text)["p"] == ["75.0%", "50.0%"]
     assert _rows(text)["q"] == ["no answer yet", "25.0%"]
-    standing.client.stop(scenario.id)
+    shared_coordinator.client.stop(scenario.id)
     tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", scenario.id)

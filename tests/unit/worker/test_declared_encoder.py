@@ -78,11 +78,11 @@ def test_an_invalid_encoder_is_refused_with_a_reason(tmp_path: Path, text: str, 
 
 @pytest.mark.parametrize("encoder", [OWN, None])
 def test_the_coordinator_receives_the_declared_encoder(setting: Setting, encoder: EncoderConfig | None) -> None:
-    def shut_out(call: str) -> None:
+    def revoke(call: str) -> None:
         if call == "claim":
             raise Refusal("unauthenticated", 401, "The token was revoked.")
 
-    setting.coordinator.before = shut_out
+    setting.coordinator.before = revoke
     data = str(write_images(setting.folder / "own.npz"))
     given = settings(setting.folder / "state").model_copy(
         update={"coordinator": setting.coordinator.url, "data": data, "token": SecretStr(TOKEN), "encoder": encoder}

@@ -570,20 +570,20 @@ def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, scena
     """This holds however long the jobs wait, and also if Redis loses messages meanwhile."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
-    def sweep_later(times: int) -> None:
+    def sweep_after_waiting(times: int) -> None:
         for _ in range(times):
             scenario.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
             sweep()
 
     scenario.train()
     assert [row.state for row in _listed(scenario)] == [JobState.QUEUED] * 2
-    sweep_later(3)
+    sweep_after_waiting(3)
     assert redis.llen("evaluate") == 2
     redis.lpop("evaluate")  # one is lost, and the coordinator does not know which
-    sweep_later(3)
+    sweep_after_waiting(3)
     assert redis.llen("evaluate") == 3
     redis.delete("evaluate")
-    sweep_later(3)
+    sweep_after_waiting(3)
     assert redis.llen("evaluate") == 2
 
 

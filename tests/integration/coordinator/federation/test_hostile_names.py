@@ -27,11 +27,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_text_is_stored_as_text_or_refused(standing: Coordinator, name: str) -> None:
-    made = standing.client.create_token("viewer", label=name)
-    assert next(token.label for token in standing.client.tokens() if token.id == made.id) == name
+def test_hostile_text_is_stored_as_text_or_refused(shared_coordinator: Coordinator, name: str) -> None:
+    made = shared_coordinator.client.create_token("viewer", label=name)
+    assert next(token.label for token in shared_coordinator.client.tokens() if token.id == made.id) == name
     place = quote(name, safe="")
-    with standing.http() as http:
+    with shared_coordinator.http() as http:
         for path in (
             f"/v1/clients/{place}",
             f"/v1/methods/{place}",
@@ -44,7 +44,7 @@ def test_hostile_text_is_stored_as_text_or_refused(standing: Coordinator, name: 
             assert answer.status_code in (200, 422)
         assert http.post("/v1/runs", json={"spec": {"name": name}, "start": False}).status_code in (201, 422)
         assert http.post("/v1/tokens", json={"role": "worker", "client_id": name}).status_code == 422
-    assert standing.client.ready().status == "ok"
+    assert shared_coordinator.client.ready().status == "ok"
 
 
 def test_the_uploads_of_one_assignment_are_limited(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:

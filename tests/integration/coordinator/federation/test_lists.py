@@ -135,10 +135,14 @@ LISTS = [
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_invalid_limits_and_cursors_are_refused(standing: Coordinator, path: str) -> None:
+def test_invalid_limits_and_cursors_are_refused(shared_coordinator: Coordinator, path: str) -> None:
     has_round = "assignments" in path
-    run = _run_with_a_round(standing) if has_round else standing.client.create_run(tiny_spec(), start=False)
-    with standing.http() as http:
+    run = (
+        _run_with_a_round(shared_coordinator)
+        if has_round
+        else shared_coordinator.client.create_run(tiny_spec(), start=False)
+    )
+    with shared_coordinator.http() as http:
         for query in (
             {"limit": "0"}, {"limit": "-1"}, {"limit": "501"}, {"limit": "x"}, {"cursor": "x"}, {"cursor": "é"},
             {"cursor": "x" * 501}, {"cursor": encode_cursor(None, None, None)},

@@ -295,11 +295,11 @@ COMPLETE = {
 
 @pytest.mark.parametrize("case", WORK)
 def test_invalid_values_in_a_workers_request_are_refused_with_the_field(
-    standing: Coordinator, change_watcher: ChangeWatcher, case: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, case: str
 ) -> None:
     verb, changes, where = WORK[case]
-    token = standing.worker_token("a")
-    with change_watcher.nothing_changes() as events, standing.http(token) as http:
+    token = shared_coordinator.worker_token("a")
+    with change_watcher.nothing_changes() as events, shared_coordinator.http(token) as http:
         body = json.dumps({**COMPLETE.get(verb, {}), **changes})
         answer = http.post(f"/v1/work/{verb}", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
@@ -310,10 +310,10 @@ def test_invalid_values_in_a_workers_request_are_refused_with_the_field(
     assert event.kind == ("client.refused" if "protocol_version" in changes else "request.refused")
 
 
-def test_a_metric_that_is_not_finite_is_refused(standing: Coordinator, change_watcher: ChangeWatcher) -> None:
-    token = standing.worker_token("a")
+def test_a_metric_that_is_not_finite_is_refused(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
+    token = shared_coordinator.worker_token("a")
     body = f'{{"assignment_id": "{uuid4()}", "update": "{OTHER}", "num_examples": 1, "metrics": {{"loss": NaN}}}}'
-    with change_watcher.nothing_changes() as events, standing.http(token) as http:
+    with change_watcher.nothing_changes() as events, shared_coordinator.http(token) as http:
         answer = http.post("/v1/work/submit", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["metrics", "loss"]

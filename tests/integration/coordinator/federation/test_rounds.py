@@ -181,35 +181,35 @@ VERBS: dict[str, dict[str, RunState | None]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("before", ["created", "running", "paused", "stopped"])
-def test_each_state_allows_only_its_verbs(standing: Coordinator, verb: str, before: str) -> None:
-    run = standing.client.create_run(tiny_spec(), start=before != "created")
+def test_each_state_allows_only_its_verbs(shared_coordinator: Coordinator, verb: str, before: str) -> None:
+    run = shared_coordinator.client.create_run(tiny_spec(), start=before != "created")
     if before == "paused":
-        standing.client.pause(run.id)
+        shared_coordinator.client.pause(run.id)
     if before == "stopped":
-        standing.client.stop(run.id)
-    earlier = len(list(standing.client.event_log(run.id)))
+        shared_coordinator.client.stop(run.id)
+    earlier = len(list(shared_coordinator.client.event_log(run.id)))
     wanted = VERBS[verb][before]
-    call = getattr(standing.client, verb)
+    call = getattr(shared_coordinator.client, verb)
     if wanted is None:
         with pytest.raises(Conflict, match=f"it cannot {verb}, (only|it stays)"):
             call(run.id)
-        assert len(list(standing.client.event_log(run.id))) == earlier
+        assert len(list(shared_coordinator.client.event_log(run.id))) == earlier
     else:
         assert call(run.id).state == wanted
         same = before in (wanted.value, "stopped")
-        assert len(list(standing.client.event_log(run.id))) == earlier + (not same)
+        assert len(list(shared_coordinator.client.event_log(run.id))) == earlier + (not same)
 
 
-def test_an_unknown_run_is_not_found(standing: Coordinator) -> None:
+def test_an_unknown_run_is_not_found(shared_coordinator: Coordinator) -> None:
     from uuid import UUID
 
     nothing = UUID(int=1)
     for call in ("run", "start", "pause", "resume", "stop"):
         with pytest.raises(NotFound, match=f"no run {nothing}"):
-            getattr(standing.client, call)(nothing)
+            getattr(shared_coordinator.client, call)(nothing)
     for pages in ("rounds", "metrics", "event_log"):
         with pytest.raises(NotFound, match=f"no run {nothing}"):
-            list(getattr(standing.client, pages)(nothing))
+            list(getattr(shared_coordinator.client, pages)(nothing))
 
 
 @pytest.mark.changes_states

@@ -61,9 +61,9 @@ def test_a_round_without_usable_updates_fails_the_run_with_the_reason(
 
 
 @pytest.mark.parametrize("norm", [0, -1, "x", float("inf")])
-def test_an_invalid_max_update_norm_is_refused(standing: Coordinator, norm: object) -> None:
+def test_an_invalid_max_update_norm_is_refused(shared_coordinator: Coordinator, norm: object) -> None:
     spec = {"robustness": {"max_update_norm": norm if norm != float("inf") else "1e999"}}
-    with standing.http() as http:
+    with shared_coordinator.http() as http:
         answer = http.post("/v1/runs", json={"spec": spec})
     assert answer.status_code == 422
     assert "robustness.max_update_norm" in answer.json()["detail"]
@@ -208,8 +208,8 @@ def test_a_failed_round_names_the_client_whose_update_was_unusual_before_it(
 
 
 @pytest.mark.parametrize("share", [0, 1.5, "x"])
-def test_an_invalid_max_weight_share_is_refused(standing: Coordinator, share: object) -> None:
-    with standing.http() as http:
+def test_an_invalid_max_weight_share_is_refused(shared_coordinator: Coordinator, share: object) -> None:
+    with shared_coordinator.http() as http:
         answer = http.post("/v1/runs", json={"spec": {"robustness": {"max_weight_share": share}}})
     assert answer.status_code == 422
     assert "robustness.max_weight_share" in answer.json()["detail"]

@@ -347,11 +347,11 @@ def test_the_backlog_of_a_silent_destination_lets_others_go_first(
         coordinator.client.test_notification_destination(destination.id)
     tried: list[UUID] = []
 
-    def take_a_whole_pass(_: object, destination: NotificationDestination, key: bytes) -> str | None:
+    def use_up_the_pass(_: object, destination: NotificationDestination, key: bytes) -> str | None:
         tried.append(destination.id)
         return "no answer" if destination.id == silent.id else None
 
-    monkeypatch.setattr(delivery, "_try", take_a_whole_pass)
+    monkeypatch.setattr(delivery, "_try", use_up_the_pass)
     monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: len(tried) * delivery._PASS_SECONDS))
     for _ in range(2):
         coordinator.notify()

@@ -20,7 +20,7 @@ def source(tmp_path: Path) -> Path:
     return write_file(tmp_path, public_bytes())
 
 
-def _put(coordinator: Coordinator, content: bytes) -> httpx.Response:
+def _upload(coordinator: Coordinator, content: bytes) -> httpx.Response:
     with coordinator.http() as http:
         return http.put(f"/v1/artifacts/{digest(content)}", content=content)
 
@@ -80,7 +80,7 @@ def test_registering_the_same_images_again_changes_nothing_and_sends_no_bytes(
         assert coordinator.client.add_public_dataset("scans", source, on_bytes=sent.append) == first
         body = {"name": "scans", "digest": first.digest}
         assert _register(coordinator, "public", body).status_code == 200
-        assert _put(coordinator, source.read_bytes()).status_code == 200
+        assert _upload(coordinator, source.read_bytes()).status_code == 200
     assert (sent, events) == ([], [])
     other = coordinator.client.add_public_dataset("scans-again", source, on_bytes=sent.append)
     assert other.digest == first.digest
@@ -93,8 +93,8 @@ def test_a_name_always_refers_to_the_same_images(
     first = coordinator.client.add_public_dataset("scans", write_file(tmp_path, public_bytes()))
     coordinator.client.add_evaluation_dataset("scans", write_file(tmp_path, labelled_bytes()))  # in a separate list
     others = {"public": digest(public_bytes(seed=1)), "evaluation": digest(labelled_bytes(seed=1))}
-    _put(coordinator, public_bytes(seed=1))
-    _put(coordinator, labelled_bytes(seed=1))
+    _upload(coordinator, public_bytes(seed=1))
+    _upload(coordinator, labelled_bytes(seed=1))
     with change_watcher.nothing_changes():
         for kind, other in others.items():
             answer = _register(coordinator, kind, {"name": "scans", "digest": other})
@@ -108,7 +108,7 @@ def test_a_name_always_refers_to_the_same_images(
 def test_concurrent_registrations_of_one_name_accept_only_one_file(coordinator: Coordinator, tables: Tables) -> None:
     contents = [public_bytes(seed=seed) for seed in range(2)]
     for content in contents:
-        _put(coordinator, content)
+        _upload(coordinator, content)
     statuses: list[int] = []
 
     def register(content: bytes) -> None:
@@ -151,17 +151,17 @@ def test_lists_are_paged_by_name(coordinator: Coordinator, source: Path, tmp_pat
      "é", "a" * 64, "%2e%2e", "~", "$HOME", None, 7],
 )  # fmt: skip
 def test_invalid_names_are_refused(
-    standing: Coordinator, change_watcher: ChangeWatcher, kind: str, name: object
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, kind: str, name: object
 ) -> None:
     with change_watcher.nothing_changes():
-        answer = _register(standing, kind, {"name": name, "digest": "0" * 64})
+        answer = _register(shared_coordinator, kind, {"name": name, "digest": "0" * 64})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["name"]
 
 
 @pytest.mark.parametrize("kind", ["public", "evaluation"])
 def test_invalid_registrations_are_refused_with_the_field(
-    standing: Coordinator, change_watcher: ChangeWatcher, kind: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, kind: str
 ) -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"name": "new"}, "digest"),
@@ -172,10 +172,10 @@ def test_invalid_registrations_are_refused_with_the_field(
     ]
     with change_watcher.nothing_changes():
         for body, where in bodies:
-            answer = _register(standing, kind, body)
+            answer = _register(shared_coordinator, kind, body)
             assert answer.status_code == 422, body
             assert answer.json()["errors"][0]["loc"] == [where]
-        answer = _register(standing, kind, {"name": "new", "digest": "0" * 64})
+        answer = _register(shared_coordinator, kind, {"name": "new", "digest": "0" * 64})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:fedssl:problem:not-found")
         assert "PUT it to /v1/artifacts first" in answer.json()["detail"]
 
@@ -192,8 +192,8 @@ def test_asking_for_an_unknown_or_invalid_name_is_an_error(coordinator: Coordina
 
 def test_a_file_of_the_other_kind_is_refused(coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     """In particular, images that encoders are evaluated on cannot be made public by their digest."""
-    _put(coordinator, public_bytes())
-    _put(coordinator, labelled_bytes())
+    _upload(coordinator, public_bytes())
+    _upload(coordinator, labelled_bytes())
     with change_watcher.nothing_changes():
         for kind, content in (("public", labelled_bytes()), ("evaluation", public_bytes())):
             answer = _register(coordinator, kind, {"name": "a", "digest": digest(content)})
@@ -222,7 +222,7 @@ def test_invalid_labels_are_refused(coordinator: Coordinator, change_watcher: Ch
 
     arrays = load(labelled_bytes())
     content = save({**arrays, "test_labels": np.array([0, 1, 2, -1])})
-    assert _put(coordinator, content).status_code == 201
+    assert _upload(coordinator, content).status_code == 201
     with change_watcher.nothing_changes():
         answer = _register(coordinator, "evaluation", {"name": "a", "digest": digest(content)})
     assert answer.status_code == 422
@@ -232,7 +232,7 @@ def test_invalid_labels_are_refused(coordinator: Coordinator, change_watcher: Ch
 def test_images_that_the_store_has_lost_are_uploaded_again(coordinator: Coordinator, source: Path) -> None:
     """Their digest is known, but it cannot be registered until they were sent again."""
     known = digest(source.read_bytes())
-    _put(coordinator, source.read_bytes())
+    _upload(coordinator, source.read_bytes())
     (coordinator.store / known[:2] / known[2:4] / known).unlink()
     assert _register(coordinator, "public", {"name": "a", "digest": known}).status_code == 404
     assert coordinator.client.add_public_dataset("a", source).digest == known

@@ -84,14 +84,14 @@ def test_invalid_public_data_is_refused_with_the_field(
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
 def test_names_that_cannot_be_stored_are_refused(
-    standing: Coordinator, change_watcher: ChangeWatcher, name: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, name: str
 ) -> None:
     import json
 
     spec = _spec().model_dump(mode="json")
     for section in ("public_data", "evaluation"):
         body = json.dumps({"spec": {**spec, "public_data": None, section: {"dataset": name}}})
-        with change_watcher.nothing_changes(), standing.http() as http:
+        with change_watcher.nothing_changes(), shared_coordinator.http() as http:
             answer = http.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 422
 

@@ -103,8 +103,8 @@ def test_bytes_that_the_caller_already_has_are_not_sent_again(scenario: Scenario
                 assert len(answer.content) == (10 if expected == 206 else 0)
 
 
-def test_static_files_that_the_browser_already_has_are_not_sent_again(standing: Coordinator) -> None:
-    with standing.bare_http() as http:
+def test_static_files_that_the_browser_already_has_are_not_sent_again(shared_coordinator: Coordinator) -> None:
+    with shared_coordinator.bare_http() as http:
         for encoding in ("gzip", "identity"):
             headers = {"Accept-Encoding": encoding}
             first = http.get("/static/x/frame.css", headers=headers)

@@ -22,7 +22,7 @@ from support.uploads import build_file, digest, raw_request, safetensors_bytes, 
 
 
 @dataclass(frozen=True)
-class Stage:
+class Uploader:
     """A worker with a lease, and the file that it should upload."""
 
     coordinator: Coordinator
@@ -49,17 +49,17 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(standing: Coordinator) -> Iterator[Stage]:
-    with standing.worker("a") as worker:
-        run = standing.client.create_run(tiny_spec(cohort={"clients": ["a"], "lease_seconds": 3600}))
-        standing.advance(run.id)
+def uploader(shared_coordinator: Coordinator) -> Iterator[Uploader]:
+    with shared_coordinator.worker("a") as worker:
+        run = shared_coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"], "lease_seconds": 3600}))
+        shared_coordinator.advance(run.id)
         item = worker.claim(0)
         assert item is not None
-        yield Stage(standing, standing.worker_token("a"), item)
+        yield Uploader(shared_coordinator, shared_coordinator.worker_token("a"), item)
 
 
 def _assert_refused(
-    stage: Stage, answer: httpx.Response, events: list[EventView], status: int, slug: str, what: str
+    uploader: Uploader, answer: httpx.Response, events: list[EventView], status: int, slug: str, what: str
 ) -> None:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -68,7 +68,7 @@ def _assert_refused(
     [event] = events
     assert (event.kind, event.run_id, event.client_id, event.round_number) == (
         "artifact.refused",
-        stage.item.run_id,
+        uploader.item.run_id,
         "a",
         1,
     )
@@ -137,18 +137,20 @@ TENSORS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_differ_from_the_plan_are_refused(stage: Stage, change_watcher: ChangeWatcher, case: str) -> None:
+def test_tensors_that_differ_from_the_plan_are_refused(
+    uploader: Uploader, change_watcher: ChangeWatcher, case: str
+) -> None:
     change, what = TENSORS[case]
     with change_watcher.nothing_changes() as events:
-        answer = stage.put(safetensors_bytes(change(stage.tensors)))
-    _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
+        answer = uploader.put(safetensors_bytes(change(uploader.tensors)))
+    _assert_refused(uploader, answer, events, 422, "artifact-rejected", what)
 
 
-def test_a_file_larger_than_the_plan_allows_is_refused(stage: Stage, change_watcher: ChangeWatcher) -> None:
-    size = max_file_bytes(stage.item.plan.update) + 1
+def test_a_file_larger_than_the_plan_allows_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    size = max_file_bytes(uploader.item.plan.update) + 1
     with change_watcher.nothing_changes() as events:
-        answer = stage.put(b"\0" * size)
-    _assert_refused(stage, answer, events, 413, "artifact-too-large", f"{size} bytes announced")
+        answer = uploader.put(b"\0" * size)
+    _assert_refused(uploader, answer, events, 413, "artifact-too-large", f"{size} bytes announced")
 
 
 def _shifted(entries: dict[str, Any], name: str, by: int) -> dict[str, Any]:
@@ -224,73 +226,73 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_manipulated_headers_are_refused(stage: Stage, change_watcher: ChangeWatcher, case: str) -> None:
+def test_manipulated_headers_are_refused(uploader: Uploader, change_watcher: ChangeWatcher, case: str) -> None:
     change, what = HEADERS[case]
     with change_watcher.nothing_changes() as events:
-        answer = stage.put(change(*split_file(safetensors_bytes(stage.tensors))))
-    _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
+        answer = uploader.put(change(*split_file(safetensors_bytes(uploader.tensors))))
+    _assert_refused(uploader, answer, events, 422, "artifact-rejected", what)
 
 
 @pytest.mark.parametrize("length", [2**20, 2**63, 2**64 - 1])
 def test_a_header_that_claims_to_be_too_long_is_refused(
-    stage: Stage, change_watcher: ChangeWatcher, length: int
+    uploader: Uploader, change_watcher: ChangeWatcher, length: int
 ) -> None:
-    header, body = split_file(safetensors_bytes(stage.tensors))
+    header, body = split_file(safetensors_bytes(uploader.tensors))
     with change_watcher.nothing_changes() as events:
-        answer = stage.put(build_file(header, body, length=length))
-    _assert_refused(stage, answer, events, 413, "artifact-too-large", f"the header claims {length} bytes")
+        answer = uploader.put(build_file(header, body, length=length))
+    _assert_refused(uploader, answer, events, 413, "artifact-too-large", f"the header claims {length} bytes")
 
 
-def test_a_file_with_another_digest_is_refused(stage: Stage, change_watcher: ChangeWatcher) -> None:
+def test_a_file_with_another_digest_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
     """The digest is checked before the values: NaN in damaged bytes does not mean that training diverged."""
-    for tensors in (stage.tensors, _with(float("nan"))(stage.tensors)):
+    for tensors in (uploader.tensors, _with(float("nan"))(uploader.tensors)):
         with change_watcher.nothing_changes() as events:
-            answer = stage.put(safetensors_bytes(tensors), name=digest(b"something else"))
+            answer = uploader.put(safetensors_bytes(tensors), name=digest(b"something else"))
         _assert_refused(
-            stage, answer, events, 422, "artifact-rejected", f"the announced one is {digest(b'something else')}"
+            uploader, answer, events, 422, "artifact-rejected", f"the announced one is {digest(b'something else')}"
         )
 
 
-def test_an_upload_without_a_length_is_refused(stage: Stage, change_watcher: ChangeWatcher) -> None:
-    data = safetensors_bytes(stage.tensors)
+def test_an_upload_without_a_length_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    data = safetensors_bytes(uploader.tensors)
     with change_watcher.nothing_changes() as events:
-        answer = stage.put(iter([data]), name=digest(data))
+        answer = uploader.put(iter([data]), name=digest(data))
     assert "content-length" not in answer.request.headers
-    _assert_refused(stage, answer, events, 411, "length-required", "send Content-Length")
+    _assert_refused(uploader, answer, events, 411, "length-required", "send Content-Length")
 
 
 @pytest.mark.parametrize("missing", [1, 1000])
 def test_an_upload_whose_connection_breaks_changes_nothing(
-    stage: Stage, change_watcher: ChangeWatcher, missing: int
+    uploader: Uploader, change_watcher: ChangeWatcher, missing: int
 ) -> None:
-    data = safetensors_bytes(stage.tensors)
+    data = safetensors_bytes(uploader.tensors)
     with change_watcher.nothing_changes() as events:
-        raw_request(stage.coordinator.url, _head(stage, data, len(data)), data[:-missing], then_close=True)
+        raw_request(uploader.coordinator.url, _head(uploader, data, len(data)), data[:-missing], then_close=True)
         time.sleep(0.2)
     assert events == []
 
 
-def test_a_file_longer_than_its_announced_length_is_refused(stage: Stage, change_watcher: ChangeWatcher) -> None:
+def test_a_file_longer_than_its_announced_length_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
     """The bytes after the announced ones are read as the next request, which is invalid."""
-    data = safetensors_bytes(stage.tensors)
+    data = safetensors_bytes(uploader.tensors)
     with change_watcher.nothing_changes():
-        answer = raw_request(stage.coordinator.url, _head(stage, data, len(data) - 4), data, then_close=False)
+        answer = raw_request(uploader.coordinator.url, _head(uploader, data, len(data) - 4), data, then_close=False)
         time.sleep(0.1)
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 "))
 
 
-def _head(stage: Stage, data: bytes, length: int) -> str:
-    path = f"/v1/artifacts/{digest(data)}?assignment={stage.item.assignment_id}"
-    return f"PUT {path} HTTP/1.1\nHost: here\nAuthorization: Bearer {stage.token}\nContent-Length: {length}"
+def _head(uploader: Uploader, data: bytes, length: int) -> str:
+    path = f"/v1/artifacts/{digest(data)}?assignment={uploader.item.assignment_id}"
+    return f"PUT {path} HTTP/1.1\nHost: here\nAuthorization: Bearer {uploader.token}\nContent-Length: {length}"
 
 
 @pytest.mark.parametrize(
     "name",
     ["f" * 63, "f" * 65, "F" * 64, "g" * 64, "..%2f" + "f" * 59, "%00" + "f" * 63, "f" * 64 + "%0a", "%ff" * 64],
 )
-def test_an_invalid_digest_is_refused(stage: Stage, change_watcher: ChangeWatcher, name: str) -> None:
+def test_an_invalid_digest_is_refused(uploader: Uploader, change_watcher: ChangeWatcher, name: str) -> None:
     with change_watcher.nothing_changes() as events:
-        answer = stage.put(b"anything", name=name)
+        answer = uploader.put(b"anything", name=name)
     assert answer.status_code in (404, 422)  # a slash makes it another path
     if answer.status_code == 422:
         assert answer.json()["type"] == "urn:fedssl:problem:invalid-request"
@@ -299,9 +301,11 @@ def test_an_invalid_digest_is_refused(stage: Stage, change_watcher: ChangeWatche
 
 
 @pytest.mark.parametrize("assignment", ["", "7", "x" * 36])
-def test_an_invalid_assignment_id_is_refused(stage: Stage, change_watcher: ChangeWatcher, assignment: str) -> None:
-    data = safetensors_bytes(stage.tensors)
-    with change_watcher.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
+def test_an_invalid_assignment_id_is_refused(
+    uploader: Uploader, change_watcher: ChangeWatcher, assignment: str
+) -> None:
+    data = safetensors_bytes(uploader.tensors)
+    with change_watcher.nothing_changes() as events, uploader.coordinator.http(uploader.token) as http:
         answer = http.put(f"/v1/artifacts/{digest(data)}", params={"assignment": assignment}, content=data)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["query", "assignment"]
@@ -309,13 +313,13 @@ def test_an_invalid_assignment_id_is_refused(stage: Stage, change_watcher: Chang
 
 
 def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(
-    stage: Stage, change_watcher: ChangeWatcher
+    uploader: Uploader, change_watcher: ChangeWatcher
 ) -> None:
-    data = safetensors_bytes(stage.tensors)
-    token = stage.coordinator.worker_token("stranger")
-    for assignment in (stage.item.assignment_id, uuid4()):
+    data = safetensors_bytes(uploader.tensors)
+    token = uploader.coordinator.worker_token("stranger")
+    for assignment in (uploader.item.assignment_id, uuid4()):
         with change_watcher.nothing_changes() as events:
-            answer = stage.put(data, token=token, assignment=assignment)
+            answer = uploader.put(data, token=token, assignment=assignment)
         assert answer.status_code == 404
         assert answer.json()["type"] == "urn:fedssl:problem:not-found"
         assert answer.json()["detail"] == (
@@ -326,19 +330,19 @@ def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(
 
 
 def test_the_sender_of_a_large_file_that_is_refused_at_its_header_gets_the_answer(
-    standing: Coordinator, change_watcher: ChangeWatcher, stage: Stage
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, uploader: Uploader
 ) -> None:
     """The server stops reading after the header. The answer must reach a client that is still sending."""
     wide = tiny_spec(
         model={"encoder": {"widths": [256, 1024]}, "projector": {"hidden_dims": [512], "out_dim": 256}},
         cohort={"clients": ["a"], "lease_seconds": 3600},
     )
-    with standing.worker("a") as worker:
-        run = standing.client.create_run(wide)
-        standing.advance(run.id)
-        standing.client.pause(stage.item.run_id)  # otherwise its lease would come first
+    with shared_coordinator.worker("a") as worker:
+        run = shared_coordinator.client.create_run(wide)
+        shared_coordinator.advance(run.id)
+        shared_coordinator.client.pause(uploader.item.run_id)  # otherwise its lease would come first
         item = worker.claim(0)
-        standing.client.resume(stage.item.run_id)
+        shared_coordinator.client.resume(uploader.item.run_id)
     assert item is not None
     assert item.run_id == run.id
     tensors = tensors_for(item.plan.update)
@@ -346,21 +350,21 @@ def test_the_sender_of_a_large_file_that_is_refused_at_its_header_gets_the_answe
     assert len(data) > 10_000_000
     for _ in range(5):
         with change_watcher.nothing_changes() as events:
-            answer = stage.put(data, assignment=item.assignment_id)
+            answer = uploader.put(data, assignment=item.assignment_id)
         assert answer.status_code == 422
         assert "not declared: x" in answer.json()["detail"]
         assert [event.run_id for event in events] == [run.id]
 
 
-def test_the_right_file_is_accepted_after_all_refusals(stage: Stage, change_watcher: ChangeWatcher) -> None:
-    data = safetensors_bytes(stage.tensors)
+def test_the_right_file_is_accepted_after_all_refusals(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    data = safetensors_bytes(uploader.tensors)
     last = change_watcher.tables.last_event()
-    assert stage.put(data).status_code == 201
+    assert uploader.put(data).status_code == 201
     with change_watcher.nothing_changes():
-        assert stage.put(data).status_code == 200  # repeated: it is already stored
+        assert uploader.put(data).status_code == 200  # repeated: it is already stored
     assert change_watcher.tables.events_after(last) == []
     known = change_watcher.tables.query("SELECT num_bytes FROM artifacts WHERE digest = %s", digest(data))
     assert known == [(len(data),)]
-    stored = stage.coordinator.store / digest(data)[:2] / digest(data)[2:4] / digest(data)
+    stored = uploader.coordinator.store / digest(data)[:2] / digest(data)[2:4] / digest(data)
     assert stored.read_bytes() == data
-    assert list((stage.coordinator.store / "incoming").iterdir()) == []
+    assert list((uploader.coordinator.store / "incoming").iterdir()) == []

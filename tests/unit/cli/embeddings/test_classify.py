@@ -30,7 +30,7 @@ def lines_of(path: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a working folder with an encoder and images of two classes. One image cannot be decoded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_classified_by_its_own_labels(here: Path) -> None:
+def test_a_folder_is_classified_by_its_own_labels(working_folder: Path) -> None:
     found = output_of(*FIT, "--out", "new/predictions.csv")
     lines = lines_of("new/predictions.csv")
     assert list(lines[0]) == ["path", "predicted", "p_a, b", "p_path"]
@@ -65,7 +65,7 @@ def test_a_folder_is_classified_by_its_own_labels(here: Path) -> None:
     assert found["classifier"]["per_class"][0] == {"name": "a, b", "num_images": 12, "num_held_out": 2, "num_right": 2}
 
 
-def test_a_saved_classifier_gives_the_same_bytes(here: Path) -> None:
+def test_a_saved_classifier_gives_the_same_bytes(working_folder: Path) -> None:
     result = fedssl(*FIT, "--save-head", "head.safetensors")
     assert result.exit_code == 0, result.output
     assert "left out path/broken.png" in result.stderr
@@ -75,7 +75,7 @@ def test_a_saved_classifier_gives_the_same_bytes(here: Path) -> None:
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
 
 
-def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
+def test_several_labels_per_image_come_from_a_csv_file(working_folder: Path) -> None:
     rows = [f"{path.relative_to('scans')}" for path in Path("scans").rglob("*.png")]
     cells = [[row, *("11" if row.startswith("a") else "01")] for row in rows]
     for number in range(0, len(cells), 4):
@@ -95,7 +95,7 @@ def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
         assert line["predicted"] == ";".join(name for name in ("red", "odd") if float(line[f"p_{name}"]) >= 0.5)
 
 
-def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(here: Path) -> None:
+def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(working_folder: Path) -> None:
     output_of(*FIT, "--save-head", "head.safetensors")
     shown = output_of("export", "run", "--to", "onnx", "--head", "head.safetensors")
     assert (shown["file"], shown["classes"]) == ("run/classifier.onnx", ["a, b", "path"])
@@ -119,7 +119,7 @@ def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(here: Path) -> No
 
 
 def test_the_script_in_the_documentation_gives_the_same_probabilities(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    working_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert script is not None
@@ -154,14 +154,16 @@ def test_the_script_in_the_documentation_gives_the_same_probabilities(
         (("export", "run", "--to", "timm", "--head", "head.safetensors"), "--to onnx"),
     ],
 )
-def test_impossible_requests_are_refused_with_advice(here: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_impossible_requests_are_refused_with_advice(
+    working_folder: Path, arguments: tuple[str, ...], words: str
+) -> None:
     Path("labels.csv").write_text("path,label\nelsewhere.png,a\n")
     np.savez("set.npz", images=np.zeros((4, 12, 12, 3), np.uint8))
     assert words in error_of(*arguments)
     assert not Path("predictions.csv").exists()
 
 
-def test_a_classifier_of_another_encoder_is_refused(here: Path) -> None:
+def test_a_classifier_of_another_encoder_is_refused(working_folder: Path) -> None:
     output_of(*FIT, "--save-head", "head.safetensors")
     Path("predictions.csv").unlink()
     write_encoder_folder(Path("run"), tiny_spec(data=DATA))
@@ -170,7 +172,7 @@ def test_a_classifier_of_another_encoder_is_refused(here: Path) -> None:
     assert not Path("predictions.csv").exists()
 
 
-def test_an_earlier_file_stays_if_no_image_can_be_classified(here: Path) -> None:
+def test_an_earlier_file_stays_if_no_image_can_be_classified(working_folder: Path) -> None:
     output_of(*FIT, "--save-head", "head.safetensors")
     before = Path("predictions.csv").read_bytes()
     Path("broken").mkdir()
