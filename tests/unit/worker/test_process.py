@@ -25,7 +25,7 @@ from fedssl_worker.main import app
 from fedssl_worker.settings import Settings, SettingsError, read_settings
 from support.waiting import wait_until
 
-from .conftest import Setting, make_spec, write_images
+from .conftest import WorkerHarness, make_spec, write_images
 from .coordinator import TOKEN, FakeCoordinator, Refusal
 
 
@@ -68,14 +68,14 @@ def terminate(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 @pytest.mark.full
 def test_a_worker_can_be_stopped_while_it_waits_and_while_it_trains(
-    coordinator: FakeCoordinator, setting: Setting
+    coordinator: FakeCoordinator, harness: WorkerHarness
 ) -> None:
-    folder = setting.folder / "worker"
+    folder = harness.folder / "worker"
     folder.mkdir()
     endless = make_spec(training={"batch_size": 8, "local_epochs": 10_000})
     with worker(coordinator, folder) as process:
         wait_until(lambda: coordinator.introductions, 60)
-        setting.offer(make_spec(), 1)
+        harness.offer(make_spec(), 1)
         wait_until(lambda: coordinator.submissions, 60)
         time.sleep(0.2)  # it waits for work again
         lines = [json.loads(line) for line in terminate(process, signal.SIGINT).splitlines()]
@@ -87,7 +87,7 @@ def test_a_worker_can_be_stopped_while_it_waits_and_while_it_trains(
     ]
     assert lines[2]["round"] == 1
     with worker(coordinator, folder) as process:
-        setting.offer(endless, 2)
+        harness.offer(endless, 2)
         wait_until(lambda: process.poll() or any(b.progress and b.progress.step for b in coordinator.heartbeats), 60)
         terminate(process, signal.SIGTERM)
     assert coordinator.leased is not None  # the lease stays for the worker that is started next

@@ -63,7 +63,7 @@ def _provider_setup(servers: Servers, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def provider_setup(_provider_setup: LyingSetup) -> LyingSetup:
-    """Return the place, with an honest provider that the coordinator has not contacted yet."""
+    """Return the coordinator and its provider, which is honest and which the coordinator has not contacted yet."""
     _provider_setup.liar.behave()
     openid.provider.cache_clear()
     return _provider_setup
