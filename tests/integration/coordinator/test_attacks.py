@@ -200,7 +200,7 @@ def test_no_other_token_can_access_an_upload(
     content, digest = _update(item)
     half = len(content) // 2
     with Tus(coordinator, coordinator.worker_token("a")) as own:
-        place = own.begun(len(content), digest, item.assignment_id)
+        place = own.begin(len(content), digest, item.assignment_id)
         assert own.send(place, content[:half], 0).status_code == 204
         others = (coordinator.worker_token("b"), coordinator.admin_token, coordinator.operator_token)
         for secret in others:
